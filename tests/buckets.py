@@ -1,0 +1,132 @@
+"""Key-value buckets on a real server, for tests: made and written with plain JetStream requests.
+
+Each function is one short connection of its own, in a loop of its own, so it can be called from a
+test, from a callback of Spark's and from a running event loop alike. Each write awaits its PubAck
+and returns the revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import nats
+from nats.aio.client import Client
+
+T = TypeVar("T")
+
+DEL = {"KV-Operation": "DEL"}
+PURGE = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+
+Message = tuple[str, bytes, dict[str, str] | None]
+"""A subject, a payload, headers."""
+
+_IN_FLIGHT = 500
+
+
+def bucket_config(name: str, history: int = 1, **config: Any) -> dict[str, Any]:
+    """The configuration of the stream ``KV_<name>`` as ADR-8 has it; ``config`` overrides."""
+    return {
+        "name": f"KV_{name}",
+        "subjects": [f"$KV.{name}.>"],
+        "max_msgs_per_subject": history,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "deny_delete": True,
+        **config,
+    }
+
+
+def create_bucket(url: str, name: str, history: int = 1, **config: Any) -> dict[str, Any]:
+    """Create the bucket ``name``; the server's answer (``config``, ``created``, ``state``)."""
+    wanted = bucket_config(name, history, **config)
+    return api(url, f"STREAM.CREATE.KV_{name}", wanted)
+
+
+def delete_bucket(url: str, name: str) -> None:
+    """Delete the bucket with all that is in it."""
+    api(url, f"STREAM.DELETE.KV_{name}")
+
+
+def stream_info(url: str, name: str) -> dict[str, Any]:
+    """``STREAM.INFO`` of the bucket's stream."""
+    return api(url, f"STREAM.INFO.KV_{name}")
+
+
+def stream_state(url: str, name: str) -> dict[str, Any]:
+    """``state`` of the bucket's stream: ``first_seq``, ``last_seq``, ``messages``, …"""
+    state: dict[str, Any] = stream_info(url, name)["state"]
+    return state
+
+
+def consumers(url: str, name: str) -> list[str]:
+    """The names of the consumers that the bucket's stream has now."""
+    return list(api(url, f"CONSUMER.NAMES.KV_{name}").get("consumers") or [])
+
+
+def put(url: str, name: str, key: str, value: bytes, headers: dict[str, str] | None = None) -> int:
+    """Put a value."""
+    return publish(url, [(f"$KV.{name}.{key}", value, headers)])[0]
+
+
+def delete(url: str, name: str, key: str) -> int:
+    """Write a DEL marker."""
+    return publish(url, [(f"$KV.{name}.{key}", b"", DEL)])[0]
+
+
+def purge(url: str, name: str, key: str) -> int:
+    """Write a PURGE marker, which rolls the key's earlier revisions up."""
+    return publish(url, [(f"$KV.{name}.{key}", b"", PURGE)])[0]
+
+
+def put_many(url: str, name: str, entries: Iterable[tuple[str, bytes]]) -> list[int]:
+    """Put many values in order, with many PubAcks awaited at once."""
+    return publish(url, ((f"$KV.{name}.{key}", value, None) for key, value in entries))
+
+
+def publish(url: str, messages: Iterable[Message]) -> list[int]:
+    """Publish messages in order; their stream sequences."""
+
+    async def work(client: Client) -> list[int]:
+        jetstream = client.jetstream()
+        sequences: list[int] = []
+        batch: list[Any] = []
+        for subject, payload, headers in messages:
+            batch.append(await jetstream.publish_async(subject, payload, headers=headers))
+            if len(batch) == _IN_FLIGHT:
+                sequences += [ack.seq for ack in await asyncio.gather(*batch)]
+                batch.clear()
+        return sequences + [ack.seq for ack in await asyncio.gather(*batch)]
+
+    return with_client(url, work)
+
+
+def api(url: str, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One JetStream API request; RuntimeError when the server answers with an error."""
+
+    async def work(client: Client) -> dict[str, Any]:
+        payload = json.dumps(request).encode() if request is not None else b""
+        answer = json.loads((await client.request(f"$JS.API.{subject}", payload, 10)).data)
+        if "error" in answer:
+            raise RuntimeError(f"{subject}: {answer['error']}")
+        return dict(answer)
+
+    return with_client(url, work)
+
+
+def with_client(url: str, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    """Run ``work`` with a connected client, in a thread and event loop of its own."""
+
+    async def whole() -> T:
+        client = await nats.connect(url)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, whole()).result()
