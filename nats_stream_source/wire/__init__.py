@@ -1,0 +1,1 @@
+"""Pure: bytes in, Arrow out; no I/O, no clock, no Spark, no nats-py."""

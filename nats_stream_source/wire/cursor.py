@@ -1,0 +1,213 @@
+"""The state machine of one ordered consumer over one range ``(start, end]``.
+
+An ordered consumer is a series of server-side consumers, each with a serial. The server numbers
+what it delivers to each: consumer sequences 1, 2, 3 and so on. As long as they arrive without a
+hole, nothing between two stream sequences was lost on the way. The cursor holds the last kept
+stream sequence (``position``), looks at every frame, and says what to do; the shell around it does
+the I/O. It never waits and never reads a clock.
+
+==========  =====================================================  =======  ========================
+state       input                                                  to       the shell shall
+==========  =====================================================  =======  ========================
+IDLE        created()                                              READING
+READING     deliver: consumer_seq is not the next one              IDLE     rebuild (GAP)
+READING     deliver: stream_seq <= position                        READING  skip the row
+READING     deliver: position < stream_seq <= end                  READING  keep the row
+READING     deliver: stream_seq >= end                             DONE     keep it if it is end
+READING     heartbeat: last_consumer is not ours                   IDLE     rebuild (GAP)
+READING     heartbeat: last_stream >= end                          DONE     finish
+READING     heartbeat: stalled, not answered yet                   READING  answer flow control
+READING     heartbeat: stalled though the answer arrived           IDLE     rebuild (STALLED)
+READING     flow control                                           READING  answer
+READING     lost(reason)                                           IDLE     rebuild (reason)
+IDLE, DONE  a frame of an earlier consumer                         same     ignore it
+==========  =====================================================  =======  ========================
+
+Why a row at or below ``position`` is skipped, not refused: a rebuilt ``last_per_subject`` consumer
+starts its list again, and nats-server 2.10 moves a start beyond its own end back to that end.
+
+Why ``last_stream >= end`` with our ``last_consumer`` is an end and ``pending == 0`` is not: the
+first says that this replica has looked at all sequences up to ``end`` and that we have all it
+found; the second may be said by a replica that has not received ``end`` yet (ADR-53; DESIGN 3.2,
+3.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nats_stream_source.errors import ProtocolError
+
+
+class State(Enum):
+    """Where the cursor stands."""
+
+    IDLE = "idle"
+    READING = "reading"
+    DONE = "done"
+
+
+class Rebuild(Enum):
+    """Why a consumer is given up for a new one."""
+
+    GAP = "gap"
+    MISSED_HEARTBEAT = "missed heartbeat"
+    CONSUMER_GONE = "consumer gone"
+    RECONNECTED = "reconnected"
+    STALLED = "stalled"
+    NO_ANSWER = "no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one input leads to.
+
+    Of the delivered messages, those from index ``first`` up to ``stop`` are rows; ``answer`` is the
+    subject to publish an empty message to (flow control), or None.
+    """
+
+    first: int = 0
+    stop: int = 0
+    answer: str | None = None
+
+
+_NOTHING = Step()
+
+
+class Cursor:
+    """One ordered consumer over ``(start, end]``.
+
+    Attributes:
+        position: the stream sequence up to which rows were kept; a rebuild goes on after it.
+        consumer_seq: the last consumer sequence of the current consumer.
+        seen_through: the last stream sequence that the server is known to have looked at.
+        kept: how many rows were kept.
+        rebuilds: the reasons of all rebuilds, in order.
+        fruitless: rebuilds since the last progress (a row kept, or ``seen_through`` moved on).
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        if not 0 <= start <= end:
+            raise ValueError(f"not a range: ({start}, {end}]")
+        self.start = start
+        self.end = end
+        self.position = start
+        self.consumer_seq = 0
+        self.seen_through = start
+        self.kept = 0
+        self.rebuilds: list[Rebuild] = []
+        self.fruitless = 0
+        self.state = State.DONE if start == end else State.IDLE
+        self._answered: str | None = None
+        self._answer_arrived = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Cursor ({self.start}, {self.end}] {self.state.value} at {self.position} "
+            f"consumer_seq={self.consumer_seq} kept={self.kept} rebuilds={len(self.rebuilds)}>"
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows of the range were delivered."""
+        return self.state is State.DONE
+
+    def created(self) -> None:
+        """A new consumer exists and will deliver from ``position`` on."""
+        if self.state is not State.IDLE:
+            raise RuntimeError(f"created() in {self!r}")
+        self.state = State.READING
+        self.consumer_seq = 0
+        self._answered = None
+        self._answer_arrived = False
+
+    def deliver(self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]) -> Step:
+        """Messages of the current consumer, in the order of arrival.
+
+        Args:
+            consumer_seq, stream_seq: the numbers of their ACK subjects, n each.
+
+        Raises:
+            ProtocolError: stream sequences that do not grow though consumer sequences do.
+        """
+        if self.state is not State.READING or not len(consumer_seq):
+            return _NOTHING
+        expected = np.arange(self.consumer_seq + 1, self.consumer_seq + 1 + len(consumer_seq))
+        gaps = np.flatnonzero(consumer_seq != expected)
+        sound = int(gaps[0]) if len(gaps) else len(consumer_seq)
+        if not sound:
+            self.lost(Rebuild.GAP)
+            return _NOTHING
+        stream_seq = stream_seq[:sound]
+        if (np.diff(stream_seq) <= 0).any():
+            raise ProtocolError("an ordered consumer's stream sequences went backwards")
+        last = int(stream_seq[-1])
+        first = int(np.searchsorted(stream_seq, self.position, side="right"))
+        stop = int(np.searchsorted(stream_seq, self.end, side="right"))
+        self.consumer_seq += sound
+        if stop > first:
+            self.kept += stop - first
+            self.position = int(stream_seq[stop - 1])
+        self._saw(last)
+        if last >= self.end:
+            self.state = State.DONE
+        elif sound < len(consumer_seq):
+            self.lost(Rebuild.GAP)
+        return Step(first, max(first, stop))
+
+    def heartbeat(self, last_consumer: int, last_stream: int, stalled: str | None) -> Step:
+        """An idle heartbeat: ``Nats-Last-Consumer``, ``-Stream`` and ``Nats-Consumer-Stalled``."""
+        if self.state is not State.READING:
+            return _NOTHING
+        if last_consumer != self.consumer_seq:
+            self.lost(Rebuild.GAP)
+            return _NOTHING
+        self._saw(last_stream)
+        if last_stream >= self.end:
+            self.state = State.DONE
+            return _NOTHING
+        if stalled is None:
+            return _NOTHING
+        if stalled != self._answered:
+            return self.flow_control(stalled)
+        if self._answer_arrived:
+            self.lost(Rebuild.STALLED)
+        return _NOTHING
+
+    def flow_control(self, reply: str) -> Step:
+        """The server waits for an empty message on ``reply`` before it sends more (ADR-15)."""
+        if self.state is not State.READING or reply == self._answered:
+            return _NOTHING
+        self._answered = reply
+        self._answer_arrived = False
+        return Step(answer=reply)
+
+    @property
+    def unconfirmed(self) -> str | None:
+        """The flow-control subject that was answered, while nobody knows that it arrived."""
+        return None if self._answer_arrived else self._answered
+
+    def confirmed(self, reply: str) -> None:
+        """A PING/PONG after the answer on ``reply``: heartbeats sent from now on know of it."""
+        if reply == self._answered:
+            self._answer_arrived = True
+
+    def lost(self, reason: Rebuild) -> None:
+        """The current consumer is of no use any more, or could not be created."""
+        if self.state is State.DONE:
+            return
+        self.state = State.IDLE
+        self.rebuilds.append(reason)
+        self.fruitless += 1
+
+    def _saw(self, stream_seq: int) -> None:
+        if stream_seq > self.seen_through:
+            self.seen_through = stream_seq
+            self.fruitless = 0
+            # Delivery went on: a stall that is reported later is another one.
+            self._answered = None if self._answer_arrived else self._answered
+            self._answer_arrived = False
