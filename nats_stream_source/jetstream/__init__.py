@@ -1,0 +1,1 @@
+"""The JetStream layer, over nats-py's connection: no Spark in here."""

@@ -1,0 +1,180 @@
+"""JetStream's request/reply API: stream info, messages at the leader, consumers.
+
+``STREAM.INFO`` and ``STREAM.MSG.GET`` are answered by the stream's leader, so what they say is the
+stream's present state (DESIGN 3.5); everything that decides anything asks them. Times are strings
+as the server writes them (RFC 3339, nanoseconds) or integers in nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import base64
+import calendar
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.errors import (
+    ApiError,
+    ConsumerNotFoundError,
+    JetStreamNotEnabledError,
+    MessageNotFoundError,
+    ProtocolError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.connection import Connection
+
+_BY_CODE: dict[int, type[ApiError]] = {
+    error.err_code: error
+    for error in (
+        JetStreamNotEnabledError,
+        StreamNotFoundError,
+        ConsumerNotFoundError,
+        MessageNotFoundError,
+    )
+    if error.err_code is not None
+}
+
+_RFC3339 = re.compile(
+    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))"
+)
+
+
+def nanoseconds(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time; ProtocolError when it is none."""
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise ProtocolError(f"not a time: {text!r}")
+    date, clock, fraction, sign, hours, minutes = match.groups()
+    seconds = calendar.timegm(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+    if sign:
+        shift = int(hours) * 3600 + int(minutes) * 60
+        seconds += shift if sign == "-" else -shift
+    return seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What ``STREAM.INFO`` says of a stream.
+
+    ``last_time`` is the time of the message at ``last_seq``, None when the stream never had one;
+    ``subjects`` is how many subjects have messages.
+    ``config`` is the server's own configuration object.
+    """
+
+    name: str
+    created: str
+    first_seq: int
+    last_seq: int
+    last_time: str | None
+    messages: int
+    subjects: int
+    config: dict[str, Any]
+
+    @classmethod
+    def parse(cls, answer: dict[str, Any]) -> StreamInfo:
+        """From the API's JSON object."""
+        state = answer["state"]
+        return cls(
+            name=answer["config"]["name"],
+            created=answer["created"],
+            first_seq=state["first_seq"],
+            last_seq=state["last_seq"],
+            last_time=state["last_ts"] if state["last_seq"] else None,
+            messages=state["messages"],
+            subjects=state.get("num_subjects", 0),
+            config=answer["config"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as ``STREAM.MSG.GET`` returns it; ``time`` as the server writes it."""
+
+    subject: str
+    seq: int
+    time: str
+    data: bytes
+    headers: bytes
+
+
+class JetStream:
+    """JetStream API calls over one connection.
+
+    All methods raise ``RequestTimeoutError``, ``PermissionDeniedError``,
+    ``JetStreamNotEnabledError`` and, for an error without a class of its own, ``ApiError`` with
+    the server's codes.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def call(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One API request below the connection's API prefix; the answer's JSON object."""
+        full = f"{self.connection.settings.api_prefix}.{subject}"
+        payload = json.dumps(request).encode() if request is not None else b""
+        message = await self.connection.request(full, payload)
+        try:
+            answer = json.loads(message.data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ProtocolError(f"the answer on {full!r} is not a JSON object")
+        if error := answer.get("error"):
+            raise _error(subject, error)
+        return answer
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        """State and configuration of a stream; StreamNotFoundError when there is none."""
+        return StreamInfo.parse(await self.call(f"STREAM.INFO.{stream}"))
+
+    async def message(
+        self,
+        stream: str,
+        *,
+        seq: int | None = None,
+        next_by_subj: str | None = None,
+        last_by_subj: str | None = None,
+    ) -> StoredMessage | None:
+        """The leader's message at ``seq``, the next from there or the last of a subject; or None.
+
+        ``next_by_subj`` and ``last_by_subj`` may have wildcards.
+        """
+        request: dict[str, Any] = {}
+        if seq is not None:
+            request["seq"] = seq
+        if next_by_subj is not None:
+            request["next_by_subj"] = next_by_subj
+        if last_by_subj is not None:
+            request["last_by_subj"] = last_by_subj
+        try:
+            answer = await self.call(f"STREAM.MSG.GET.{stream}", request)
+        except MessageNotFoundError:
+            return None
+        message = answer["message"]
+        return StoredMessage(
+            subject=message["subject"],
+            seq=message["seq"],
+            time=message["time"],
+            data=base64.b64decode(message.get("data", "")),
+            headers=base64.b64decode(message.get("hdrs", "")),
+        )
+
+    async def create_consumer(self, stream: str, name: str, config: dict[str, Any]) -> int:
+        """Create a consumer under a new name; its ``num_pending`` at creation."""
+        subject = f"CONSUMER.CREATE.{stream}.{name}"
+        if config.get("filter_subject"):
+            subject += f".{config['filter_subject']}"
+        request = {"stream_name": stream, "config": {"name": name, **config}, "action": "create"}
+        return int((await self.call(subject, request))["num_pending"])
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        """Delete a consumer; ConsumerNotFoundError when there is none."""
+        await self.call(f"CONSUMER.DELETE.{stream}.{name}")
+
+
+def _error(subject: str, error: dict[str, Any]) -> ApiError:
+    code, err_code = error.get("code"), error.get("err_code")
+    text = f"{subject}: {error.get('description')} (code {code}, err_code {err_code})"
+    return _BY_CODE.get(err_code or 0, ApiError)(text, code, err_code)

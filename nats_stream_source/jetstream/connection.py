@@ -1,0 +1,290 @@
+"""A connection to NATS: how to make one, whether it lives, and requests that fail with a reason.
+
+nats-py does the work. What this module adds: one deadline for the whole of connecting, errors that
+name the option to change, permission violations (which the server reports apart from the request)
+joined to the request that met them, and a liveness check that is a PING/PONG and not a flag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from nats_stream_source.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    ConnectError,
+    JetStreamNotEnabledError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+)
+from nats_stream_source.jetstream.bridge import Inbox, open_inbox, tapped_client
+from nats_stream_source.jetstream.subjects import DEFAULT_API_PREFIX
+
+T = TypeVar("T")
+
+_RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
+_DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Where the servers are and who asks. Hashable; secrets stay out of the ``repr``.
+
+    Attributes:
+        servers: URLs, ``nats://host:port``; a URL may carry ``user:password@``.
+        api_prefix: of all JetStream API subjects (ADR-19), see ``subjects.api_prefix``.
+        inbox_prefix: of the subjects that this client subscribes to.
+        consumer_prefix: of the names of the consumers that it creates.
+        connect_timeout, request_timeout: seconds.
+    """
+
+    servers: tuple[str, ...] = field(repr=False)
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    api_prefix: str = DEFAULT_API_PREFIX
+    inbox_prefix: str = "_INBOX"
+    consumer_prefix: str = "spark"
+    connect_timeout: float = 10.0
+    request_timeout: float = 5.0
+
+    @property
+    def places(self) -> str:
+        """The servers without user, password or token, for messages."""
+        return ", ".join(_place(url) for url in self.servers)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound = False
+    if not sound or parts.scheme not in ("nats", "tls", "ws", "wss"):
+        raise ConfigurationError(
+            f"option 'servers': {_place(url)!r} is not an address like nats://host:4222"
+        )
+
+
+def _place(url: str) -> str:
+    # Not through urlsplit's user and password: the url may be one that it cannot read.
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme or 'nats'}://{rest.rpartition('@')[2]}"
+
+
+class Connection:
+    """One connection, its JetStream API prefix and its time limits.
+
+    Attributes:
+        client: nats-py's client.
+        settings: what it was made from.
+        reconnects: how often it was lost and made again.
+        online: set while there is a connection.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self.client: Client = tapped_client()
+        self.reconnects = 0
+        self.online = asyncio.Event()
+        self._offline = asyncio.Event()
+        self._connecting = False
+        self._trouble: Exception | None = None
+        self._refused: asyncio.Future[None] | None = None
+        self._denied: set[str] = set()
+        self._denial = asyncio.Event()
+        self._inboxes: list[Inbox] = []
+
+    def __repr__(self) -> str:
+        state = "connected" if self.client.is_connected else "not connected"
+        return f"<Connection {self.settings.places} {state} reconnects={self.reconnects}>"
+
+    @classmethod
+    async def open(cls, settings: ConnectionSettings) -> Connection:
+        """Connect within ``connect_timeout``.
+
+        Raises:
+            AuthorizationError: the server refused the credentials.
+            ConnectError: no server answered in time; with the last reason.
+        """
+        connection = cls(settings)
+        connection._refused = asyncio.get_running_loop().create_future()
+        attempt = asyncio.create_task(connection._connect())
+        try:
+            await asyncio.wait(
+                {attempt, connection._refused},
+                timeout=settings.connect_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if connection._refused.done():
+                raise AuthorizationError(
+                    f"{settings.places} refused the credentials: check the options 'user', "
+                    f"'password' and 'token'"
+                )
+            if not attempt.done():
+                reason = f": {connection._trouble}" if connection._trouble else ""
+                raise ConnectError(
+                    f"no connection to {settings.places} within {settings.connect_timeout:g} s "
+                    f"(option 'connectTimeout'){reason}"
+                )
+            attempt.result()
+            connection.online.set()
+        except BaseException:
+            attempt.cancel()
+            await asyncio.gather(attempt, return_exceptions=True)
+            await connection.close()
+            raise
+        finally:
+            connection._refused.cancel()
+        return connection
+
+    async def _connect(self) -> None:
+        settings = self.settings
+        for url in settings.servers:
+            _check_url(url)
+        self._connecting = True
+        try:
+            await self.client.connect(
+                servers=list(settings.servers),
+                user=settings.user,
+                password=settings.password,
+                token=settings.token,
+                name="nats-stream-source",
+                inbox_prefix=settings.inbox_prefix,
+                connect_timeout=settings.connect_timeout,  # type: ignore[arg-type]
+                reconnect_time_wait=_RECONNECT_WAIT,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+            )
+        except nats.errors.Error as error:
+            raise ConnectError(f"no connection to {settings.places}: {error}") from error
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error).lower()
+        self._trouble = error
+        if "authorization violation" in text and self._refused and not self._refused.done():
+            self._refused.set_result(None)
+        if denied := _DENIED.search(text):
+            self._denied.add(denied[1])
+            self._denial.set()
+
+    async def _on_disconnect(self) -> None:
+        self.online.clear()
+        self._offline.set()
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    async def _on_reconnect(self) -> None:
+        self.reconnects += 1
+        self._offline.clear()
+        self.online.set()
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    async def alive(self, timeout: float) -> bool:
+        """Whether a PING is answered within ``timeout`` seconds.
+
+        The PING overtakes what nats-py has buffered and not written yet. After False the
+        connection must be closed: nats-py's read loop does not survive the PONG of a PING that
+        was given up.
+        """
+        ping = asyncio.ensure_future(self.client.rtt(timeout))  # type: ignore[arg-type]
+        # nats-py forgets the PINGs under way when it reconnects: no reason to wait for their PONGs.
+        offline = asyncio.ensure_future(self._offline.wait())
+        try:
+            await asyncio.wait({ping, offline}, return_when=asyncio.FIRST_COMPLETED)
+            if not ping.done():
+                return False
+            ping.result()
+        except (nats.errors.Error, OSError, AttributeError, AssertionError):
+            # The last two: nats-py has no transport between two attempts to reconnect.
+            return False
+        finally:
+            for task in (ping, offline):
+                task.cancel()
+            await asyncio.gather(ping, offline, return_exceptions=True)
+        return True
+
+    async def close(self) -> None:
+        """Close the connection for good; safe to call again, also where it never was open."""
+        if self._connecting:
+            await self.client.close()
+
+    async def inbox(self, subject: str) -> Inbox:
+        """A tapped subscription; the caller closes it with :meth:`release`."""
+        inbox = await open_inbox(self.client, subject)
+        self._inboxes.append(inbox)
+        return inbox
+
+    async def release(self, inbox: Inbox) -> None:
+        """End a tapped subscription."""
+        if inbox in self._inboxes:
+            self._inboxes.remove(inbox)
+        if not self.client.is_closed:
+            await inbox.close()
+
+    async def request(self, subject: str, payload: bytes = b"") -> Msg:
+        """Ask and wait for one answer, at most ``request_timeout`` seconds.
+
+        Raises:
+            PermissionDeniedError: the user may not publish to ``subject`` or has no inbox.
+            JetStreamNotEnabledError: nobody listens on an API subject.
+            RequestTimeoutError: no answer in time.
+        """
+        return await self.until_denied(
+            subject, lambda: self.client.request(subject, payload, self.settings.request_timeout)
+        )
+
+    async def until_denied(self, subject: str, action: Callable[[], Awaitable[T]]) -> T:
+        """Run ``action``; end it early when the server denies ``subject`` or an inbox."""
+        self._denied.discard(subject.lower())
+        attempt = asyncio.ensure_future(action())
+        try:
+            while True:
+                self._denial.clear()
+                if denied := self._denied_of(subject):
+                    raise PermissionDeniedError(
+                        f"the user may not use the subject {denied!r}: add it to the user's "
+                        f"permissions, or change the option 'inboxPrefix' or 'apiPrefix'"
+                    )
+                denial = asyncio.ensure_future(self._denial.wait())
+                try:
+                    await asyncio.wait({attempt, denial}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    denial.cancel()
+                if attempt.done():
+                    return attempt.result()
+        except nats.errors.NoRespondersError as error:
+            raise JetStreamNotEnabledError(
+                f"nobody answers on {subject!r}: JetStream is off for this account or server, or "
+                f"the options 'domain' and 'apiPrefix' do not lead to it"
+            ) from error
+        except nats.errors.TimeoutError as error:
+            raise RequestTimeoutError(
+                f"{self.settings.places} did not answer on {subject!r} within "
+                f"{self.settings.request_timeout:g} s (option 'requestTimeout')"
+            ) from error
+        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
+            raise ConnectError(f"the connection to {self.settings.places} is closed") from error
+        finally:
+            if not attempt.done():
+                attempt.cancel()
+                await asyncio.gather(attempt, return_exceptions=True)
+
+    def _denied_of(self, subject: str) -> str | None:
+        inboxes = self.settings.inbox_prefix.lower() + "."
+        for denied in self._denied:
+            if denied == subject.lower() or denied.startswith(inboxes):
+                return denied
+        return None

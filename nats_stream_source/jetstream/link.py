@@ -1,0 +1,62 @@
+"""A connection that is kept between uses and replaced when it is dead.
+
+A Spark task uses a connection for seconds, then its process sleeps for minutes with nobody running
+the event loop: the server may have closed it meanwhile, and nats-py would not know. So a kept
+connection is used only after a PING was answered, and nats-py is given time to reconnect by itself
+(it knows the servers that the cluster announced) before a new connection is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
+
+_PING_DEADLINE = 2.0  # seconds
+_FRESH = 1.0  # seconds after a use in which no PING is needed
+
+
+class Link:
+    """At most one open connection to what ``settings`` name."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self._connection: Connection | None = None
+        self._used = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Link {self._connection or self.settings.places}>"
+
+    async def connection(self, *, fresh: float = _FRESH) -> Connection:
+        """A live connection: the kept one if it answers, else a new one.
+
+        Args:
+            fresh: seconds since the last call within which the kept one is not asked again.
+
+        Raises:
+            ConnectError, AuthorizationError: as :meth:`Connection.open`.
+        """
+        now = asyncio.get_running_loop().time()
+        kept = self._connection
+        if kept is not None and not await self._lives(kept, now - self._used < fresh):
+            await self.drop()
+            kept = None
+        if kept is None:
+            kept = self._connection = await Connection.open(self.settings)
+        self._used = now
+        return kept
+
+    async def _lives(self, kept: Connection, fresh: bool) -> bool:
+        if kept.client.is_connected and fresh:
+            return True
+        if kept.client.is_reconnecting:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(kept.online.wait(), self.settings.connect_timeout)
+        return kept.client.is_connected and await kept.alive(_PING_DEADLINE)
+
+    async def drop(self) -> None:
+        """Close the kept connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,397 @@
+"""An ordered consumer over one range: the async shell around ``wire.cursor``.
+
+The subscribe workflow (ADR-15), run anew for every range: subscribe to a fresh inbox, create an
+ephemeral push consumer with flow control and idle heartbeats, feed every frame to the cursor, do
+what it says, delete the consumer. Whenever the cursor gives a consumer up (a gap, missed
+heartbeats, a reconnect, …) the next one starts after the last kept row. Frames of an earlier
+consumer cannot be mixed up: each consumer has an inbox of its own.
+
+How it waits. Messages and heartbeats arrive through an :class:`Inbox`. Only the time spent waiting
+for it is counted; while Spark does not ask for more, no event loop runs and no clock ticks. When
+nothing came for three heartbeat intervals, a PING/PONG tells a slow server from a lost consumer:
+what was sent before the PONG has arrived with it, and only then silence is judged.
+
+How it ends. Either the cursor is done, or an error is raised: too many rebuilds without progress
+(ConsumerLostError), a replica that does not reach ``end`` (MinLastSequenceError), a stream that is
+not the planned one any more (DataLossError), no server (ConnectError). In every case the consumer
+is deleted and the subscription ended, and a PING/PONG makes sure that nothing of it is still under
+way on the connection; where that fails, the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+import numpy as np
+
+from nats_stream_source.errors import (
+    ApiError,
+    ConsumerLostError,
+    ConsumerNotFoundError,
+    DataLossError,
+    MinLastSequenceError,
+    NatsSourceError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.bridge import Inbox
+from nats_stream_source.jetstream.connection import Connection
+from nats_stream_source.jetstream.link import Link
+from nats_stream_source.wire.columns import ack_tokens, is_delivery
+from nats_stream_source.wire.cursor import Cursor, Rebuild, State, Step
+from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.headers import parse_headers
+
+log = logging.getLogger(__name__)
+
+_PONG_DEADLINE = 2.0  # seconds; a server that does not answer for so long is taken for lost
+_FIRST_PAUSE = 0.02  # seconds before a rebuild that follows a fruitless one; doubles up to …
+_LONGEST_PAUSE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """What one ordered consumer shall deliver: the messages in ``(start, end]``.
+
+    Attributes:
+        stream: the stream's name; ``created``: its creation time, which pins its identity.
+        filters: subjects, not overlapping; none for the whole stream.
+        last_per_subject: deliver only the last message of each subject (then ``start`` is 0).
+        headers_only: leave payloads out.
+        batch_rows, batch_bytes: the most that one yielded ``Frames`` holds.
+        heartbeat: seconds between idle heartbeats; at least 0.1.
+        catch_up: seconds to wait, in all, for a replica that does not move on towards ``end``.
+        attempts: consumers in a row that may be lost without any progress.
+    """
+
+    stream: str
+    created: str
+    start: int
+    end: int
+    filters: tuple[str, ...] = ()
+    last_per_subject: bool = False
+    headers_only: bool = False
+    batch_rows: int = 8192
+    batch_bytes: int = 8 << 20
+    heartbeat: float = 0.5
+    catch_up: float = 30.0
+    attempts: int = 10
+
+
+class OrderedReader:
+    """Reads one range. ``cursor`` shows how far it is and why consumers were rebuilt."""
+
+    def __init__(self, link: Link, request: RangeRequest) -> None:
+        self.request = request
+        self.cursor = Cursor(request.start, request.end)
+        self._link = link
+        self._name = f"{link.settings.consumer_prefix}-{uuid.uuid4().hex[:16]}"
+        self._serial = 0
+        self._connection: Connection | None = None
+        self._inbox: Inbox | None = None
+        self._reconnects = 0
+        self._flow_control = True
+        self._stalled = False
+        self._waited = 0.0
+        self._kept: list[Frames] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
+
+    async def batches(self) -> AsyncIterator[Frames]:
+        """Yield the range's messages in order, without a gap or a duplicate, batch by batch."""
+        cursor = self.cursor
+        try:
+            while not cursor.done:
+                if cursor.state is State.IDLE:
+                    await self._retire()
+                    await self._build()
+                elif arrived := self._take():
+                    await self._feed(arrived)
+                elif self._lost_connection():
+                    cursor.lost(Rebuild.RECONNECTED)
+                else:
+                    await self._wait()
+                while (batch := self._full_batch()) is not None:
+                    yield batch
+        finally:
+            await self._leave()
+        while (batch := self._full_batch(last=True)) is not None:
+            yield batch
+        log.debug("read %s of %s", cursor, self.request.stream)
+
+    # -- the consumer ---------------------------------------------------------------------------
+
+    def _config(self, deliver_subject: str) -> dict[str, Any]:
+        request = self.request
+        config: dict[str, Any] = {
+            "deliver_subject": deliver_subject,
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "idle_heartbeat": int(request.heartbeat * 1e9),
+            "inactive_threshold": 60_000_000_000,
+        }
+        if request.last_per_subject:
+            config["deliver_policy"] = "last_per_subject"
+        else:
+            config["deliver_policy"] = "by_start_sequence"
+            config["opt_start_seq"] = self.cursor.position + 1
+        if self._flow_control:
+            config["flow_control"] = True
+        if request.headers_only:
+            config["headers_only"] = True
+        if len(request.filters) == 1:
+            config["filter_subject"] = request.filters[0]
+        elif request.filters:
+            config["filter_subjects"] = list(request.filters)
+        return config
+
+    @property
+    def _consumer(self) -> str:
+        return f"{self._name}-{self._serial}"
+
+    async def _build(self) -> None:
+        """One attempt to have a consumer that delivers from the cursor's position on."""
+        cursor, request = self.cursor, self.request
+        if cursor.fruitless > request.attempts:
+            reasons = ", ".join(reason.value for reason in cursor.rebuilds[-cursor.fruitless :])
+            raise ConsumerLostError(
+                f"reading {request.stream} stopped at sequence {cursor.position} of {request.end}: "
+                f"{cursor.fruitless} consumers in a row were lost without progress ({reasons})"
+            )
+        if cursor.fruitless > 1:
+            await asyncio.sleep(min(_FIRST_PAUSE * 2**cursor.fruitless, _LONGEST_PAUSE))
+        # A rebuild has a reason to doubt the connection, so it is asked whether it lives.
+        connection = await self._link.connection(fresh=0.0 if cursor.rebuilds else 1.0)
+        jetstream = JetStream(connection)
+        self._connection = connection
+        self._reconnects = connection.reconnects
+        self._serial += 1
+        self._stalled = False
+        subject = connection.client.new_inbox()
+        try:
+            if cursor.rebuilds:
+                await self._check_stream(jetstream)
+            self._inbox = await connection.inbox(subject)
+            await jetstream.create_consumer(request.stream, self._consumer, self._config(subject))
+        except (StreamNotFoundError, DataLossError):
+            raise
+        except (RequestTimeoutError, ApiError) as error:
+            if isinstance(error, ApiError) and error.code is not None and error.code < 500:
+                raise
+            # A server that starts, or a stream without a leader, answers so for a while.
+            log.warning("%s: no consumer yet: %s", request.stream, error)
+            cursor.lost(Rebuild.NO_ANSWER)
+            return
+        cursor.created()
+
+    async def _check_stream(self, jetstream: JetStream) -> None:
+        request = self.request
+        info = await jetstream.stream_info(request.stream)
+        if info.created != request.created:
+            raise DataLossError(
+                f"stream {request.stream} was deleted and made again while it was read: created "
+                f"{info.created}, planned {request.created}. The option failOnDataLoss=false goes "
+                f"on with the new stream after a restart of the query"
+            )
+        if info.last_seq < request.end:
+            raise DataLossError(
+                f"stream {request.stream} was set back to sequence {info.last_seq} while a range "
+                f"up to {request.end} was read. The option failOnDataLoss=false goes on from there "
+                f"after a restart of the query"
+            )
+
+    async def _retire(self) -> None:
+        """End what is left of a consumer that the cursor has given up."""
+        connection = self._connection
+        if connection is None or not self.cursor.rebuilds:
+            return
+        reason = self.cursor.rebuilds[-1]
+        log.warning("%s: consumer rebuilt: %s; %r", self.request.stream, reason.value, self.cursor)
+        if reason is Rebuild.STALLED:
+            self._flow_control = False
+            log.warning(
+                "%s: flow-control answers do not reach the server, so the next consumer does "
+                "without; an account import of JetStream needs one of '$JS.FC.>' as well",
+                self.request.stream,
+            )
+        await self._drop_inbox()
+        if connection.client.is_connected:
+            try:
+                await asyncio.wait_for(self._delete(connection), _PONG_DEADLINE)
+            except (asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
+                log.debug("%s: %s is left to its threshold", self.request.stream, self._consumer)
+
+    async def _delete(self, connection: Connection) -> None:
+        # Gone already is what is wanted.
+        with contextlib.suppress(ConsumerNotFoundError, StreamNotFoundError):
+            await JetStream(connection).delete_consumer(self.request.stream, self._consumer)
+
+    async def _drop_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None and self._connection is not None:
+            await self._connection.release(inbox)
+
+    async def _leave(self) -> None:
+        """Leave nothing behind: neither on the server nor under way to the next user."""
+        connection, had_consumer = self._connection, self._inbox is not None
+        if connection is None or not had_consumer:
+            return
+        try:
+            await self._drop_inbox()
+            await self._delete(connection)
+            clean = await connection.alive(_PONG_DEADLINE)
+        except (NatsSourceError, nats.errors.Error, OSError) as error:
+            log.warning(
+                "%s: the connection is closed, since its consumer could not be deleted: %s",
+                self.request.stream,
+                error,
+            )
+            clean = False
+        if not clean:
+            await self._link.drop()
+
+    # -- frames ---------------------------------------------------------------------------------
+
+    async def _feed(self, arrived: list[Frames]) -> None:
+        before = self.cursor.seen_through
+        for frames in arrived:
+            begin = 0
+            for status in np.flatnonzero(~is_delivery(frames)).tolist():
+                self._deliver(frames.select(slice(begin, status)))
+                await self._status(frames, status)
+                begin = status + 1
+            self._deliver(frames.select(slice(begin, len(frames))))
+        if self.cursor.seen_through > before:
+            self._waited = 0.0
+
+    def _deliver(self, frames: Frames) -> None:
+        if not len(frames):
+            return
+        tokens = ack_tokens(frames)
+        step = self.cursor.deliver(tokens.consumer_seq, tokens.stream_seq)
+        if step.stop > step.first:
+            kept = frames.select(slice(step.first, step.stop))
+            self._kept.append(kept)
+            self._rows += len(kept)
+            self._bytes += kept.nbytes
+
+    async def _status(self, frames: Frames, i: int) -> None:
+        """A message that is no delivery: the consumer's status messages (ADR-15)."""
+        headers = parse_headers(frames.header(i)) if len(frames.header(i)) else None
+        status = headers.status if headers else None
+        if headers is None or status is None:
+            log.warning("%s: a message that is no delivery was ignored", self.request.stream)
+            return
+        if status != 100:
+            log.warning("%s: status %s %s", self.request.stream, status, headers.description)
+            self.cursor.lost(Rebuild.CONSUMER_GONE)
+            return
+        if reply := frames.reply(i):
+            await self._answer(self.cursor.flow_control(reply.decode()))
+            return
+        stalled = headers.get("Nats-Consumer-Stalled")
+        self._stalled = stalled is not None
+        await self._answer(
+            self.cursor.heartbeat(
+                int(headers.get("Nats-Last-Consumer") or 0),
+                int(headers.get("Nats-Last-Stream") or 0),
+                stalled,
+            )
+        )
+
+    async def _answer(self, step: Step) -> None:
+        if step.answer is None or self._connection is None:
+            return
+        await self._connection.client.publish(step.answer)
+        # Two turns, in which nats-py's flusher writes: if Spark pauses us now, no loop runs, and
+        # an answer that waits in a buffer would stall the server.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def _lost_connection(self) -> bool:
+        connection = self._connection
+        return connection is None or (
+            connection.reconnects != self._reconnects or not connection.client.is_connected
+        )
+
+    async def _wait(self) -> None:
+        inbox, connection = self._inbox, self._connection
+        assert inbox is not None
+        assert connection is not None
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        silent = not await inbox.wait(3 * self.request.heartbeat)
+        self._waited += loop.time() - began
+        if silent or (self._stalled and self.cursor.unconfirmed):
+            await self._look_closer(inbox, connection, silent)
+        if self._waited > self.request.catch_up:
+            await self._give_up_waiting(connection)
+
+    async def _look_closer(self, inbox: Inbox, connection: Connection, silent: bool) -> None:
+        """PING/PONG: all that was sent before the PONG is here when it is."""
+        answered = self.cursor.unconfirmed
+        if not await connection.alive(_PONG_DEADLINE):
+            self.cursor.lost(Rebuild.RECONNECTED)
+            await self._link.drop()
+            return
+        arrived = inbox.take()
+        await self._feed(arrived)
+        if answered is not None:
+            self.cursor.confirmed(answered)
+        if silent and not arrived:
+            self.cursor.lost(Rebuild.MISSED_HEARTBEAT)
+
+    async def _give_up_waiting(self, connection: Connection) -> None:
+        request, seen = self.request, self.cursor.seen_through
+        await self._check_stream(JetStream(connection))
+        raise MinLastSequenceError(
+            f"min last sequence: what delivers {request.stream} has reached {seen}, not "
+            f"{request.end}, and did not move on for {request.catch_up:g} s: a replica or mirror "
+            f"lags (412, 10180)"
+        )
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def _full_batch(self, *, last: bool = False) -> Frames | None:
+        """Take one batch off what was kept; None while it is not full (or, ``last``, empty)."""
+        most_rows, most_bytes = self.request.batch_rows, self.request.batch_bytes
+        full = self._rows >= most_rows or self._bytes >= most_bytes
+        if not full and not (last and self._rows):
+            return None
+        batch: list[Frames] = []
+        rows = size = 0
+        while self._kept and rows < most_rows and size < most_bytes:
+            frames = self._kept.pop(0)
+            sizes = size + np.cumsum(frames.stop - frames.begin)
+            fitting = int(np.searchsorted(sizes, most_bytes, side="right"))
+            # A message larger than the limit is a batch of its own.
+            fitting = max(min(fitting, most_rows - rows), 0 if rows else 1)
+            if fitting < len(frames):
+                self._kept.insert(0, frames.select(slice(fitting, len(frames))))
+                frames = frames.select(slice(0, fitting))
+            if not len(frames):
+                break
+            batch.append(frames)
+            rows += len(frames)
+            size = int(sizes[fitting - 1])
+        self._rows -= rows
+        self._bytes -= size
+        return Frames.join(batch)
+
+    def _take(self) -> list[Frames]:
+        return self._inbox.take() if self._inbox is not None else []

@@ -1,0 +1,105 @@
+"""Names and subjects: ADR-8's rules for buckets, keys and filters, ADR-19's API prefixes.
+
+A bucket ``fleet`` is the stream ``KV_fleet`` with the subjects ``$KV.fleet.<key>``. A filter is a
+key in which whole tokens may be wildcards: ``*`` for one token, ``>`` at the end for the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nats_stream_source.errors import ConfigurationError, InvalidNameError
+
+DEFAULT_API_PREFIX = "$JS.API"
+
+_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
+_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+
+
+def check_bucket(bucket: str) -> str:
+    """Return ``bucket`` if ADR-8 allows it as a name; raise InvalidNameError otherwise."""
+    if not _BUCKET.fullmatch(bucket):
+        raise InvalidNameError(
+            f"{bucket!r} is not a bucket name: letters, digits, '_' and '-' only (ADR-8)"
+        )
+    return bucket
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if ADR-8 allows it; raise InvalidNameError otherwise.
+
+    Beyond ADR-8's pattern, two dots in a row are refused: the server has no empty tokens.
+    """
+    if not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
+        raise InvalidNameError(
+            f"{key!r} is not a key: letters, digits and '-/_=.' only, not starting or ending "
+            f"with '.', no '..' (ADR-8)"
+        )
+    return key
+
+
+def check_filter(pattern: str) -> str:
+    """Return ``pattern`` if it is a key or a key with wildcard tokens; InvalidNameError if not."""
+    tokens = pattern.split(".")
+    for index, token in enumerate(tokens):
+        if token == "*" or (token == ">" and index == len(tokens) - 1):
+            continue
+        if not token or "*" in token or ">" in token or not _KEY.fullmatch(token):
+            raise InvalidNameError(
+                f"{pattern!r} is not a key filter: a key (ADR-8) whose tokens may be '*', "
+                f"and the last one '>'"
+            )
+    return pattern
+
+
+def stream_of(bucket: str) -> str:
+    """The name of the bucket's stream."""
+    return f"KV_{check_bucket(bucket)}"
+
+
+def key_subject(bucket: str, key: str) -> str:
+    """The stream's subject for a key or key filter."""
+    return f"$KV.{bucket}.{key}"
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a subject exists that both filters match."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if a == ">" or b == ">":
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+def check_filters(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the filters if each is valid and no two overlap, as one consumer needs them.
+
+    Raises:
+        InvalidNameError: one is no filter.
+        ConfigurationError: two overlap; the server refuses such a consumer (10138).
+    """
+    checked = tuple(check_filter(pattern) for pattern in patterns)
+    for index, one in enumerate(checked):
+        for other in checked[:index]:
+            if overlap(one, other):
+                raise ConfigurationError(
+                    f"the key filters {other!r} and {one!r} overlap: a key that matches both "
+                    f"would be read twice; keep the wider one in the option 'keys'"
+                )
+    return checked
+
+
+def api_prefix(prefix: str | None = None, domain: str | None = None) -> str:
+    """The prefix of all API subjects: ``$JS.API``, a domain's, or an account import's (ADR-19)."""
+    if prefix and domain:
+        raise ConfigurationError("options 'apiPrefix' and 'domain' exclude each other")
+    chosen = prefix.rstrip(".") if prefix else f"$JS.{domain}.API" if domain else DEFAULT_API_PREFIX
+    tokens = chosen.split(".")
+    if any(not token or set(token) & set("*> \t\r\n") for token in tokens):
+        raise ConfigurationError(
+            f"{chosen!r} cannot be an API prefix: see options 'apiPrefix' and 'domain'"
+        )
+    return chosen

@@ -1,0 +1,214 @@
+"""Connecting and asking: every failure is named, in time, without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    ConnectError,
+    JetStreamNotEnabledError,
+    NatsSourceError,
+    PermissionDeniedError,
+    ProtocolError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream, nanoseconds
+from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
+from nats_stream_source.jetstream.link import Link
+
+
+def settings(url: str, **more: Any) -> ConnectionSettings:
+    more = {"connect_timeout": 1.0, "request_timeout": 1.0, **more}
+    return ConnectionSettings(servers=(url,), **more)
+
+
+def info_of(url: str, stream: str = "none", **more: Any) -> Any:
+    async def work() -> Any:
+        connection = await Connection.open(settings(url, **more))
+        try:
+            return await JetStream(connection).stream_info(stream)
+        finally:
+            await connection.close()
+
+    return asyncio.run(work())
+
+
+def test_nobody_listens() -> None:
+    port = free_port()
+    with pytest.raises(ConnectError, match=r"within 1 s \(option 'connectTimeout'\).*failed"):
+        info_of(f"nats://127.0.0.1:{port}")
+
+
+def test_somebody_listens_and_never_answers() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        with pytest.raises(ConnectError, match="option 'connectTimeout'"):
+            info_of(f"nats://127.0.0.1:{mute.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://127.0.0.1:notaport", "http://127.0.0.1:4222", "nats://", "nats://:4222", "me:x@"]
+)
+def test_not_an_address(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="option 'servers'.*not an address") as caught:
+        info_of(url.replace("://", "://me:hunter2@"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_second_server_answers(shared_server: NatsServer) -> None:
+    both = ConnectionSettings(
+        servers=(f"nats://127.0.0.1:{free_port()}", shared_server.url), connect_timeout=5.0
+    )
+
+    async def work() -> bool:
+        connection = await Connection.open(both)
+        try:
+            return await connection.alive(1)
+        finally:
+            await connection.close()
+
+    assert asyncio.run(work())
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Any:
+    """Users: admin may all; api may not use the API; inbox may not subscribe to inboxes."""
+    config = tmp_path / "users.conf"
+    config.write_text(
+        """
+        authorization { users: [
+          { user: admin, password: secret1 }
+          { user: api, password: secret2, permissions: { publish: { deny: "$JS.API.>" } } }
+          { user: inbox, password: secret3, permissions: { subscribe: { deny: "_INBOX.>" } } }
+        ] }
+        """
+    )
+    with NatsServer(config=config) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"user": "admin", "password": "hunter2"},
+        {"user": "nobody", "password": "hunter2"},
+        {"token": "hunter2"},
+    ],
+    ids=["none", "wrong password", "no such user", "a token"],
+)
+def test_wrong_credentials(guarded: NatsServer, wrong: dict[str, str]) -> None:
+    with pytest.raises(AuthorizationError, match="refused the credentials.*'password'") as caught:
+        info_of(guarded.url, **wrong)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_credentials_in_the_url(guarded: NatsServer) -> None:
+    with pytest.raises(StreamNotFoundError) as caught:
+        info_of(guarded.url.replace("//", "//admin:secret1@"))
+    assert "secret1" not in str(caught.value)
+
+
+def test_no_permission_for_the_api(guarded: NatsServer) -> None:
+    with pytest.raises(PermissionDeniedError, match=r"'\$js\.api\.stream\.info\.none'"):
+        info_of(guarded.url, user="api", password="secret2", request_timeout=30.0)
+
+
+def test_no_permission_for_inboxes(guarded: NatsServer) -> None:
+    with pytest.raises(PermissionDeniedError, match="option 'inboxPrefix'"):
+        info_of(guarded.url, user="inbox", password="secret3", request_timeout=30.0)
+
+
+def test_an_inbox_prefix_that_is_allowed(guarded: NatsServer) -> None:
+    with pytest.raises(StreamNotFoundError):
+        info_of(guarded.url, user="inbox", password="secret3", inbox_prefix="mine")
+
+
+def test_no_jetstream_behind_the_prefix(shared_server: NatsServer) -> None:
+    with pytest.raises(JetStreamNotEnabledError, match="options 'domain' and 'apiPrefix'"):
+        info_of(shared_server.url, api_prefix="$JS.elsewhere.API")
+
+
+def test_no_such_stream(shared_server: NatsServer) -> None:
+    with pytest.raises(StreamNotFoundError) as caught:
+        info_of(shared_server.url)
+    assert (caught.value.code, caught.value.err_code) == (404, 10059)
+
+
+def test_a_server_that_stops_answering(nats_server: NatsServer) -> None:
+    async def work() -> None:
+        connection = await Connection.open(settings(nats_server.url))
+        try:
+            nats_server.pause()
+            assert connection.client.is_connected
+            with pytest.raises(RequestTimeoutError, match="option 'requestTimeout'"):
+                await JetStream(connection).stream_info("none")
+            assert not await connection.alive(0.2)
+        finally:
+            nats_server.resume()
+            await connection.close()
+
+    asyncio.run(work())
+
+
+def test_a_kept_connection_is_replaced_when_it_is_dead(nats_server: NatsServer) -> None:
+    async def work() -> tuple[bool, bool]:
+        link = Link(settings(nats_server.url, connect_timeout=10.0))
+        try:
+            first = await link.connection()
+            same = await link.connection(fresh=0)
+            await first.close()
+            other = await link.connection()
+            return first is same, first is other
+        finally:
+            await link.drop()
+
+    assert asyncio.run(work()) == (True, False)
+
+
+def test_a_kept_connection_outlives_a_restart(nats_server: NatsServer) -> None:
+    async def work() -> bool:
+        link = Link(settings(nats_server.url, connect_timeout=10.0))
+        try:
+            await link.connection()
+            nats_server.restart()  # the loop does not run meanwhile, as between two tasks
+            return await (await link.connection(fresh=0)).alive(2)
+        finally:
+            await link.drop()
+
+    assert asyncio.run(work())
+
+
+TIMES = {
+    "1970-01-01T00:00:00Z": 0,
+    "1970-01-01T00:00:01.5Z": 1_500_000_000,
+    "2026-11-21T02:08:25.622377642Z": 1_795_226_905_622_377_642,
+    "2026-11-21T04:08:25.622377642+02:00": 1_795_226_905_622_377_642,
+    "2026-11-20T21:38:25.622377642-04:30": 1_795_226_905_622_377_642,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TIMES.items())
+def test_times(text: str, expected: int) -> None:
+    assert nanoseconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-11-21", "2026-11-21T02:08:25.1234567890Z"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(ProtocolError, match="not a time"):
+        nanoseconds(text)
+
+
+def test_all_errors_have_one_root_and_their_numbers() -> None:
+    assert issubclass(StreamNotFoundError, NatsSourceError)
+    assert StreamNotFoundError.err_code == 10059

@@ -1,0 +1,108 @@
+"""Options: types, contradictions, unknown names, secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.errors import ConfigurationError, InvalidNameError, OptionError
+from nats_stream_source.options import CONNECTION, KV, kv_options
+
+BASE = {"servers": "nats://127.0.0.1:4222", "bucket": "fleet"}
+
+
+def test_defaults() -> None:
+    options = kv_options(BASE)
+    assert options.connection.servers == ("nats://127.0.0.1:4222",)
+    assert options.connection.api_prefix == "$JS.API"
+    assert (options.bucket, options.keys, options.max_rows) == ("fleet", (), None)
+    assert options.fail_on_data_loss
+    assert not options.include_history
+
+
+def test_names_are_case_insensitive_and_lists_are_split() -> None:
+    options = kv_options(
+        {"SERVERS": "a:1, b:2", "bucket": "b", "KEYS": "x.*,a.>", "maxrowspertrigger": "7"}
+    )
+    assert options.connection.servers == ("a:1", "b:2")
+    assert options.keys == ("a.>", "x.*")
+    assert options.max_rows == 7
+
+
+REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
+    "unknown, near": ({"includHistory": "true"}, OptionError, "did you mean 'includeHistory'"),
+    "unknown, near a connection's": ({"server": "x"}, OptionError, "did you mean 'servers'"),
+    "unknown, near nothing": ({"zzzzqqq": "1"}, OptionError, "unknown option 'zzzzqqq'$"),
+    "no boolean": ({"metaOnly": "yes"}, OptionError, "'metaOnly'.*'yes' is not a boolean"),
+    "no integer": ({"startSequence": "1.5"}, OptionError, "'startSequence'.*integer"),
+    "zero": ({"startSequence": "0"}, OptionError, "smaller than 1"),
+    "negative": ({"maxRowsPerTrigger": "-4"}, OptionError, "smaller than 1"),
+    "too large": ({"startSequence": str(2**63)}, OptionError, "larger than a sequence"),
+    "no seconds": ({"connectTimeout": "soon"}, OptionError, "'connectTimeout'.*seconds"),
+    "no time at all": ({"requestTimeout": "0"}, OptionError, "not between"),
+    "infinite": ({"requestTimeout": "inf"}, OptionError, "not between"),
+    "not a number": ({"requestTimeout": "nan"}, OptionError, "not between"),
+    "an empty key": ({"keys": "a,,b"}, OptionError, "empty element"),
+    "empty text": ({"user": " "}, OptionError, "empty text"),
+    "a bucket with a dot": ({"bucket": "a.b"}, InvalidNameError, "'a.b' is not a bucket name"),
+    "a key with a space": ({"keys": "a b"}, InvalidNameError, "not a key filter"),
+    "overlapping keys": ({"keys": "a.*,a.b"}, ConfigurationError, "overlap"),
+    "two beginnings": (
+        {"updatesOnly": "true", "includeHistory": "true"},
+        OptionError,
+        "'updatesOnly' and 'includeHistory' contradict",
+    ),
+    "two beginnings, by sequence": (
+        {"updatesOnly": "true", "startSequence": "4"},
+        OptionError,
+        "'updatesOnly' and 'startSequence' contradict",
+    ),
+    "two ways in": ({"user": "u", "password": "p", "token": "t"}, OptionError, "exclude"),
+    "user alone": ({"user": "u"}, OptionError, "belong together"),
+    "two prefixes": ({"domain": "d", "apiPrefix": "a"}, OptionError, "exclude"),
+    "a domain of two tokens": ({"domain": "d.e"}, OptionError, "one token"),
+    "a prefix with a wildcard": ({"apiPrefix": "a.*"}, OptionError, "wildcards"),
+}
+
+
+@pytest.mark.parametrize(("given", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(given: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        kv_options({**BASE, **given})
+
+
+@pytest.mark.parametrize("name", ["servers", "bucket"])
+def test_required(name: str) -> None:
+    given = {key: value for key, value in BASE.items() if key != name}
+    with pytest.raises(OptionError, match=f"'{name}' is missing"):
+        kv_options(given)
+
+
+def test_false_contradicts_nothing() -> None:
+    assert kv_options({**BASE, "updatesOnly": "false", "startSequence": "3"}).start_sequence == 3
+
+
+def test_prefixes() -> None:
+    assert kv_options({**BASE, "domain": "hub"}).connection.api_prefix == "$JS.hub.API"
+    assert kv_options({**BASE, "apiPrefix": "from.a"}).connection.api_prefix == "from.a"
+
+
+def test_secrets_stay_out_of_repr_and_errors() -> None:
+    options = kv_options(
+        {
+            "servers": "nats://me:hunter2@127.0.0.1:4222",
+            "bucket": "b",
+            "user": "me",
+            "password": "hunter2",
+        }
+    )
+    assert "hunter2" not in repr(options)
+    assert options.connection.places == "nats://127.0.0.1:4222"
+    with pytest.raises(OptionError) as caught:
+        kv_options({**BASE, "token": " "})
+    assert "' '" not in str(caught.value)
+
+
+def test_every_option_has_a_meaning_and_a_name_of_its_own() -> None:
+    names = [option.name.lower() for option in CONNECTION + KV]
+    assert len(set(names)) == len(names)
+    assert all(option.meaning and option.kind for option in CONNECTION + KV)

@@ -1,0 +1,129 @@
+"""ADR-8's names, filters and their overlap; ADR-19's prefixes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.errors import ConfigurationError, InvalidNameError
+from nats_stream_source.jetstream.subjects import (
+    api_prefix,
+    check_bucket,
+    check_filter,
+    check_filters,
+    check_key,
+    overlap,
+    stream_of,
+)
+
+
+@pytest.mark.parametrize("name", ["fleet", "A-b_9", "KV_x"])
+def test_buckets(name: str) -> None:
+    assert stream_of(name) == f"KV_{name}"
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "a*", "ä", "a\n", "../x"])
+def test_no_buckets(name: str) -> None:
+    with pytest.raises(InvalidNameError, match="bucket"):
+        check_bucket(name)
+
+
+@pytest.mark.parametrize("key", ["a", "a.b", "a/b=c_d-e", "_kv.x", "0"])
+def test_keys(key: str) -> None:
+    assert check_key(key) == key
+    assert check_filter(key) == key
+
+
+@pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "ä", "a\n"])
+def test_no_keys(key: str) -> None:
+    with pytest.raises(InvalidNameError):
+        check_key(key)
+    with pytest.raises(InvalidNameError):
+        check_filter(key)
+
+
+@pytest.mark.parametrize("pattern", [">", "*", "a.*", "*.b", "a.>", "a.*.c.>"])
+def test_filters(pattern: str) -> None:
+    assert check_filter(pattern) == pattern
+
+
+@pytest.mark.parametrize("pattern", [">.a", "a>", "a*b", "**", "a.>.b", "*.", ".>"])
+def test_no_filters(pattern: str) -> None:
+    with pytest.raises(InvalidNameError):
+        check_filter(pattern)
+
+
+@given(st.text(alphabet="ab./=_-", min_size=1, max_size=8))
+def test_keys_by_the_documents_pattern(key: str) -> None:
+    """ADR-8's pattern and sentence, plus the server's rule that no token is empty."""
+    allowed = (
+        re.fullmatch(r"\A[-/_=\.a-zA-Z0-9]+\Z", key) is not None
+        and not key.startswith(".")
+        and not key.endswith(".")
+        and ".." not in key
+    )
+    try:
+        check_key(key)
+    except InvalidNameError:
+        assert not allowed
+    else:
+        assert allowed
+
+
+OVERLAPS = [
+    ("a", "a", True),
+    ("a", "b", False),
+    ("a.*", "a.b", True),
+    ("a.*", "a.b.c", False),
+    ("a.>", "a.b.c", True),
+    ("a.>", "a", False),
+    ("*.b", "a.*", True),
+    ("*.b", "a.c", False),
+    (">", "x", True),
+    ("a.*.c", "a.b.>", True),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), OVERLAPS)
+def test_overlap(one: str, other: str, expected: bool) -> None:
+    assert overlap(one, other) is overlap(other, one) is expected
+
+
+_TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3)
+_PATTERNS = st.builds(
+    lambda tokens, tail: ".".join([*tokens, *tail]), _TOKENS, st.sampled_from([[], [">"]])
+)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    expression = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
+    return re.fullmatch(expression, subject) is not None
+
+
+@given(_PATTERNS, _PATTERNS)
+def test_overlap_is_a_subject_that_both_match(one: str, other: str) -> None:
+    words = ["a", "b", "c"]
+    subjects = [*words]
+    for _ in range(4):
+        subjects += [f"{s}.{w}" for s in subjects for w in words if s.count(".") < 4]
+        subjects = list(dict.fromkeys(subjects))
+    both = any(matches(one, s) and matches(other, s) for s in subjects)
+    assert overlap(one, other) is both
+
+
+def test_check_filters_names_both() -> None:
+    assert check_filters(["b", "a"]) == ("b", "a")
+    with pytest.raises(ConfigurationError, match=r"'a\.\*' and 'a\.b' overlap"):
+        check_filters(["a.*", "a.b"])
+
+
+def test_prefixes() -> None:
+    assert api_prefix() == "$JS.API"
+    assert api_prefix("fromA") == api_prefix("fromA.") == "fromA"
+    assert api_prefix(domain="hub") == "$JS.hub.API"
+    for bad in ("a..b", "a.*", "a b"):
+        with pytest.raises(ConfigurationError):
+            api_prefix(bad)
