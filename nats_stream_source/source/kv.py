@@ -1,0 +1,154 @@
+"""``format("nats_kv")``: the thin layer between Spark's interfaces and planner and reader.
+
+Spark makes the stream reader twice: in the planner's process, where it is asked for offsets and
+partitions, and for the tasks, to which it is pickled and where only ``read`` is called. So nothing
+is opened before it is needed, and the planner's state is not pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from nats_stream_source.errors import OptionError
+from nats_stream_source.options import KvOptions, kv_options
+from nats_stream_source.source.offsets import Offset
+from nats_stream_source.source.planner import Plan, Planner
+from nats_stream_source.source.reader import read_split
+from nats_stream_source.source.rows import KV_DDL
+from nats_stream_source.source.runtime import Runner
+
+
+@dataclass
+class Split(InputPartition):
+    """What one Spark task reads."""
+
+    plan: Plan
+
+    def __repr__(self) -> str:
+        return f"Split({self.plan.stream} ({self.plan.start}, {self.plan.end}])"
+
+
+class NatsKvDataSource(DataSource):
+    """The changes of a NATS key-value bucket, as rows.
+
+    The options are those of ``nats_stream_source.options``; they are checked when the source is
+    loaded, before anything connects.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._parsed = kv_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for ``format()``."""
+        return "nats_kv"
+
+    def schema(self) -> str:
+        """The columns, as DDL."""
+        return KV_DDL
+
+    def streamReader(self, schema: StructType) -> NatsKvStreamReader:
+        """The streaming side."""
+        return NatsKvStreamReader(self._parsed)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Batch reads are not part of this version."""
+        self._only_streams("spark.read")
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Writing is not part of this version."""
+        self._only_streams("df.write")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Writing is not part of this version."""
+        self._only_streams("df.writeStream")
+
+    def _only_streams(self, asked: str) -> NoReturn:
+        raise OptionError(
+            f"format 'nats_kv' is read with spark.readStream; {asked} is not supported. For the "
+            f"bucket as it is now, use a stream with trigger(availableNow=True)"
+        )
+
+
+class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Offsets and splits on the driver, rows on the executors."""
+
+    def __init__(self, options: KvOptions) -> None:
+        self._options = options
+        self._runner: Runner | None = None
+        self._planner: Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_runner": None, "_planner": None}
+
+    def _planning(self) -> tuple[Runner, Planner]:
+        if self._runner is None or self._planner is None:
+            self._runner = Runner(self._options.connection)
+            self._planner = Planner(self._options, self._runner.link)
+        return self._runner, self._planner
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
+        runner, planner = self._planning()
+        return runner.run(planner.initial()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """``maxRowsPerTrigger``, or no limit."""
+        most = self._options.max_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the micro-batch that begins at ``start``."""
+        runner, planner = self._planning()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return runner.run(planner.latest(Offset.parse(start), most)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The stream's end, for the lag in the query's progress."""
+        newest = self._planning()[1].newest()
+        return None if newest is None else newest.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix what this run reads."""
+        runner, planner = self._planning()
+        runner.run(planner.prepare_available_now())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The splits of a micro-batch."""
+        runner, planner = self._planning()
+        plans = runner.run(planner.plans(Offset.parse(start), Offset.parse(end)))
+        return [Split(plan) for plan in plans]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split."""
+        assert isinstance(partition, Split)
+        return read_split(partition.plan, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is remembered on the server, so there is nothing to do."""
+
+    def stop(self) -> None:
+        """Close the planner's connection."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = self._planner = None

@@ -1,0 +1,80 @@
+"""The reader of one split: runs on an executor, anew for every attempt.
+
+It reads the planned range with an ordered consumer of its own and yields record batches. After the
+last row it asks the leader whether the stream is still the planned one: if it was made anew or cut
+off meanwhile, the rows just read are not what the offsets promise, and the task fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.key_value import look_up
+from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.ordered import OrderedReader, RangeRequest
+from nats_stream_source.options import KvOptions
+from nats_stream_source.source.planner import Plan
+from nats_stream_source.source.rows import kv_rows
+from nats_stream_source.source.runtime import kept_runner
+
+log = logging.getLogger(__name__)
+
+
+def read_split(plan: Plan, options: KvOptions) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a split in the order of their revisions.
+
+    Raises:
+        DataLossError: the stream was replaced, or rows of the range were gone before they were
+            read and ``failOnDataLoss`` is set.
+        ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered``.
+    """
+    runner = kept_runner(options.connection)
+    reader = OrderedReader(
+        runner.link,
+        RangeRequest(
+            stream=plan.stream,
+            created=plan.created,
+            start=plan.start,
+            end=plan.end,
+            filters=plan.filters,
+            last_per_subject=plan.last_per_subject,
+            headers_only=options.meta_only,
+        ),
+    )
+    for frames in runner.iterate(reader.batches()):
+        rows = kv_rows(
+            frames,
+            bucket=plan.bucket,
+            prefix=plan.prefix,
+            stream_created=plan.created,
+            initial_through=plan.initial_through,
+            meta_only=options.meta_only,
+            ignore_deletes=options.ignore_deletes,
+        )
+        if rows.num_rows:
+            yield rows
+    runner.run(_verify(runner.link, plan, options))
+
+
+async def _verify(link: Link, plan: Plan, options: KvOptions) -> None:
+    info = await look_up(JetStream(await link.connection()), plan.bucket)
+    if info.created != plan.created:
+        # Rows of two streams may be mixed: no setting makes them right, only a new plan does.
+        raise DataLossError(
+            f"stream {plan.stream} was deleted and made again (created {info.created}) while the "
+            f"range ({plan.start}, {plan.end}] of {plan.created} was read. With the option "
+            f"failOnDataLoss=false the restarted query goes on with the new stream"
+        )
+    if plan.complete and info.first_seq > plan.start + 1:
+        what = (
+            f"stream {plan.stream} begins at {info.first_seq} by now: revisions from "
+            f"{plan.start + 1} on may have gone away while they were read"
+        )
+        if options.fail_on_data_loss:
+            raise DataLossError(f"{what}. Set the option failOnDataLoss=false to accept it")
+        log.warning("%s; failOnDataLoss=false: going on", what)

@@ -1,0 +1,93 @@
+"""Frames of a bucket's stream to rows: ADR-8's Entry as an Arrow record batch.
+
+Everything is columns: no Python object per message, except for the few whose headers must be looked
+at one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.jetstream.api import nanoseconds
+from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
+from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.headers import operations
+
+_TIME = pa.timestamp("us", tz="UTC")
+
+KV_DDL = (
+    "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
+    "operation STRING, delta BIGINT, initial BOOLEAN, stream_created TIMESTAMP"
+)
+
+KV_SCHEMA = pa.schema(
+    [
+        ("bucket", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("revision", pa.int64()),
+        ("created", _TIME),
+        ("operation", pa.string()),
+        ("delta", pa.int64()),
+        ("initial", pa.bool_()),
+        ("stream_created", _TIME),
+    ]
+)
+
+
+def kv_rows(
+    frames: Frames,
+    *,
+    bucket: str,
+    prefix: str,
+    stream_created: str,
+    initial_through: int,
+    meta_only: bool,
+    ignore_deletes: bool,
+) -> pa.RecordBatch:
+    """Rows of ``nats_kv``, in the order of ``frames``; schema :data:`KV_SCHEMA`.
+
+    Args:
+        frames: deliveries of the bucket's stream.
+        prefix: what stands before the key in every subject.
+        stream_created: RFC 3339; times are floored to microseconds.
+        initial_through: entries up to this revision are initial values.
+        meta_only: ``value`` is null in every row.
+        ignore_deletes: leave DEL and PURGE markers out.
+
+    Raises:
+        ProtocolError: a subject does not begin with ``prefix``.
+    """
+    tokens = ack_tokens(frames)
+    names = subjects(frames)
+    if not pc.all(pc.starts_with(names, prefix)).as_py():
+        raise ProtocolError(f"a subject of bucket {bucket!r} does not begin with {prefix!r}")
+    operation = operations(header_blocks(frames))
+    put = pc.equal(operation, "PUT")
+    count = len(frames)
+    value = pa.nulls(count, pa.binary())
+    if not meta_only:
+        value = pc.if_else(put, payloads(frames), pa.scalar(None, pa.binary()))
+    created = nanoseconds(stream_created) // 1000
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(bucket), count),
+            pc.utf8_slice_codeunits(names, len(prefix)),
+            value,
+            pa.array(tokens.stream_seq),
+            _times(tokens.timestamp_ns // 1000),
+            operation,
+            pa.array(tokens.pending),
+            pa.array(tokens.stream_seq <= initial_through),
+            _times(np.full(count, created)),
+        ],
+        schema=KV_SCHEMA,
+    )
+    return rows.filter(put) if ignore_deletes else rows
+
+
+def _times(microseconds: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
+    return pa.array(microseconds, pa.int64()).cast(_TIME)

@@ -1,0 +1,86 @@
+"""One event loop and one kept connection for code that Spark calls synchronously.
+
+The loop runs only inside :meth:`Runner.run` and :meth:`Runner.iterate`, in the caller's own thread:
+no hand-over between threads, and while Spark does other things, nothing of ours runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from nats_stream_source.jetstream.connection import ConnectionSettings
+from nats_stream_source.jetstream.link import Link
+
+T = TypeVar("T")
+
+
+class Runner:
+    """An event loop with a :class:`Link`."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.link = Link(settings)
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` to its end and return its result."""
+        return self._loop.run_until_complete(work)
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """Yield what ``items`` yields; closing this generator closes it."""
+        try:
+            while True:
+                try:
+                    yield self.run(_next(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if (close := getattr(items, "aclose", None)) is not None:
+                self.run(close())
+
+    def close(self) -> None:
+        """Close the connection and the loop."""
+        if self._loop.is_closed():
+            return
+        try:
+            self.run(self.link.drop())
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            if left:
+                self.run(_settled(left))
+            self.run(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+
+async def _next(items: AsyncIterator[T]) -> T:
+    return await items.__anext__()
+
+
+async def _settled(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_kept: dict[tuple[int, ConnectionSettings], Runner] = {}
+
+
+def kept_runner(settings: ConnectionSettings) -> Runner:
+    """This process's runner for ``settings``: Spark uses a Python worker for many tasks.
+
+    The process id is part of the key, since a forked process must not share its parent's socket.
+    """
+    key = (os.getpid(), settings)
+    if key not in _kept:
+        _kept[key] = Runner(settings)
+    return _kept[key]
+
+
+def drop_kept_runners() -> None:
+    """Close all runners that this process keeps."""
+    for key in list(_kept):
+        runner = _kept.pop(key)
+        if key[0] == os.getpid():
+            runner.close()
