@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from nats_stream_source.errors import ConnectError
 
@@ -170,7 +169,5 @@ class NatsServer:
     def __enter__(self) -> NatsServer:
         return self if self._process else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()

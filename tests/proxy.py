@@ -12,7 +12,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 from nats_stream_source.wire.frames import Framer, Frames, Kind
 

@@ -32,19 +32,18 @@ import nats.errors
 import numpy as np
 
 from nats_stream_source.errors import (
-    ApiError,
     ConsumerLostError,
     ConsumerNotFoundError,
     DataLossError,
     MinLastSequenceError,
     NatsSourceError,
-    RequestTimeoutError,
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.wire.columns import ack_tokens, is_delivery
 from nats_stream_source.wire.cursor import Cursor, Rebuild, State, Step
 from nats_stream_source.wire.frames import Frames
@@ -186,10 +185,8 @@ class OrderedReader:
                 await self._check_stream(jetstream)
             self._inbox = await connection.inbox(subject)
             await jetstream.create_consumer(request.stream, self._consumer, self._config(subject))
-        except (StreamNotFoundError, DataLossError):
-            raise
-        except (RequestTimeoutError, ApiError) as error:
-            if isinstance(error, ApiError) and error.code is not None and error.code < 500:
+        except (NatsSourceError, nats.errors.Error) as error:
+            if isinstance(error, NatsSourceError) and not passes(error):
                 raise
             # A server that starts, or a stream without a leader, answers so for a while.
             log.warning("%s: no consumer yet: %s", request.stream, error)
@@ -315,7 +312,9 @@ class OrderedReader:
     async def _answer(self, step: Step) -> None:
         if step.answer is None or self._connection is None:
             return
-        await self._connection.client.publish(step.answer)
+        # Where the connection is closed, the main loop sees it next.
+        with contextlib.suppress(nats.errors.Error):
+            await self._connection.client.publish(step.answer)
         # Two turns, in which nats-py's flusher writes: if Spark pauses us now, no loop runs, and
         # an answer that waits in a buffer would stall the server.
         await asyncio.sleep(0)

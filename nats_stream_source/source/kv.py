@@ -7,9 +7,9 @@ is opened before it is needed, and the planner's state is not pickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -29,12 +29,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import OptionError
+from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.options import KvOptions, kv_options
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Plan, Planner
 from nats_stream_source.source.reader import read_split
 from nats_stream_source.source.rows import KV_DDL
 from nats_stream_source.source.runtime import Runner
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -101,16 +104,18 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_runner": None, "_planner": None}
 
-    def _planning(self) -> tuple[Runner, Planner]:
+    def _ask(self, question: Callable[[Planner], Awaitable[T]]) -> T:
+        """Put a question to the planner, again while the server is away for a moment."""
+        settings = self._options.connection
         if self._runner is None or self._planner is None:
-            self._runner = Runner(self._options.connection)
+            self._runner = Runner(settings)
             self._planner = Planner(self._options, self._runner.link)
-        return self._runner, self._planner
+        planner = self._planner
+        return self._runner.run(patiently(lambda: question(planner), settings.connect_timeout))
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
-        runner, planner = self._planning()
-        return runner.run(planner.initial()).to_json()
+        return self._ask(Planner.initial).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxRowsPerTrigger``, or no limit."""
@@ -119,25 +124,23 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the micro-batch that begins at ``start``."""
-        runner, planner = self._planning()
+        begin = Offset.parse(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return runner.run(planner.latest(Offset.parse(start), most)).to_json()
+        return self._ask(lambda planner: planner.latest(begin, most)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The stream's end, for the lag in the query's progress."""
-        newest = self._planning()[1].newest()
+        newest = self._planner.newest() if self._planner is not None else None
         return None if newest is None else newest.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix what this run reads."""
-        runner, planner = self._planning()
-        runner.run(planner.prepare_available_now())
+        self._ask(Planner.prepare_available_now)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The splits of a micro-batch."""
-        runner, planner = self._planning()
-        plans = runner.run(planner.plans(Offset.parse(start), Offset.parse(end)))
-        return [Split(plan) for plan in plans]
+        first, last = Offset.parse(start), Offset.parse(end)
+        return [Split(plan) for plan in self._ask(lambda planner: planner.plans(first, last))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split."""

@@ -17,6 +17,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.key_value import look_up
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.ordered import OrderedReader, RangeRequest
+from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.options import KvOptions
 from nats_stream_source.source.planner import Plan
 from nats_stream_source.source.rows import kv_rows
@@ -58,7 +59,9 @@ def read_split(plan: Plan, options: KvOptions) -> Iterator[pa.RecordBatch]:
         )
         if rows.num_rows:
             yield rows
-    runner.run(_verify(runner.link, plan, options))
+    runner.run(
+        patiently(lambda: _verify(runner.link, plan, options), options.connection.connect_timeout)
+    )
 
 
 async def _verify(link: Link, plan: Plan, options: KvOptions) -> None:

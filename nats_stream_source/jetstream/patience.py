@@ -1,0 +1,57 @@
+"""Asking again when a server is restarting.
+
+A server that restarts, or a stream that elects a leader, gives no answer for a moment. Every
+request that this package makes can be repeated, so a passing failure is no reason to fail a query.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    before_sleep_log,
+    retry_if_exception,
+    stop_after_delay,
+    wait_exponential,
+)
+
+from nats_stream_source.errors import (
+    ApiError,
+    AuthorizationError,
+    ConnectError,
+    RequestTimeoutError,
+)
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a failure may be over in a moment: no answer, no leader, connection just lost."""
+    if isinstance(error, ApiError):
+        return error.code is not None and error.code >= 500
+    return isinstance(error, (RequestTimeoutError, ConnectError)) and not isinstance(
+        error, AuthorizationError
+    )
+
+
+async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """Run ``work``, and again after a failure that passes, for at most about ``seconds``.
+
+    Raises:
+        the last failure as it is, when time is up; any other failure at once.
+    """
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception(passes),
+        stop=stop_after_delay(seconds),
+        wait=wait_exponential(multiplier=0.05, max=1),
+        before_sleep=before_sleep_log(log, logging.WARNING),
+        reraise=True,
+    ):
+        with attempt:
+            return await work()
+    raise AssertionError("unreachable: the last failure is raised again")
