@@ -31,7 +31,8 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.jetstream.link import Link
-from nats_stream_source.jetstream.ordered import OrderedReader, RangeRequest
+from nats_stream_source.jetstream.ordered import OrderedReader
+from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.wire.columns import ack_tokens
 from nats_stream_source.wire.cursor import Rebuild
 

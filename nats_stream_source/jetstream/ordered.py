@@ -25,8 +25,6 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import nats.errors
 import numpy as np
@@ -44,6 +42,8 @@ from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import passes
+from nats_stream_source.jetstream.range_request import RangeRequest, consumer_config
+from nats_stream_source.wire.batches import Batcher
 from nats_stream_source.wire.columns import ack_tokens, is_delivery
 from nats_stream_source.wire.cursor import Cursor, Rebuild, State, Step
 from nats_stream_source.wire.frames import Frames
@@ -54,35 +54,6 @@ log = logging.getLogger(__name__)
 _PONG_DEADLINE = 2.0  # seconds; a server that does not answer for so long is taken for lost
 _FIRST_PAUSE = 0.02  # seconds before a rebuild that follows a fruitless one; doubles up to …
 _LONGEST_PAUSE = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class RangeRequest:
-    """What one ordered consumer shall deliver: the messages in ``(start, end]``.
-
-    Attributes:
-        stream: the stream's name; ``created``: its creation time, which pins its identity.
-        filters: subjects, not overlapping; none for the whole stream.
-        last_per_subject: deliver only the last message of each subject (then ``start`` is 0).
-        headers_only: leave payloads out.
-        batch_rows, batch_bytes: the most that one yielded ``Frames`` holds.
-        heartbeat: seconds between idle heartbeats; at least 0.1.
-        catch_up: seconds to wait, in all, for a replica that does not move on towards ``end``.
-        attempts: consumers in a row that may be lost without any progress.
-    """
-
-    stream: str
-    created: str
-    start: int
-    end: int
-    filters: tuple[str, ...] = ()
-    last_per_subject: bool = False
-    headers_only: bool = False
-    batch_rows: int = 8192
-    batch_bytes: int = 8 << 20
-    heartbeat: float = 0.5
-    catch_up: float = 30.0
-    attempts: int = 10
 
 
 class OrderedReader:
@@ -100,9 +71,7 @@ class OrderedReader:
         self._flow_control = True
         self._stalled = False
         self._waited = 0.0
-        self._kept: list[Frames] = []
-        self._rows = 0
-        self._bytes = 0
+        self._kept = Batcher(request.batch_rows, request.batch_bytes)
 
     def __repr__(self) -> str:
         return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
@@ -121,41 +90,15 @@ class OrderedReader:
                     cursor.lost(Rebuild.RECONNECTED)
                 else:
                     await self._wait()
-                while (batch := self._full_batch()) is not None:
+                while (batch := self._kept.full()) is not None:
                     yield batch
         finally:
             await self._leave()
-        while (batch := self._full_batch(last=True)) is not None:
+        while (batch := self._kept.rest()) is not None:
             yield batch
         log.debug("read %s of %s", cursor, self.request.stream)
 
     # -- the consumer ---------------------------------------------------------------------------
-
-    def _config(self, deliver_subject: str) -> dict[str, Any]:
-        request = self.request
-        config: dict[str, Any] = {
-            "deliver_subject": deliver_subject,
-            "ack_policy": "none",
-            "max_deliver": 1,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "idle_heartbeat": int(request.heartbeat * 1e9),
-            "inactive_threshold": 60_000_000_000,
-        }
-        if request.last_per_subject:
-            config["deliver_policy"] = "last_per_subject"
-        else:
-            config["deliver_policy"] = "by_start_sequence"
-            config["opt_start_seq"] = self.cursor.position + 1
-        if self._flow_control:
-            config["flow_control"] = True
-        if request.headers_only:
-            config["headers_only"] = True
-        if len(request.filters) == 1:
-            config["filter_subject"] = request.filters[0]
-        elif request.filters:
-            config["filter_subjects"] = list(request.filters)
-        return config
 
     @property
     def _consumer(self) -> str:
@@ -180,11 +123,12 @@ class OrderedReader:
         self._serial += 1
         self._stalled = False
         subject = connection.client.new_inbox()
+        config = consumer_config(request, cursor.position, subject, flow_control=self._flow_control)
         try:
             if cursor.rebuilds:
                 await self._check_stream(jetstream)
             self._inbox = await connection.inbox(subject)
-            await jetstream.create_consumer(request.stream, self._consumer, self._config(subject))
+            await jetstream.create_consumer(request.stream, self._consumer, config)
         except (NatsSourceError, nats.errors.Error) as error:
             if isinstance(error, NatsSourceError) and not passes(error):
                 raise
@@ -280,10 +224,7 @@ class OrderedReader:
         tokens = ack_tokens(frames)
         step = self.cursor.deliver(tokens.consumer_seq, tokens.stream_seq)
         if step.stop > step.first:
-            kept = frames.select(slice(step.first, step.stop))
-            self._kept.append(kept)
-            self._rows += len(kept)
-            self._bytes += kept.nbytes
+            self._kept.add(frames.select(slice(step.first, step.stop)))
 
     async def _status(self, frames: Frames, i: int) -> None:
         """A message that is no delivery: the consumer's status messages (ADR-15)."""
@@ -319,6 +260,9 @@ class OrderedReader:
         # an answer that waits in a buffer would stall the server.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+    def _take(self) -> list[Frames]:
+        return self._inbox.take() if self._inbox is not None else []
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -363,34 +307,3 @@ class OrderedReader:
             f"{request.end}, and did not move on for {request.catch_up:g} s: a replica or mirror "
             f"lags (412, 10180)"
         )
-
-    # -- batches --------------------------------------------------------------------------------
-
-    def _full_batch(self, *, last: bool = False) -> Frames | None:
-        """Take one batch off what was kept; None while it is not full (or, ``last``, empty)."""
-        most_rows, most_bytes = self.request.batch_rows, self.request.batch_bytes
-        full = self._rows >= most_rows or self._bytes >= most_bytes
-        if not full and not (last and self._rows):
-            return None
-        batch: list[Frames] = []
-        rows = size = 0
-        while self._kept and rows < most_rows and size < most_bytes:
-            frames = self._kept.pop(0)
-            sizes = size + np.cumsum(frames.stop - frames.begin)
-            fitting = int(np.searchsorted(sizes, most_bytes, side="right"))
-            # A message larger than the limit is a batch of its own.
-            fitting = max(min(fitting, most_rows - rows), 0 if rows else 1)
-            if fitting < len(frames):
-                self._kept.insert(0, frames.select(slice(fitting, len(frames))))
-                frames = frames.select(slice(0, fitting))
-            if not len(frames):
-                break
-            batch.append(frames)
-            rows += len(frames)
-            size = int(sizes[fitting - 1])
-        self._rows -= rows
-        self._bytes -= size
-        return Frames.join(batch)
-
-    def _take(self) -> list[Frames]:
-        return self._inbox.take() if self._inbox is not None else []

@@ -16,8 +16,9 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.key_value import look_up
 from nats_stream_source.jetstream.link import Link
-from nats_stream_source.jetstream.ordered import OrderedReader, RangeRequest
+from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently
+from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.options import KvOptions
 from nats_stream_source.source.planner import Plan
 from nats_stream_source.source.rows import kv_rows

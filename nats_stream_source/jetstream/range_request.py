@@ -1,0 +1,76 @@
+"""What an ordered consumer is asked for, and the configuration that says so to the server. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_INACTIVE_THRESHOLD = (
+    60_000_000_000  # nanoseconds; the server's own 5 s are short for a paused reader
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """What one ordered consumer shall deliver: the messages in ``(start, end]``.
+
+    Attributes:
+        stream: the stream's name; ``created``: its creation time, which pins its identity.
+        filters: subjects, not overlapping; none for the whole stream.
+        last_per_subject: deliver only the last message of each subject (then ``start`` is 0).
+        headers_only: leave payloads out.
+        batch_rows, batch_bytes: the most that one yielded ``Frames`` holds.
+        heartbeat: seconds between idle heartbeats; at least 0.1.
+        catch_up: seconds to wait, in all, for a replica that does not move on towards ``end``.
+        attempts: consumers in a row that may be lost without any progress.
+    """
+
+    stream: str
+    created: str
+    start: int
+    end: int
+    filters: tuple[str, ...] = ()
+    last_per_subject: bool = False
+    headers_only: bool = False
+    batch_rows: int = 8192
+    batch_bytes: int = 8 << 20
+    heartbeat: float = 0.5
+    catch_up: float = 30.0
+    attempts: int = 10
+
+
+def consumer_config(
+    request: RangeRequest, position: int, deliver_subject: str, *, flow_control: bool = True
+) -> dict[str, Any]:
+    """The configuration of one consumer for ``request`` (DESIGN 7).
+
+    Args:
+        position: the last stream sequence that was kept; delivery begins after it. A
+            ``last_per_subject`` list always begins anew: from a sequence on, the rest of it would
+            come with full history.
+        deliver_subject: the inbox.
+        flow_control: off where the server is known not to receive the answers.
+    """
+    config: dict[str, Any] = {
+        "deliver_subject": deliver_subject,
+        "ack_policy": "none",
+        "max_deliver": 1,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "idle_heartbeat": round(request.heartbeat * 1e9),
+        "inactive_threshold": _INACTIVE_THRESHOLD,
+    }
+    if request.last_per_subject:
+        config["deliver_policy"] = "last_per_subject"
+    else:
+        config["deliver_policy"] = "by_start_sequence"
+        config["opt_start_seq"] = position + 1
+    if flow_control:
+        config["flow_control"] = True
+    if request.headers_only:
+        config["headers_only"] = True
+    if len(request.filters) == 1:
+        config["filter_subject"] = request.filters[0]
+    elif request.filters:
+        config["filter_subjects"] = list(request.filters)
+    return config

@@ -1,0 +1,48 @@
+"""The consumer's configuration as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nats_stream_source.jetstream.range_request import RangeRequest, consumer_config
+
+ALWAYS = {
+    "deliver_subject": "inbox",
+    "ack_policy": "none",
+    "max_deliver": 1,
+    "mem_storage": True,
+    "num_replicas": 1,
+    "idle_heartbeat": 500_000_000,
+    "inactive_threshold": 60_000_000_000,
+}
+FROM_8 = {"deliver_policy": "by_start_sequence", "opt_start_seq": 8, "flow_control": True}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "the whole stream": ({}, FROM_8),
+    "one filter": ({"filters": ("a.>",)}, {**FROM_8, "filter_subject": "a.>"}),
+    "two filters": ({"filters": ("a", "b")}, {**FROM_8, "filter_subjects": ["a", "b"]}),
+    "without payloads": ({"headers_only": True}, {**FROM_8, "headers_only": True}),
+    "last values begin anew": (
+        {"last_per_subject": True, "filters": (">",)},
+        {"deliver_policy": "last_per_subject", "filter_subject": ">", "flow_control": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "expected"), CASES.values(), ids=CASES)
+def test_config(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    request = RangeRequest("S", "now", 3, 20, **asked)
+    assert consumer_config(request, 7, "inbox") == {**ALWAYS, **expected}
+
+
+def test_without_flow_control() -> None:
+    config = consumer_config(RangeRequest("S", "now", 3, 20), 7, "inbox", flow_control=False)
+    assert "flow_control" not in config
+    assert config["idle_heartbeat"]
+
+
+def test_heartbeats_are_whole_nanoseconds() -> None:
+    request = RangeRequest("S", "now", 0, 1, heartbeat=0.1)
+    assert consumer_config(request, 0, "inbox")["idle_heartbeat"] == 100_000_000
