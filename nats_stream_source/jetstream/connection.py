@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -100,8 +100,9 @@ class Connection:
         self._connecting = False
         self._trouble: Exception | None = None
         self._refused: asyncio.Future[None] | None = None
-        self._denied: set[str] = set()
-        self._denial = asyncio.Event()
+        self._under_way: dict[asyncio.Future[Any], str] = {}
+        self._denials: dict[asyncio.Future[Any], str] = {}
+        self._denied_inbox: str | None = None
         self._inboxes: list[Inbox] = []
 
     def __repr__(self) -> str:
@@ -176,8 +177,7 @@ class Connection:
         if "authorization violation" in text and self._refused and not self._refused.done():
             self._refused.set_result(None)
         if denied := _DENIED.search(text):
-            self._denied.add(denied[1])
-            self._denial.set()
+            self._deny(denied[1])
 
     async def _on_disconnect(self) -> None:
         self.online.clear()
@@ -246,25 +246,18 @@ class Connection:
             subject, lambda: self.client.request(subject, payload, self.settings.request_timeout)
         )
 
-    async def until_denied(self, subject: str, action: Callable[[], Awaitable[T]]) -> T:
+    async def until_denied(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``action``; end it early when the server denies ``subject`` or an inbox."""
-        self._denied.discard(subject.lower())
+        if denied := self._denied_inbox:
+            raise self._denial(denied)
         attempt = asyncio.ensure_future(action())
+        self._under_way[attempt] = subject.lower()
         try:
-            while True:
-                self._denial.clear()
-                if denied := self._denied_of(subject):
-                    raise PermissionDeniedError(
-                        f"the user may not use the subject {denied!r}: add it to the user's "
-                        f"permissions, or change the option 'inboxPrefix' or 'apiPrefix'"
-                    )
-                denial = asyncio.ensure_future(self._denial.wait())
-                try:
-                    await asyncio.wait({attempt, denial}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    denial.cancel()
-                if attempt.done():
-                    return attempt.result()
+            return await attempt
+        except asyncio.CancelledError:
+            if (denied := self._denials.get(attempt)) is None:
+                raise  # it was not the server's denial that ended it
+            raise self._denial(denied) from None
         except nats.errors.NoRespondersError as error:
             raise JetStreamNotEnabledError(
                 f"nobody answers on {subject!r}: JetStream is off for this account or server, or "
@@ -278,13 +271,22 @@ class Connection:
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
             raise ConnectError(f"the connection to {self.settings.places} is closed") from error
         finally:
-            if not attempt.done():
-                attempt.cancel()
-                await asyncio.gather(attempt, return_exceptions=True)
+            del self._under_way[attempt]
+            self._denials.pop(attempt, None)
 
-    def _denied_of(self, subject: str) -> str | None:
-        inboxes = self.settings.inbox_prefix.lower() + "."
-        for denied in self._denied:
-            if denied == subject.lower() or denied.startswith(inboxes):
-                return denied
-        return None
+    def _denial(self, denied: str) -> PermissionDeniedError:
+        return PermissionDeniedError(
+            f"the user may not use the subject {denied!r}: add it to the user's permissions, or "
+            f"change the option 'inboxPrefix' or 'apiPrefix'"
+        )
+
+    def _deny(self, denied: str) -> None:
+        """End what is under way and needs ``denied``; the server does not say which request."""
+        inbox = denied.startswith(self.settings.inbox_prefix.lower() + ".")
+        if inbox:
+            # The inbox for answers is subscribed to once: later requests would wait in vain too.
+            self._denied_inbox = denied
+        for attempt, subject in self._under_way.items():
+            if inbox or subject == denied:
+                self._denials[attempt] = denied
+                attempt.cancel()
