@@ -57,10 +57,11 @@ def test_somebody_listens_and_never_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["nats://127.0.0.1:notaport", "http://127.0.0.1:4222", "nats://", "nats://:4222", "me:x@"]
+    "url",
+    ["nats://127.0.0.1:notaport", "http://127.0.0.1:4222", "nats://", "nats://:4222", "me:x@"],
 )
 def test_not_an_address(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="option 'servers'.*not an address") as caught:
+    with pytest.raises(ConfigurationError, match=r"option 'servers'.*not an address") as caught:
         info_of(url.replace("://", "://me:hunter2@"))
     assert "hunter2" not in str(caught.value)
 
@@ -108,7 +109,7 @@ def guarded(tmp_path: Path) -> Any:
     ids=["none", "wrong password", "no such user", "a token"],
 )
 def test_wrong_credentials(guarded: NatsServer, wrong: dict[str, str]) -> None:
-    with pytest.raises(AuthorizationError, match="refused the credentials.*'password'") as caught:
+    with pytest.raises(AuthorizationError, match=r"refused the credentials.*'password'") as caught:
         info_of(guarded.url, **wrong)
     assert "hunter2" not in str(caught.value)
 

@@ -214,7 +214,7 @@ def test_whatever_is_lost_the_rows_are_complete(
             sent += 1
         kept += deliver(target, *arrived)
         if not waiting and target.state is State.READING:
-            target.heartbeat(delivered, max(stored[-1:] + [end]), None)
+            target.heartbeat(delivered, max([*stored[-1:], end]), None)
     assert target.done
     assert kept == [s for s in stored if start < s <= end]
 

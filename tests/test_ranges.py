@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.source.ranges import first_after, limited_end, moves_on
 
+T = TypeVar("T")
 
-def ask_limit(stored: list[int], start: int, end: int, limit: int) -> tuple[int, int, int]:
-    """(limited end, rows, number of questions) over a stream that holds ``stored``."""
-    questions = limited_end(start, end, limit)
-    asked = 0
+
+def answered(questions: Generator[int, Any, T], answer: Callable[[int], Any]) -> T:
+    """Run a question generator to its result."""
     try:
         question = next(questions)
         while True:
-            asked += 1
-            assert start <= question < end
-            question = questions.send(sum(1 for s in stored if question < s <= end))
+            question = questions.send(answer(question))
     except StopIteration as stop:
-        return (*stop.value, asked)
+        result: T = stop.value
+        return result
+
+
+def ask_limit(stored: list[int], start: int, end: int, limit: int) -> tuple[int, int, int]:
+    """(limited end, rows, number of questions) over a stream that holds ``stored``."""
+    asked: list[int] = []
+
+    def rows_after(seq: int) -> int:
+        assert start <= seq < end
+        asked.append(seq)
+        return sum(1 for s in stored if seq < s <= end)
+
+    return (*answered(limited_end(start, end, limit), rows_after), len(asked))
 
 
 LIMITS = {
@@ -91,14 +105,9 @@ def test_a_limit_below_one_row_is_refused() -> None:
 @given(low=st.integers(1, 50), size=st.integers(0, 50), point=st.integers(0, 120))
 def test_first_after(low: int, size: int, point: int) -> None:
     high = low + size
-    questions = first_after(low, high)
-    try:
-        question = next(questions)
-        while True:
-            assert low <= question <= high
-            question = questions.send(question > point)
-    except StopIteration as stop:
-        assert stop.value == min(max(point + 1, low), high + 1)
+    assert answered(first_after(low, high), lambda seq: seq > point) == min(
+        max(point + 1, low), high + 1
+    )
 
 
 @pytest.mark.parametrize(

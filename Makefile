@@ -1,0 +1,74 @@
+# `make` lists the targets. All of them work in a clean clone: what is missing is set up first.
+#
+#   PYTHON   the Python that makes the virtual environment (default: the first that is new enough)
+#   ROWS     make demo: only the first so many departures
+#   SINK     make demo: delta or parquet
+#   TESTS    make test: what pytest is to run
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+ROWS ?=
+SINK ?= delta
+TESTS ?=
+
+venv := .venv
+stamp := $(venv)/.set-up
+python := $(venv)/bin/python
+preflight := nats_stream_source/demo/preflight.py
+
+# The command line's PYTHON, or the first Python on the PATH that is new enough; empty if none is.
+# A name on the PATH is no proof (pyenv has one for each version that any project uses): it must run.
+new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
+find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
+	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
+
+.PHONY: help setup demo test check format clean java
+
+help: ## list the targets
+	@echo 'Targets (see the top of the Makefile for variables):'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1 \2/p' $(firstword $(MAKEFILE_LIST)) \
+		| while read -r make target what; do printf '  %-12s %s\n' "$$make $$target" "$$what"; done
+
+setup: $(stamp) ## make .venv with everything that the other targets need
+
+demo: java $(stamp) ## a bucket's changes into a Delta table, on real data (ROWS=20000, SINK=parquet)
+	@$(python) -m nats_stream_source.demo --sink '$(SINK)' $(if $(ROWS),--rows '$(ROWS)')
+
+test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
+	@$(python) -m pytest $(TESTS)
+
+check: $(stamp) ## ruff (lint, format) and mypy
+	@$(venv)/bin/ruff check
+	@$(venv)/bin/ruff format --check
+	@$(venv)/bin/mypy
+
+format: $(stamp) ## let ruff format and mend the code
+	@$(venv)/bin/ruff format
+	@$(venv)/bin/ruff check --fix
+
+clean: ## remove .venv and all that tools have left
+	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target \
+		spark-warehouse metastore_db derby.log *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Before the packages are fetched, which takes minutes.
+java:
+	@found=$$($(find_python)); [ -z "$$found" ] || $$found $(preflight) java
+
+$(stamp): pyproject.toml
+	@found=$$($(find_python)); \
+	if [ -z "$$found" ]; then \
+		echo '$(if $(PYTHON),$(PYTHON) is no Python 3.10 or newer that runs: name another one (`make setup PYTHON=python3.12`),No Python 3.10 or newer was found: install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or name it (`make setup PYTHON=/path/to/python3.12`)).' >&2; \
+		exit 1; \
+	fi; \
+	$$found $(preflight) venv || exit 1; \
+	echo "Setting up $(venv) with $$($$found --version): the packages take a few minutes the first time."; \
+	$$found -m venv $(venv) && \
+	$(python) -m pip --disable-pip-version-check install --quiet --editable '.[dev]' || { \
+		echo 'The packages could not be installed (see above): is a package index such as PyPI reachable?' >&2; \
+		exit 1; \
+	}
+	@touch $(stamp)
