@@ -58,8 +58,8 @@ class NatsKvDataSource(DataSource):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        # Not checked here: Spark makes one for a sink too, whose options are others as well.
         super().__init__(dict(options))
-        self._parsed = kv_options(options)
 
     @classmethod
     def name(cls) -> str:
@@ -68,11 +68,12 @@ class NatsKvDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns, as DDL."""
+        kv_options(self.options)
         return KV_DDL
 
     def streamReader(self, schema: StructType) -> NatsKvStreamReader:
         """The streaming side."""
-        return NatsKvStreamReader(self._parsed)
+        return NatsKvStreamReader(kv_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Batch reads are not part of this version."""

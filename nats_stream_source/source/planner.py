@@ -196,7 +196,7 @@ class Planner:
             epoch=0,
             origin=origin,
             stream_seq=origin,
-            time=None,
+            time=info.last_time if options.updates_only else None,
             consumer_seq=0,
             initial_through=max(origin, info.last_seq),
             filter=options.keys,
@@ -249,21 +249,18 @@ class Planner:
             if found is None:
                 if not moves_on(start, info.first_seq, last):
                     return begin, begin
-                quiet = replace(begin, stream_seq=last, time=None)
+                quiet = replace(begin, stream_seq=last, time=await self._time_at(last, info))
                 return quiet, quiet
             end, seen = found
         limited, rows, total = await self._within(start, end, limit, filters)
-        if limited < end:
-            seen = None
         newest = replace(begin, stream_seq=end, time=seen, consumer_seq=begin.consumer_seq + total)
         if limited == end and seen is not None:
             return newest, newest
-        message = await (await self._jetstream()).message(info.name, seq=limited)
         return (
             replace(
                 begin,
                 stream_seq=limited,
-                time=message.time if message else None,
+                time=await self._time_at(limited, info),
                 consumer_seq=begin.consumer_seq + rows,
             ),
             newest,
@@ -273,16 +270,21 @@ class Planner:
         self, begin: Offset, last: int, info: StreamInfo
     ) -> tuple[Offset, Offset]:
         through = begin.initial_through
-        jetstream = await self._jetstream()
-        message = await jetstream.message(info.name, seq=through)
         count = info.subjects if not self._options.keys else 0
         end = replace(
             begin,
             stream_seq=through,
-            time=message.time if message else None,
+            time=await self._time_at(through, info),
             consumer_seq=count,
         )
         return end, replace(end, stream_seq=last, consumer_seq=count + last - through)
+
+    async def _time_at(self, seq: int, info: StreamInfo) -> str | None:
+        """The time of the message at ``seq``; None when it is gone and was not the last one."""
+        if seq in (0, info.last_seq):
+            return info.last_time if seq else None
+        message = await (await self._jetstream()).message(info.name, seq=seq)
+        return message.time if message else None
 
     async def _last_match(
         self, start: int, last: int, filters: tuple[str, ...]
@@ -364,7 +366,7 @@ class Planner:
                 f"message at {start.stream_seq}, which the query had read",
                 f"go on after revision {at}",
             )
-            return _new_epoch(start, info.created, at)
+            return _new_epoch(start, info.created, at, await self._time_at(at, info))
         untouched = start.stream_seq == start.origin and self._options.start_sequence is None
         if (
             self._options.include_history
@@ -391,18 +393,20 @@ class Planner:
         return False
 
     async def _set_back(self, offset: Offset, info: StreamInfo) -> bool:
-        if offset.time is None:
+        if offset.time is None and offset.stream_seq == offset.origin:
             return False  # a start that was chosen beyond the end waits
         if info.last_seq < offset.stream_seq:
             return True
         if info.last_seq == offset.stream_seq:
             return info.last_time != offset.time
+        # Without a time there was no message, and the server gives no sequence out twice.
         message = await (await self._jetstream()).message(info.name, seq=offset.stream_seq)
         return message is not None and message.time != offset.time
 
     async def _first_later(self, start: Offset, info: StreamInfo) -> int:
         """The sequence before the first message that is later than ``start.time``."""
-        assert start.time is not None
+        if start.time is None:
+            return min(start.stream_seq, info.last_seq)  # unknown: at least nothing comes twice
         jetstream = await self._jetstream()
         read_until = nanoseconds(start.time)
 
@@ -421,14 +425,14 @@ class Planner:
         log.warning("%s; failOnDataLoss=false: %s", what, instead)
 
 
-def _new_epoch(start: Offset, created: str, origin: int) -> Offset:
+def _new_epoch(start: Offset, created: str, origin: int, time: str | None = None) -> Offset:
     return replace(
         start,
         created=created,
         epoch=start.epoch + 1,
         origin=origin,
         stream_seq=origin,
-        time=None,
+        time=time,
         initial_through=origin,
     )
 
