@@ -304,6 +304,28 @@ def test_set_back_stream(ten: str, grown: int) -> None:
         assert (end.origin, splits) == (10 + grown, [])
 
 
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+@pytest.mark.parametrize("what", ["the last message deleted", "all purged"])
+def test_a_healthy_stream_is_not_taken_for_set_back(
+    nats_server: NatsServer, how: str, what: str
+) -> None:
+    """A killed server does not know the time of a last message that was deleted."""
+    create_bucket(nats_server.url, "b", deny_delete=False)
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(10)))
+    start = read_all(nats_server.url)
+    if what == "all purged":
+        api(nats_server.url, "STREAM.PURGE.KV_b")
+    else:
+        api(nats_server.url, "STREAM.MSG.DELETE.KV_b", {"seq": 10})
+    getattr(nats_server, how)()
+    nats_server.start()
+    assert stream_state(nats_server.url, "b")["last_seq"] == 10
+    assert go_on(nats_server.url, start) == (start, [])
+    put(nats_server.url, "b", "later", b"v")
+    end, _ = go_on(nats_server.url, start)
+    assert (end.epoch, end.stream_seq) == (0, 11)
+
+
 def test_a_start_beyond_the_end_waits(ten: str) -> None:
     start = read_all(ten, startSequence="15")
     assert (start.stream_seq, start.time) == (14, None)

@@ -58,7 +58,8 @@ def nanoseconds(text: str) -> int:
 class StreamInfo:
     """What ``STREAM.INFO`` says of a stream.
 
-    ``last_time`` is the time of the message at ``last_seq``, None when the stream never had one;
+    ``last_time`` is the time of the message at ``last_seq``, None when the stream never had
+    one, or the server does not know it any more;
     ``subjects`` is how many subjects have messages.
     ``config`` is the server's own configuration object.
     """
@@ -81,7 +82,8 @@ class StreamInfo:
             created=answer["created"],
             first_seq=state["first_seq"],
             last_seq=state["last_seq"],
-            last_time=state["last_ts"] if state["last_seq"] else None,
+            # The year 1 is the server's way to say that it does not know.
+            last_time=None if state["last_ts"].startswith("0001-") else state["last_ts"],
             messages=state["messages"],
             subjects=state.get("num_subjects", 0),
             config=answer["config"],

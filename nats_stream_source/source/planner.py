@@ -19,8 +19,8 @@ The default's initial values need a ``last_per_subject`` consumer where a bucket
 revision of a key. Such a consumer cannot be cut into ranges, so they are one micro-batch with one
 split, whatever ``maxRowsPerTrigger`` says. With history 1 they are a range like any other.
 
-Before it plans, the planner compares the stream with the offset: was it made anew, was it set back,
-is something gone that the query had not read? That is data loss (``failOnDataLoss``).
+Before it plans, ``source.continuity`` compares the stream with the offset; data loss is found
+there.
 """
 
 from __future__ import annotations
@@ -28,25 +28,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from nats_stream_source.errors import DataLossError, OffsetError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo, nanoseconds
+from nats_stream_source.errors import OffsetError
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
 from nats_stream_source.jetstream.key_value import Bucket, look_up
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.rank import count_from
 from nats_stream_source.options import KvOptions
+from nats_stream_source.source.continuity import Continuity, time_at
 from nats_stream_source.source.offsets import Offset, range_between
-from nats_stream_source.source.ranges import first_after, limited_end, moves_on
+from nats_stream_source.source.ranges import answered, limited_end, moves_on
 
 log = logging.getLogger(__name__)
 
 _IDLE_INTERVAL = 0.02  # seconds
-
-Answer = TypeVar("Answer")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +77,7 @@ class Planner:
         self._options = options
         self._link = link
         self._clock = clock
+        self._continuity = Continuity(options, link)
         self._bucket: Bucket | None = None
         self._initial: Offset | None = None
         self._target: int | None = None
@@ -116,7 +114,7 @@ class Planner:
         self._accept(start)
         info = await self._look()
         self._idle = None
-        begin = await self._continued(start, info)
+        begin = await self._continuity.go_on(start, info)
         last = info.last_seq if self._target is None else min(info.last_seq, self._target)
         end, newest = await self._end(begin, last, info, limit)
         self._newest = newest
@@ -134,7 +132,7 @@ class Planner:
         self._accept(start)
         self._accept(end)
         first, last = range_between(start, end)
-        if end != self._planned and not await self._still_there(end, await self._look()):
+        if end != self._planned and not await self._continuity.still_there(end, await self._look()):
             return []
         if first == last:
             return []
@@ -249,7 +247,9 @@ class Planner:
             if found is None:
                 if not moves_on(start, info.first_seq, last):
                     return begin, begin
-                quiet = replace(begin, stream_seq=last, time=await self._time_at(last, info))
+                quiet = replace(
+                    begin, stream_seq=last, time=await time_at(await self._jetstream(), info, last)
+                )
                 return quiet, quiet
             end, seen = found
         limited, rows, total = await self._within(start, end, limit, filters)
@@ -260,7 +260,7 @@ class Planner:
             replace(
                 begin,
                 stream_seq=limited,
-                time=await self._time_at(limited, info),
+                time=await time_at(await self._jetstream(), info, limited),
                 consumer_seq=begin.consumer_seq + rows,
             ),
             newest,
@@ -274,17 +274,10 @@ class Planner:
         end = replace(
             begin,
             stream_seq=through,
-            time=await self._time_at(through, info),
+            time=await time_at(await self._jetstream(), info, through),
             consumer_seq=count,
         )
         return end, replace(end, stream_seq=last, consumer_seq=count + last - through)
-
-    async def _time_at(self, seq: int, info: StreamInfo) -> str | None:
-        """The time of the message at ``seq``; None when it is gone and was not the last one."""
-        if seq in (0, info.last_seq):
-            return info.last_time if seq else None
-        message = await (await self._jetstream()).message(info.name, seq=seq)
-        return message.time if message else None
 
     async def _last_match(
         self, start: int, last: int, filters: tuple[str, ...]
@@ -344,110 +337,9 @@ class Planner:
                 total = rows
             return rows
 
-        limited, rows = await _asked(limited_end(start, end, limit), answer)
+        limited, rows = await answered(limited_end(start, end, limit), answer)
         return limited, rows, total
-
-    # -- data loss ------------------------------------------------------------------------------
-
-    async def _continued(self, start: Offset, info: StreamInfo) -> Offset:
-        """Where reading goes on from ``start``: ``start`` itself, or a new epoch after a loss."""
-        if info.created != start.created:
-            self._lost(
-                f"stream {info.name} was deleted and made again (created {info.created}, the "
-                f"checkpoint has {start.created}): what came after revision {start.stream_seq} "
-                f"and was not read is gone",
-                "read the new stream from its beginning",
-            )
-            return _new_epoch(start, info.created, 0)
-        if await self._set_back(start, info):
-            at = await self._first_later(start, info)
-            self._lost(
-                f"stream {info.name} was set back: it now ends at {info.last_seq}, or has another "
-                f"message at {start.stream_seq}, which the query had read",
-                f"go on after revision {at}",
-            )
-            return _new_epoch(start, info.created, at, await self._time_at(at, info))
-        untouched = start.stream_seq == start.origin and self._options.start_sequence is None
-        if (
-            self._options.include_history
-            and not untouched
-            and info.first_seq > start.stream_seq + 1
-        ):
-            self._lost(
-                f"stream {info.name} begins at {info.first_seq} by now: the revisions "
-                f"{start.stream_seq + 1} to {info.first_seq - 1} went away before they were read "
-                f"(option 'includeHistory' asks for all of them; a deeper history keeps them)",
-                f"go on with revision {info.first_seq}",
-            )
-        return start
-
-    async def _still_there(self, end: Offset, info: StreamInfo) -> bool:
-        """Whether a range that an earlier process planned can still be read."""
-        if info.created == end.created and not await self._set_back(end, info):
-            return True
-        self._lost(
-            f"stream {info.name} was deleted and made again, or set back: the micro-batch up to "
-            f"revision {end.stream_seq}, which was planned but not finished, is gone",
-            "leave that micro-batch empty",
-        )
-        return False
-
-    async def _set_back(self, offset: Offset, info: StreamInfo) -> bool:
-        if offset.time is None and offset.stream_seq == offset.origin:
-            return False  # a start that was chosen beyond the end waits
-        if info.last_seq < offset.stream_seq:
-            return True
-        if info.last_seq == offset.stream_seq:
-            return info.last_time != offset.time
-        # Without a time there was no message, and the server gives no sequence out twice.
-        message = await (await self._jetstream()).message(info.name, seq=offset.stream_seq)
-        return message is not None and message.time != offset.time
-
-    async def _first_later(self, start: Offset, info: StreamInfo) -> int:
-        """The sequence before the first message that is later than ``start.time``."""
-        if start.time is None:
-            return min(start.stream_seq, info.last_seq)  # unknown: at least nothing comes twice
-        jetstream = await self._jetstream()
-        read_until = nanoseconds(start.time)
-
-        async def later(seq: int) -> bool:
-            message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
-            return message is None or nanoseconds(message.time) > read_until
-
-        return await _asked(first_after(info.first_seq, info.last_seq), later) - 1
-
-    def _lost(self, what: str, instead: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"{what}. Set the option failOnDataLoss=false to {instead}, or use another "
-                f"checkpoint location to begin anew"
-            )
-        log.warning("%s; failOnDataLoss=false: %s", what, instead)
-
-
-def _new_epoch(start: Offset, created: str, origin: int, time: str | None = None) -> Offset:
-    return replace(
-        start,
-        created=created,
-        epoch=start.epoch + 1,
-        origin=origin,
-        stream_seq=origin,
-        time=time,
-        initial_through=origin,
-    )
 
 
 def _seq(message: StoredMessage) -> int:
     return message.seq
-
-
-async def _asked(
-    questions: Generator[int, Answer, Result], answer: Callable[[int], object]
-) -> Result:
-    """Run a question generator of ``ranges`` against an async ``answer``."""
-    try:
-        question = next(questions)
-        while True:
-            question = questions.send(await answer(question))  # type: ignore[misc]
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]

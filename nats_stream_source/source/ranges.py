@@ -6,7 +6,11 @@ that the planner can ask a real server and a test a list of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _MOST_RANKS = 12
 _GOOD_ENOUGH = 0.9
@@ -76,3 +80,16 @@ def moves_on(position: int, first_seq: int, last_seq: int) -> bool:
     the position lies in the older half of the stream.
     """
     return position < last_seq and position - first_seq < last_seq - position
+
+
+async def answered(
+    questions: Generator[int, Answer, Result], answer: Callable[[int], Awaitable[Answer]]
+) -> Result:
+    """Run a question generator of this module, each question put to ``answer``; its result."""
+    try:
+        question = next(questions)
+        while True:
+            question = questions.send(await answer(question))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
