@@ -304,6 +304,12 @@ def test_set_back_stream(ten: str, grown: int) -> None:
         assert (end.origin, splits) == (10 + grown, [])
 
 
+def test_set_back_to_before_anything_that_was_read(ten: str) -> None:
+    start = replace(read_all(ten), stream_seq=12, time="2001-01-01T00:00:00Z")
+    end, (split,) = go_on(ten, start, **ACCEPT)
+    assert (end.epoch, end.origin, split.start, split.end) == (1, 0, 0, 10)
+
+
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 @pytest.mark.parametrize("what", ["the last message deleted", "all purged"])
 def test_a_healthy_stream_is_not_taken_for_set_back(

@@ -33,7 +33,7 @@ async def time_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | Non
     """The time of the message at ``seq``; None when it is gone and was not the last one."""
     if seq == info.last_seq:
         return info.last_time
-    message = await jetstream.message(info.name, seq=seq)
+    message = await jetstream.message(info.name, seq=seq) if seq else None
     return message.time if message else None
 
 
