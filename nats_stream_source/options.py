@@ -53,6 +53,15 @@ def _list(value: str) -> tuple[str, ...]:
     return parts
 
 
+def _servers(value: str) -> tuple[str, ...]:
+    if "@" in value:
+        raise ValueError(
+            "it holds credentials, which Spark would show in plans: use the options 'user' and "
+            "'password', or 'token'"
+        )
+    return _list(value)
+
+
 def _token(value: str) -> str:
     if not value or set(value) & set(" \t\r\n.*>"):
         raise ValueError("not one token: no dots, wildcards or spaces")
@@ -78,7 +87,7 @@ class Option:
 
 
 CONNECTION: tuple[Option, ...] = (
-    Option("servers", "list of URLs", _list, None, "where the NATS servers are; required"),
+    Option("servers", "list of URLs", _servers, None, "where the NATS servers are; required", True),
     Option("user", "text", _text, None, "user name"),
     Option("password", "text", _text, None, "password of `user`", secret=True),
     Option("token", "text", _text, None, "authentication token", secret=True),
@@ -205,7 +214,7 @@ def kv_options(given: Mapping[str, str]) -> KvOptions:
     return KvOptions(
         connection=connection_settings(values),
         bucket=check_bucket(values["bucket"]),
-        keys=tuple(sorted(check_filters(values["keys"]))),
+        keys=() if values["keys"] == (">",) else tuple(sorted(check_filters(values["keys"]))),
         include_history=values["includeHistory"],
         updates_only=values["updatesOnly"],
         ignore_deletes=values["ignoreDeletes"],

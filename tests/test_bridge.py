@@ -8,6 +8,7 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import Transport
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.bridge import open_inbox, tapped_client
@@ -19,6 +20,8 @@ def test_the_private_names_of_nats_py_are_as_the_bridge_needs_them() -> None:
     assert inspect.iscoroutinefunction(parser.parse)
     assert list(inspect.signature(parser.parse).parameters) == ["data"]
     assert callable(parser.reset)
+    assert Client()._transport is None
+    assert callable(Transport.close)
     # The read loop must ask the client for its parser each time, not keep one.
     assert "await self._ps.parse(b)" in inspect.getsource(Client._read_loop)
 

@@ -121,12 +121,12 @@ def test_credentials_in_the_url(guarded: NatsServer) -> None:
 
 
 def test_no_permission_for_the_api(guarded: NatsServer) -> None:
-    with pytest.raises(PermissionDeniedError, match=r"'\$js\.api\.stream\.info\.none'"):
+    with pytest.raises(PermissionDeniedError, match=r"'\$JS\.API\.STREAM\.INFO\.none'"):
         info_of(guarded.url, user="api", password="secret2", request_timeout=30.0)
 
 
 def test_no_permission_for_inboxes(guarded: NatsServer) -> None:
-    with pytest.raises(PermissionDeniedError, match="option 'inboxPrefix'"):
+    with pytest.raises(PermissionDeniedError, match=r"'_INBOX\.>'.*option 'inboxPrefix'"):
         info_of(guarded.url, user="inbox", password="secret3", request_timeout=30.0)
 
 
@@ -160,6 +160,30 @@ def test_a_server_that_stops_answering(nats_server: NatsServer) -> None:
             await connection.close()
 
     asyncio.run(work())
+
+
+def test_closing_a_dead_connection_says_nothing(nats_server: NatsServer) -> None:
+    """What failed first must not be covered up by a broken pipe."""
+
+    async def work() -> None:
+        connection = await Connection.open(settings(nats_server.url))
+        nats_server.kill()
+        for _ in range(20):
+            await connection.client.publish("x", b"y" * 100_000)
+        await connection.close()
+        assert connection.client.is_closed
+        with pytest.raises(ConnectError):
+            await connection.inbox("x")
+        with pytest.raises(ConnectError):
+            await JetStream(connection).stream_info("none")
+
+    asyncio.run(work())
+
+
+def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> None:
+    both = ConnectionSettings(servers=(shared_server.url, "ws://127.0.0.1:1"))
+    with pytest.raises(ConfigurationError, match="do not mix"):
+        asyncio.run(Connection.open(both))
 
 
 def test_a_kept_connection_is_replaced_when_it_is_dead(nats_server: NatsServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.errors import ConfigurationError, InvalidNameError, OptionError
+from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.options import CONNECTION, KV, kv_options
 
 BASE = {"servers": "nats://127.0.0.1:4222", "bucket": "fleet"}
@@ -42,6 +43,7 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "infinite": ({"requestTimeout": "inf"}, OptionError, "not between"),
     "not a number": ({"requestTimeout": "nan"}, OptionError, "not between"),
     "an empty key": ({"keys": "a,,b"}, OptionError, "empty element"),
+    "credentials in a URL": ({"servers": "nats://me:hunter2@h:1"}, OptionError, "'user' and"),
     "empty text": ({"user": " "}, OptionError, "empty text"),
     "a bucket with a dot": ({"bucket": "a.b"}, InvalidNameError, "'a.b' is not a bucket name"),
     "a key with a space": ({"keys": "a b"}, InvalidNameError, "not a key filter"),
@@ -87,16 +89,16 @@ def test_prefixes() -> None:
 
 
 def test_secrets_stay_out_of_repr_and_errors() -> None:
-    options = kv_options(
-        {
-            "servers": "nats://me:hunter2@127.0.0.1:4222",
-            "bucket": "b",
-            "user": "me",
-            "password": "hunter2",
-        }
-    )
+    options = kv_options({**BASE, "user": "me", "password": "hunter2"})
     assert "hunter2" not in repr(options)
-    assert options.connection.places == "nats://127.0.0.1:4222"
+    assert options.connection.password == "hunter2"
+    for servers in ("nats://me:hunter2@h:1", "nats://me:hunter2@h:1,", "nats://me:hun,ter2@h:1"):
+        with pytest.raises(OptionError) as caught:
+            kv_options({**BASE, "servers": servers})
+        assert "hun" not in str(caught.value)
+    settings = ConnectionSettings(servers=("nats://me:hunter2@127.0.0.1:4222",))
+    assert "hunter2" not in repr(settings)
+    assert settings.places == "nats://127.0.0.1:4222"
     with pytest.raises(OptionError) as caught:
         kv_options({**BASE, "token": " "})
     assert "' '" not in str(caught.value)

@@ -351,7 +351,7 @@ def test_aged_out_history_is_loss_only_where_history_was_asked_for(ten: str) -> 
     with pytest.raises(DataLossError, match=r"begins at 101.*revisions 11 to 100"):
         go_on(ten, start, **history)
     end, (split,) = go_on(ten, start, **history, **ACCEPT)
-    assert (end.epoch, split.start, split.end, split.complete) == (0, 10, 110, True)
+    assert (end.epoch, split.start, split.end, split.complete_from) == (0, 10, 110, 101)
 
 
 def test_a_logged_range_of_a_replaced_stream(ten: str) -> None:
@@ -367,6 +367,70 @@ def test_a_logged_range_of_a_replaced_stream(ten: str) -> None:
     with pytest.raises(DataLossError, match="planned but not finished"):
         plan(ten, "b", restart)
     assert plan(ten, "b", restart, **ACCEPT) == []
+
+
+def test_a_logged_range_of_a_stream_that_was_set_back(ten: str) -> None:
+    """What is left of the planned range is read; what is gone is said to be."""
+    logged = replace(read_all(ten), stream_seq=14, time="2100-01-01T00:00:00Z")
+
+    async def restart(planner: Planner) -> Any:
+        start = replace(await planner.initial(), stream_seq=6)
+        splits = await planner.plans(start, logged)
+        return splits, await planner.latest(logged, None)
+
+    with pytest.raises(DataLossError, match="what came after 10 is gone"):
+        plan(ten, "b", restart)
+    (split,), then = plan(ten, "b", restart, **ACCEPT)
+    assert (split.start, split.end) == (6, 10)
+    assert (then.epoch, then.origin) == (1, 10)
+
+
+def test_set_back_to_an_empty_stream(ten: str) -> None:
+    """A stream that never had a message has no sequence 0 to go on from, nor -1."""
+    start = read_all(ten)
+    delete_bucket(ten, "b")
+    created = create_bucket(ten, "b")["created"]
+    end, splits = go_on(ten, replace(start, created=created), **ACCEPT)
+    assert (end.epoch, end.origin, end.stream_seq, splits) == (1, 0, 0, [])
+
+
+def test_aged_out_under_a_filter_is_only_a_warning(
+    ten: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether any of the query's own keys lost a revision, nobody knows any more."""
+    options = {"includeHistory": "true", "keys": "k0"}
+    start = read_all(ten, **options)
+    put_many(ten, "b", ((f"k{i % 10}", b"v") for i in range(100)))
+    end, _ = go_on(ten, start, **options)
+    assert end.epoch == 0
+    assert "if there were any of keys=k0" in caplog.text
+
+
+@pytest.mark.parametrize("limit", [1, 5, 20])
+def test_a_limit_under_steady_writes_moves_on(ten: str, limit: int) -> None:
+    """Ranks of different moments contradict each other; no batch is empty for that."""
+    acknowledged = 10
+
+    def write() -> None:
+        nonlocal acknowledged
+        for _ in range(15):
+            revisions = put_many(ten, "b", ((f"k{i % 10}", b"w") for i in range(200)))
+            acknowledged = revisions[-1]
+
+    async def work(planner: Planner) -> int:
+        start = await planner.initial()
+        writing = asyncio.create_task(asyncio.to_thread(write))
+        batches = 0
+        while not writing.done():
+            known = acknowledged
+            end = await planner.latest(start, limit)
+            assert end.stream_seq > start.stream_seq or known <= start.stream_seq
+            start = end
+            batches += 1
+        await writing
+        return batches
+
+    assert plan(ten, "b", work) >= 3
 
 
 def test_a_logged_first_batch_is_read_from_its_own_origin(ten: str) -> None:

@@ -97,6 +97,26 @@ def test_a_limit_is_never_exceeded_and_always_moves_on(
     assert asked <= 12
 
 
+@given(
+    length=st.integers(2, 5000),
+    limit=st.integers(1, 300),
+    answers=st.lists(st.integers(0, 6000), min_size=12, max_size=12),
+)
+def test_answers_that_contradict_each_other_still_move_on(
+    length: int, limit: int, answers: list[int]
+) -> None:
+    """Ranks are of different moments while others write and the bucket compacts."""
+    given_answers = iter(answers)
+    limited, _ = answered(limited_end(0, length, limit), lambda seq: next(given_answers))
+    assert 0 < limited <= length
+
+
+def test_no_time_for_questions() -> None:
+    assert answered(limited_end(10, 1000, 7), lambda seq: None) == (17, 7)
+    first = iter([500, None])
+    assert answered(limited_end(10, 1000, 7), lambda seq: next(first)) == (17, 7)
+
+
 def test_a_limit_below_one_row_is_refused() -> None:
     with pytest.raises(ValueError, match="less than one"):
         next(limited_end(0, 10, 0))

@@ -7,7 +7,8 @@ each message; all other frames go on to nats-py's parser, whole and in order. So
 never holds half a frame, and may be taken out or put back at any frame's end.
 
 Private names in use, checked by ``tests/test_bridge.py`` against the installed version:
-``Client._ps`` (an object with ``parse`` and ``reset``) and ``Subscription._id`` (the sid).
+``Client._ps`` (an object with ``parse`` and ``reset``), ``Client._transport`` (with ``close``) and
+``Subscription._id`` (the sid).
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ def tapped_client() -> Client:
     client = Client()
     client._ps = _Tap(client._ps)  # type: ignore[assignment]
     return client
+
+
+def abort(client: Client) -> None:
+    """Close the socket of a client whose own ``close()`` failed half-way."""
+    if client._transport is not None:
+        client._transport.close()  # type: ignore[no-untyped-call]
 
 
 async def open_inbox(client: Client, subject: str) -> Inbox:

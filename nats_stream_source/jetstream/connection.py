@@ -8,6 +8,7 @@ joined to the request that met them, and a liveness check that is a PING/PONG an
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -26,11 +27,14 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     RequestTimeoutError,
 )
-from nats_stream_source.jetstream.bridge import Inbox, open_inbox, tapped_client
+from nats_stream_source.jetstream.bridge import Inbox, abort, open_inbox, tapped_client
 from nats_stream_source.jetstream.subjects import DEFAULT_API_PREFIX
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+_CLOSE_DEADLINE = 2.0  # seconds
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
 
@@ -63,22 +67,27 @@ class ConnectionSettings:
         return ", ".join(_place(url) for url in self.servers)
 
 
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        sound = False
-    if not sound or parts.scheme not in ("nats", "tls", "ws", "wss"):
-        raise ConfigurationError(
-            f"option 'servers': {_place(url)!r} is not an address like nats://host:4222"
-        )
+def _check_servers(settings: ConnectionSettings) -> None:
+    schemes = set()
+    for url in settings.servers:
+        try:
+            parts = urlsplit(url if "://" in url else f"nats://{url}")
+            sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            sound = False
+        if not sound or parts.scheme not in ("nats", "tls", "ws", "wss"):
+            raise ConfigurationError(
+                f"option 'servers': {_place(url)!r} is not an address like nats://host:4222"
+            )
+        schemes.add(parts.scheme in ("ws", "wss"))
+    if len(schemes) > 1:
+        raise ConfigurationError("option 'servers': websocket and other addresses do not mix")
 
 
 def _place(url: str) -> str:
     # Not through urlsplit's user and password: the url may be one that it cannot read.
-    scheme, _, rest = url.rpartition("://")
-    return f"{scheme or 'nats'}://{rest.rpartition('@')[2]}"
+    scheme, found, rest = url.partition("://")
+    return f"{scheme if found else 'nats'}://{(rest if found else url).rpartition('@')[2]}"
 
 
 class Connection:
@@ -97,7 +106,6 @@ class Connection:
         self.reconnects = 0
         self.online = asyncio.Event()
         self._offline = asyncio.Event()
-        self._connecting = False
         self._trouble: Exception | None = None
         self._refused: asyncio.Future[None] | None = None
         self._under_way: dict[asyncio.Future[Any], str] = {}
@@ -150,9 +158,7 @@ class Connection:
 
     async def _connect(self) -> None:
         settings = self.settings
-        for url in settings.servers:
-            _check_url(url)
-        self._connecting = True
+        _check_servers(settings)
         try:
             await self.client.connect(
                 servers=list(settings.servers),
@@ -217,13 +223,28 @@ class Connection:
         return True
 
     async def close(self) -> None:
-        """Close the connection for good; safe to call again, also where it never was open."""
-        if self._connecting:
-            await self.client.close()
+        """Close the connection for good; safe to call again, also where it never was open.
+
+        Never fails: a connection is closed because it is not needed, or because something failed
+        already, which must not be covered up by a broken pipe.
+        """
+        try:
+            await asyncio.wait_for(self.client.close(), _CLOSE_DEADLINE)
+        except (OSError, asyncio.TimeoutError, nats.errors.Error, AssertionError) as error:
+            # AssertionError: nats-py's own check, when connecting failed early.
+            log.debug("closing %r: %r", self, error)
+            abort(self.client)
 
     async def inbox(self, subject: str) -> Inbox:
-        """A tapped subscription; the caller closes it with :meth:`release`."""
-        inbox = await open_inbox(self.client, subject)
+        """A tapped subscription; the caller closes it with :meth:`release`.
+
+        Raises:
+            ConnectError: the connection is closed.
+        """
+        try:
+            inbox = await open_inbox(self.client, subject)
+        except nats.errors.Error as error:
+            raise ConnectError(f"the connection to {self.settings.places} is closed") from error
         self._inboxes.append(inbox)
         return inbox
 
@@ -251,7 +272,7 @@ class Connection:
         if denied := self._denied_inbox:
             raise self._denial(denied)
         attempt = asyncio.ensure_future(action())
-        self._under_way[attempt] = subject.lower()
+        self._under_way[attempt] = subject
         try:
             return await attempt
         except asyncio.CancelledError:
@@ -285,8 +306,9 @@ class Connection:
         inbox = denied.startswith(self.settings.inbox_prefix.lower() + ".")
         if inbox:
             # The inbox for answers is subscribed to once: later requests would wait in vain too.
-            self._denied_inbox = denied
+            self._denied_inbox = f"{self.settings.inbox_prefix}.>"
         for attempt, subject in self._under_way.items():
-            if inbox or subject == denied:
-                self._denials[attempt] = denied
+            # nats-py has made the server's text lower case; permissions are not.
+            if inbox or subject.lower() == denied:
+                self._denials[attempt] = self._denied_inbox or subject
                 attempt.cancel()

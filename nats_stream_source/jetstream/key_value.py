@@ -60,7 +60,8 @@ class Bucket:
             stream=stream,
             prefix=key_subject(origin, ""),
             history=config.get("max_msgs_per_subject", -1),
-            covers=not mirror and not config.get("sources") and config.get("subjects") == own,
+            covers=config.get("subjects") == own
+            and not any(config.get(name) for name in ("mirror", "sources", "subject_transform")),
             vanishing=_vanishing(config),
         )
 

@@ -111,7 +111,8 @@ class OrderedReader:
             reasons = ", ".join(reason.value for reason in cursor.rebuilds[-cursor.fruitless :])
             raise ConsumerLostError(
                 f"reading {request.stream} stopped at sequence {cursor.position} of {request.end}: "
-                f"{cursor.fruitless} consumers in a row were lost without progress ({reasons})"
+                f"{cursor.fruitless} consumers in a row were lost without progress ({reasons}). "
+                f"A server that is slow to answer needs a larger option 'requestTimeout'"
             )
         if cursor.fruitless > 1:
             await asyncio.sleep(min(_FIRST_PAUSE * 2**cursor.fruitless, _LONGEST_PAUSE))
@@ -165,7 +166,7 @@ class OrderedReader:
             self._flow_control = False
             log.warning(
                 "%s: flow-control answers do not reach the server, so the next consumer does "
-                "without; an account import of JetStream needs one of '$JS.FC.>' as well",
+                "without: the user's permissions, or the account's import, lack '$JS.FC.>'",
                 self.request.stream,
             )
         await self._drop_inbox()

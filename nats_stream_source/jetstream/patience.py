@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tenacity import (
     AsyncRetrying,
-    before_sleep_log,
+    RetryCallState,
     retry_if_exception,
     stop_after_delay,
     wait_exponential,
@@ -39,6 +39,11 @@ def passes(error: BaseException) -> bool:
     )
 
 
+def _say(attempt: RetryCallState) -> None:
+    assert attempt.outcome is not None
+    log.warning("asking again after: %s", attempt.outcome.exception())
+
+
 async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:
     """Run ``work``, and again after a failure that passes, for at most about ``seconds``.
 
@@ -49,7 +54,7 @@ async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:
         retry=retry_if_exception(passes),
         stop=stop_after_delay(seconds),
         wait=wait_exponential(multiplier=0.05, max=1),
-        before_sleep=before_sleep_log(log, logging.WARNING),
+        before_sleep=_say,
         reraise=True,
     ):
         with attempt:

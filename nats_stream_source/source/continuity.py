@@ -67,30 +67,43 @@ class Continuity:
             return _new_epoch(
                 start, info.created, at, await time_at(await self._jetstream(), info, at)
             )
-        untouched = start.stream_seq == start.origin and self._options.start_sequence is None
-        if (
-            self._options.include_history
-            and not untouched
-            and info.first_seq > start.stream_seq + 1
-        ):
-            self._lost(
-                f"stream {info.name} begins at {info.first_seq} by now: the revisions "
-                f"{start.stream_seq + 1} to {info.first_seq - 1} went away before they were read "
-                f"(option 'includeHistory' asks for all of them; a deeper history keeps them)",
-                f"go on with revision {info.first_seq}",
-            )
+        # Where the query has not begun, history goes as far back as it does.
+        begun = start.stream_seq > start.origin or self._options.start_sequence is not None
+        if self._options.include_history and begun and info.first_seq > start.stream_seq + 1:
+            self.aged_out(info, start.stream_seq + 1)
         return start
 
-    async def still_there(self, end: Offset, info: StreamInfo) -> bool:
-        """Whether a range that an earlier process planned can still be read."""
-        if info.created == end.created and not await self._set_back(end, info):
-            return True
-        self._lost(
-            f"stream {info.name} was deleted and made again, or set back: the micro-batch up to "
-            f"revision {end.stream_seq}, which was planned but not finished, is gone",
-            "leave that micro-batch empty",
+    def aged_out(self, info: StreamInfo, expected: int) -> None:
+        """Report that the stream begins later than at ``expected``, from where all was wanted."""
+        what = (
+            f"stream {info.name} begins at {info.first_seq} by now: revisions {expected} to "
+            f"{info.first_seq - 1} went away before they were read (option 'includeHistory' asks "
+            f"for all of them; a deeper history keeps them)"
         )
-        return False
+        if self._options.keys:
+            # Which keys they were of, nobody knows any more: perhaps none of the query's.
+            log.warning("%s, if there were any of keys=%s", what, ",".join(self._options.keys))
+            return
+        self._lost(what, f"go on with revision {info.first_seq}")
+
+    async def readable_through(self, end: Offset, info: StreamInfo) -> int:
+        """Up to which sequence a range that an earlier process planned can still be read."""
+        if info.created != end.created:
+            self._lost(
+                f"stream {info.name} was deleted and made again: the micro-batch up to revision "
+                f"{end.stream_seq}, which was planned but not finished, is gone",
+                "leave that micro-batch empty",
+            )
+            return 0
+        if not await self._set_back(end, info):
+            return end.stream_seq
+        at = await self._first_later(end, info)
+        self._lost(
+            f"stream {info.name} was set back: of the micro-batch up to revision "
+            f"{end.stream_seq}, which was planned but not finished, what came after {at} is gone",
+            f"read it up to revision {at}",
+        )
+        return min(at, end.stream_seq)
 
     async def _set_back(self, offset: Offset, info: StreamInfo) -> bool:
         if offset.time is None and offset.stream_seq == offset.origin:
@@ -116,7 +129,7 @@ class Continuity:
             message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
             return message is None or nanoseconds(message.time) > read_until
 
-        return await answered(first_after(info.first_seq, info.last_seq), later) - 1
+        return max(0, await answered(first_after(info.first_seq, info.last_seq), later) - 1)
 
     def _lost(self, what: str, instead: str) -> None:
         if self._options.fail_on_data_loss:

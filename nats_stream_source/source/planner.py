@@ -44,6 +44,7 @@ from nats_stream_source.source.ranges import answered, limited_end, moves_on
 log = logging.getLogger(__name__)
 
 _IDLE_INTERVAL = 0.02  # seconds
+_RANK_SECONDS = 2.0  # for all ranks of one micro-batch; then sequence arithmetic has to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Plan:
     Attributes:
         start, end: the range ``(start, end]``.
         last_per_subject: read each key's last entry only.
-        complete: every sequence from ``start + 1`` on must still have been there after the read.
+        complete_from: after the read, the stream must not begin after this sequence, or entries
+            went away unread; None where that does not matter.
     """
 
     bucket: str
@@ -65,7 +67,7 @@ class Plan:
     end: int
     initial_through: int
     last_per_subject: bool
-    complete: bool
+    complete_from: int | None
 
 
 class Planner:
@@ -79,6 +81,7 @@ class Planner:
         self._clock = clock
         self._continuity = Continuity(options, link)
         self._bucket: Bucket | None = None
+        self._first_seq = 0
         self._initial: Offset | None = None
         self._target: int | None = None
         self._newest: Offset | None = None
@@ -132,13 +135,13 @@ class Planner:
         self._accept(start)
         self._accept(end)
         first, last = range_between(start, end)
-        if end != self._planned and not await self._continuity.still_there(end, await self._look()):
-            return []
-        if first == last:
+        if end != self._planned:
+            last = min(last, await self._continuity.readable_through(end, await self._look()))
+        if first >= last:
             return []
         bucket = self._known_bucket()
         per_subject = self._per_subject(end, first, last)
-        untouched = first == end.origin and end.epoch == 0
+        history = self._options.include_history
         return [
             Plan(
                 bucket=self._options.bucket,
@@ -150,7 +153,7 @@ class Planner:
                 end=last,
                 initial_through=end.initial_through,
                 last_per_subject=per_subject,
-                complete=self._options.include_history and not untouched,
+                complete_from=max(first + 1, self._first_seq) if history else None,
             )
         ]
 
@@ -162,6 +165,7 @@ class Planner:
     async def _look(self, *, warn: bool = False) -> StreamInfo:
         info = await look_up(await self._jetstream(), self._options.bucket)
         self._bucket = Bucket.of(self._options.bucket, info.config)
+        self._first_seq = info.first_seq
         if warn and self._bucket.vanishing:
             log.warning(
                 "bucket %s: keys can vanish without a marker (%s), and no row will say so; "
@@ -329,9 +333,13 @@ class Planner:
             total = min(most, await rows_after(start)) if most > 1 else most
             return end, total, total
         total = most
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _RANK_SECONDS
 
-        async def answer(seq: int) -> int:
+        async def answer(seq: int) -> int | None:
             nonlocal total
+            if loop.time() > deadline:
+                return None
             rows = max(0, await rows_after(seq))
             if seq == start:
                 total = rows

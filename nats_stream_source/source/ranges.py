@@ -16,10 +16,12 @@ _MOST_RANKS = 12
 _GOOD_ENOUGH = 0.9
 
 
-def limited_end(start: int, end: int, limit: int) -> Generator[int, int, tuple[int, int]]:
+def limited_end(start: int, end: int, limit: int) -> Generator[int, int | None, tuple[int, int]]:
     """Where a range that may hold more than ``limit`` rows ends, by rank and interpolation.
 
-    Yields sequences ``s`` and is sent how many rows there are in ``(s, end]``. Returns
+    Yields sequences ``s`` and is sent how many rows there are in ``(s, end]``, or None when there
+    is no time for more questions. Answers may be of different moments, as long as they err towards
+    more rows at the start and fewer elsewhere. Returns
     ``(limited, rows)``: the last sequence of the range, ``start < limited <= end``, and how many
     rows it holds: never more than ``limit``, and at least 90 % of it when that was found within
     12 questions. Rows never exceed sequences, so a range of ``limit`` sequences is right without a
@@ -30,6 +32,8 @@ def limited_end(start: int, end: int, limit: int) -> Generator[int, int, tuple[i
     if end - start <= limit:
         return end, end - start
     total = yield start
+    if total is None:
+        return start + limit, limit
     if total <= limit:
         return end, total
     # Invariant: rows in (start, low] are `low_rows` <= limit < rows in (start, high].
@@ -44,13 +48,18 @@ def limited_end(start: int, end: int, limit: int) -> Generator[int, int, tuple[i
             aim = limit - limit // 20
             middle = low + (high - low) * (aim - low_rows) // max(high_rows - low_rows, 1)
             middle = min(max(middle, low + 1), high - 1)
-        rows = total - (yield middle)
+        beyond = yield middle
+        if beyond is None:
+            break
+        rows = total - beyond
         if rows <= limit:
             low, low_rows = middle, rows
         else:
             high, high_rows = middle, rows
     # What follows `low` holds at most one row per sequence: free to take up to the limit.
-    free = min(low + limit - low_rows, high - 1)
+    # Not bounded by `high`: where answers of different moments contradict each other, that bound
+    # may leave nothing, and the query would stand still.
+    free = min(low + limit - low_rows, end)
     if low_rows < _GOOD_ENOUGH * limit and free > low:
         return free, min(low_rows + free - low, limit)
     return low, low_rows

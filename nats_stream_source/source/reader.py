@@ -7,7 +7,7 @@ off meanwhile, the rows just read are not what the offsets promise, and the task
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -20,11 +20,10 @@ from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.options import KvOptions
+from nats_stream_source.source.continuity import Continuity
 from nats_stream_source.source.planner import Plan
 from nats_stream_source.source.rows import kv_rows
 from nats_stream_source.source.runtime import kept_runner
-
-log = logging.getLogger(__name__)
 
 
 def read_split(plan: Plan, options: KvOptions) -> Iterator[pa.RecordBatch]:
@@ -48,18 +47,19 @@ def read_split(plan: Plan, options: KvOptions) -> Iterator[pa.RecordBatch]:
             headers_only=options.meta_only,
         ),
     )
-    for frames in runner.iterate(reader.batches()):
-        rows = kv_rows(
-            frames,
-            bucket=plan.bucket,
-            prefix=plan.prefix,
-            stream_created=plan.created,
-            initial_through=plan.initial_through,
-            meta_only=options.meta_only,
-            ignore_deletes=options.ignore_deletes,
-        )
-        if rows.num_rows:
-            yield rows
+    with contextlib.closing(runner.iterate(reader.batches())) as batches:
+        for frames in batches:
+            rows = kv_rows(
+                frames,
+                bucket=plan.bucket,
+                prefix=plan.prefix,
+                stream_created=plan.created,
+                initial_through=plan.initial_through,
+                meta_only=options.meta_only,
+                ignore_deletes=options.ignore_deletes,
+            )
+            if rows.num_rows:
+                yield rows
     runner.run(
         patiently(lambda: _verify(runner.link, plan, options), options.connection.connect_timeout)
     )
@@ -74,11 +74,5 @@ async def _verify(link: Link, plan: Plan, options: KvOptions) -> None:
             f"range ({plan.start}, {plan.end}] of {plan.created} was read. With the option "
             f"failOnDataLoss=false the restarted query goes on with the new stream"
         )
-    if plan.complete and info.first_seq > plan.start + 1:
-        what = (
-            f"stream {plan.stream} begins at {info.first_seq} by now: revisions from "
-            f"{plan.start + 1} on may have gone away while they were read"
-        )
-        if options.fail_on_data_loss:
-            raise DataLossError(f"{what}. Set the option failOnDataLoss=false to accept it")
-        log.warning("%s; failOnDataLoss=false: going on", what)
+    if plan.complete_from is not None and info.first_seq > plan.complete_from:
+        Continuity(options, link).aged_out(info, plan.complete_from)

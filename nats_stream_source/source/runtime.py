@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any, TypeVar
 
 from nats_stream_source.jetstream.connection import ConnectionSettings
@@ -25,10 +25,17 @@ class Runner:
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` to its end and return its result."""
-        return self._loop.run_until_complete(work)
+        """Run ``work`` to its end and return its result; an interrupt cancels it first."""
+        task = self._loop.create_task(work)
+        try:
+            return self._loop.run_until_complete(task)
+        finally:
+            if not task.done():
+                # A task that is left half-way would go on at the next use of the loop.
+                task.cancel()
+                self._loop.run_until_complete(_settled({task}))
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yield what ``items`` yields; closing this generator closes it."""
         try:
             while True:
