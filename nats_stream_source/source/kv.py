@@ -7,6 +7,7 @@ is opened before it is needed, and the planner's state is not pickled.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -28,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from nats_stream_source.errors import OptionError
+from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.options import KvOptions, kv_options
 from nats_stream_source.source.offsets import Offset
@@ -38,6 +39,8 @@ from nats_stream_source.source.rows import KV_DDL
 from nats_stream_source.source.runtime import Runner
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -112,7 +115,12 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._runner = Runner(settings)
             self._planner = Planner(self._options, self._runner.link)
         planner = self._planner
-        return self._runner.run(patiently(lambda: question(planner), settings.connect_timeout))
+        try:
+            return self._runner.run(patiently(lambda: question(planner), settings.connect_timeout))
+        except NatsSourceError as error:
+            # Spark shows the user the whole traceback, and a named error's text stands alone.
+            log.debug("the planner failed", exc_info=True)
+            raise error.with_traceback(None) from None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
