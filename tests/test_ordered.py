@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -253,6 +254,20 @@ def test_server_restarted_in_the_middle(filled: NatsServer, how: str) -> None:
     rows, reader = read_range(filled.url, request, restart)
     assert rows == ALL
     assert Rebuild.RECONNECTED in reader.cursor.rebuilds
+
+
+def test_a_server_that_stands_still_in_the_middle(filled: NatsServer) -> None:
+    """No PONG: the connection is given up; the consumer that stayed behind is deleted later."""
+
+    async def freeze(reader: OrderedReader) -> None:
+        filled.pause()
+        threading.Timer(4.0, filled.resume).start()  # longer than a PING is waited for
+
+    request = request_for(filled.url, "b", 3000, batch_rows=10)
+    rows, reader = read_range(filled.url, request, freeze)
+    assert rows == ALL
+    assert reader.cursor.rebuilds == [Rebuild.RECONNECTED]
+    assert consumers(filled.url, "b") == []
 
 
 def test_a_reader_that_pauses_for_many_heartbeats(filled: NatsServer) -> None:

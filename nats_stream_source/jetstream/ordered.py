@@ -65,6 +65,7 @@ class OrderedReader:
         self._link = link
         self._name = f"{link.settings.consumer_prefix}-{uuid.uuid4().hex[:16]}"
         self._serial = 0
+        self._orphans: list[str] = []
         self._connection: Connection | None = None
         self._inbox: Inbox | None = None
         self._reconnects = 0
@@ -170,16 +171,18 @@ class OrderedReader:
                 self.request.stream,
             )
         await self._drop_inbox()
+        self._orphans.append(self._consumer)
         if connection.client.is_connected:
-            try:
-                await asyncio.wait_for(self._delete(connection), _PONG_DEADLINE)
-            except (asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
-                log.debug("%s: %s is left to its threshold", self.request.stream, self._consumer)
+            # Where this fails, the server may have it still, and _leave tries again.
+            with contextlib.suppress(asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
+                deletion = self._delete(connection, self._consumer)
+                await asyncio.wait_for(deletion, _PONG_DEADLINE)
+                self._orphans.pop()
 
-    async def _delete(self, connection: Connection) -> None:
+    async def _delete(self, connection: Connection, consumer: str) -> None:
         # Gone already is what is wanted.
         with contextlib.suppress(ConsumerNotFoundError, StreamNotFoundError):
-            await JetStream(connection).delete_consumer(self.request.stream, self._consumer)
+            await JetStream(connection).delete_consumer(self.request.stream, consumer)
 
     async def _drop_inbox(self) -> None:
         inbox, self._inbox = self._inbox, None
@@ -188,12 +191,15 @@ class OrderedReader:
 
     async def _leave(self) -> None:
         """Leave nothing behind: neither on the server nor under way to the next user."""
-        connection, had_consumer = self._connection, self._inbox is not None
-        if connection is None or not had_consumer:
+        connection, consumers = self._connection, self._orphans
+        if self._inbox is not None:
+            consumers = [*consumers, self._consumer]
+        if connection is None or not consumers:
             return
         try:
             await self._drop_inbox()
-            await self._delete(connection)
+            for consumer in consumers:
+                await self._delete(connection, consumer)
             clean = await connection.alive(_PONG_DEADLINE)
         except (NatsSourceError, nats.errors.Error, OSError) as error:
             log.warning(
