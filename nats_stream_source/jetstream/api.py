@@ -69,7 +69,6 @@ class StreamInfo:
     first_seq: int
     last_seq: int
     last_time: str | None
-    messages: int
     subjects: int
     config: dict[str, Any]
 
@@ -84,7 +83,6 @@ class StreamInfo:
             last_seq=state["last_seq"],
             # The year 1 is the server's way to say that it does not know.
             last_time=None if state["last_ts"].startswith("0001-") else state["last_ts"],
-            messages=state["messages"],
             subjects=state.get("num_subjects", 0),
             config=answer["config"],
         )

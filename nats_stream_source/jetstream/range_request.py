@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,13 @@ class RangeRequest:
     attempts: int = 10
 
 
+def filter_config(filters: Sequence[str]) -> dict[str, Any]:
+    """The part of a consumer's configuration that names its filter subjects; none for all."""
+    if len(filters) == 1:
+        return {"filter_subject": filters[0]}
+    return {"filter_subjects": list(filters)} if filters else {}
+
+
 def consumer_config(
     request: RangeRequest, position: int, deliver_subject: str, *, flow_control: bool = True
 ) -> dict[str, Any]:
@@ -69,8 +77,4 @@ def consumer_config(
         config["flow_control"] = True
     if request.headers_only:
         config["headers_only"] = True
-    if len(request.filters) == 1:
-        config["filter_subject"] = request.filters[0]
-    elif request.filters:
-        config["filter_subjects"] = list(request.filters)
-    return config
+    return config | filter_config(request.filters)

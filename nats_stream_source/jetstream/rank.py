@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from nats_stream_source.errors import PermissionDeniedError, RequestTimeoutError
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.range_request import filter_config
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import Headers, parse_headers
 
@@ -107,11 +108,8 @@ async def _by_consumer(jetstream: JetStream, stream: str, seq: int, filters: Seq
         "num_replicas": 1,
         "headers_only": True,
         "inactive_threshold": 5_000_000_000,
+        **filter_config(filters),
     }
-    if len(filters) == 1:
-        config["filter_subject"] = filters[0]
-    elif filters:
-        config["filter_subjects"] = list(filters)
     pending = await jetstream.create_consumer(stream, name, config)
     # Where the deletion fails, the inactive threshold removes it; the count is known.
     with contextlib.suppress(RequestTimeoutError):

@@ -36,6 +36,7 @@ from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInf
 from nats_stream_source.jetstream.key_value import Bucket, look_up
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.rank import count_from
+from nats_stream_source.jetstream.subjects import stream_of
 from nats_stream_source.options import KvOptions
 from nats_stream_source.source.continuity import Continuity, time_at
 from nats_stream_source.source.offsets import Offset, range_between
@@ -205,7 +206,7 @@ class Planner:
         )
 
     def _accept(self, offset: Offset) -> None:
-        stream = f"KV_{self._options.bucket}"
+        stream = stream_of(self._options.bucket)
         if offset.stream != stream:
             raise OffsetError(
                 f"the checkpoint is of stream {offset.stream}, the query reads {stream} (option "
