@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.jetstream.range_request import RangeRequest, consumer_config
+from nats_stream_source.jetstream.range_request import (
+    ENDLESS,
+    RangeRequest,
+    consumer_config,
+)
 
 ALWAYS = {
     "deliver_subject": "inbox",
@@ -46,3 +50,21 @@ def test_without_flow_control() -> None:
 def test_heartbeats_are_whole_nanoseconds() -> None:
     request = RangeRequest("S", "now", 0, 1, heartbeat=0.1)
     assert consumer_config(request, 0, "inbox")["idle_heartbeat"] == 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("seen_through", "policy"),
+    [(0, "last_per_subject"), (19, "last_per_subject"), (20, "by_start_sequence")],
+)
+def test_a_list_that_is_over_does_not_begin_anew(seen_through: int, policy: str) -> None:
+    request = RangeRequest("S", "now", 0, ENDLESS, (">",), last_per_subject=True, reach=20)
+    config = consumer_config(request, 18, "inbox", seen_through=seen_through)
+    assert config["deliver_policy"] == policy
+    assert config.get("opt_start_seq") == (19 if policy == "by_start_sequence" else None)
+
+
+@pytest.mark.parametrize(
+    ("end", "reach", "target"), [(20, None, 20), (ENDLESS, None, 3), (ENDLESS, 7, 7), (20, 7, 7)]
+)
+def test_what_must_be_reached(end: int, reach: int | None, target: int) -> None:
+    assert RangeRequest("S", "now", 3, end, reach=reach).target == target

@@ -56,8 +56,8 @@ from nats_stream_source.errors import (
     InvalidNameError,
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.bucket import Bucket, look_up
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
-from nats_stream_source.jetstream.key_value import Bucket, look_up
 from nats_stream_source.jetstream.subjects import check_bucket
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 from nats_stream_source.wire.headers import operations

@@ -7,8 +7,8 @@ each message; all other frames go on to nats-py's parser, whole and in order. So
 never holds half a frame, and may be taken out or put back at any frame's end.
 
 Private names in use, checked by ``tests/test_bridge.py`` against the installed version:
-``Client._ps`` (an object with ``parse`` and ``reset``), ``Client._transport`` (with ``close``) and
-``Subscription._id`` (the sid).
+``Client._ps`` (an object with ``parse`` and ``reset``), ``Client._transport`` (with ``close``, and
+but for websocket ``_io_writer``, an asyncio stream) and ``Subscription._id`` (the sid).
 """
 
 from __future__ import annotations
@@ -23,15 +23,27 @@ from nats.aio.subscription import Subscription
 
 from nats_stream_source.wire.frames import Framer, Frames
 
+MOST_BYTES = 256 << 20  # of an inbox; flow control keeps a consumer at 32 MiB under way
+
 
 class Inbox:
     """The frames that arrived for one tapped subscription, oldest first.
 
-    It holds what the read loop put in since the last :meth:`take`: at most what one turn of the
-    event loop reads from the socket, because the reader takes everything in its own turn.
+    It holds what the read loop put in since the last :meth:`take`. Where the reader takes all in
+    its own turn, that is what one turn of the event loop reads from the socket; where the reader
+    is away for long, flow control makes the server wait. A server without flow control would fill
+    the memory: frames beyond ``most_bytes`` are dropped and counted.
+
+    Attributes:
+        nbytes: bytes of the frames that wait.
+        most_bytes: the most that may wait.
+        dropped: how many frames were dropped because more than that would have waited.
     """
 
     def __init__(self, subscription: Subscription, tap: _Tap) -> None:
+        self.nbytes = 0
+        self.most_bytes = MOST_BYTES
+        self.dropped = 0
         self._subscription = subscription
         self._tap = tap
         self._frames: deque[Frames] = deque()
@@ -44,7 +56,11 @@ class Inbox:
 
     def put(self, frames: Frames) -> None:
         """Add frames; wakes :meth:`wait`."""
-        self._frames.append(frames)
+        if self.nbytes + frames.nbytes > self.most_bytes:
+            self.dropped += len(frames)
+        else:
+            self.nbytes += frames.nbytes
+            self._frames.append(frames)
         self._arrived.set()
 
     def wake(self) -> None:
@@ -56,6 +72,7 @@ class Inbox:
         self._arrived.clear()
         taken = list(self._frames)
         self._frames.clear()
+        self.nbytes = 0
         return taken
 
     async def wait(self, timeout: float) -> bool:
@@ -108,8 +125,15 @@ def tapped_client() -> Client:
 
 
 def abort(client: Client) -> None:
-    """Close the socket of a client whose own ``close()`` failed half-way."""
-    if client._transport is not None:
+    """Break the socket off: a client that is not closed reconnects, as after any lost connection.
+
+    Not by ``close()`` where there is a way around: it waits for what was not sent yet, for ever if
+    the server does not read.
+    """
+    writer = getattr(client._transport, "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+    elif client._transport is not None:
         client._transport.close()  # type: ignore[no-untyped-call]
 
 

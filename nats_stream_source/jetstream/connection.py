@@ -222,6 +222,12 @@ class Connection:
             await asyncio.gather(ping, offline, return_exceptions=True)
         return True
 
+    def renew(self) -> None:
+        """Break the connection off, so that nats-py makes it anew and subscribes again."""
+        if self.client.is_connected:
+            self.online.clear()
+            abort(self.client)
+
     async def close(self) -> None:
         """Close the connection for good; safe to call again, also where it never was open.
 

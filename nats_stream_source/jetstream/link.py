@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from nats_stream_source.errors import ConnectError
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 
 _PING_DEADLINE = 2.0  # seconds
@@ -60,3 +61,40 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+class SharedLink(Link):
+    """A connection that others use at the same time, in an event loop that never rests.
+
+    Its owner closes it. What a reader on a :class:`Link` of its own does by closing the connection
+    is done here by making nats-py reconnect, which all others survive.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.settings)
+        self._connection = connection
+
+    async def connection(self, *, fresh: float = _FRESH) -> Connection:
+        """The shared connection, once it is there and, with ``fresh`` 0, has answered a PING.
+
+        Raises:
+            ConnectError: it was closed, or did not come back within ``connect_timeout``.
+        """
+        shared = self._connection
+        assert shared is not None
+        if shared.client.is_connected and fresh:
+            return shared
+        if shared.client.is_connected and not await shared.alive(_PING_DEADLINE):
+            shared.renew()
+        if not shared.client.is_closed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(shared.online.wait(), self.settings.connect_timeout)
+        if not shared.client.is_connected:
+            state = "closed" if shared.client.is_closed else "lost"
+            raise ConnectError(f"the connection to {self.settings.places} is {state}")
+        return shared
+
+    async def drop(self) -> None:
+        """Make the shared connection anew."""
+        assert self._connection is not None
+        self._connection.renew()

@@ -1,4 +1,4 @@
-"""An ordered consumer over one range: the async shell around ``wire.cursor``.
+"""An ordered consumer over one range, or without an end: the async shell around ``wire.cursor``.
 
 The subscribe workflow (ADR-15), run anew for every range: subscribe to a fresh inbox, create an
 ephemeral push consumer with flow control and idle heartbeats, feed every frame to the cursor, do
@@ -10,6 +10,11 @@ How it waits. Messages and heartbeats arrive through an :class:`Inbox`. Only the
 for it is counted; while Spark does not ask for more, no event loop runs and no clock ticks. When
 nothing came for three heartbeat intervals, a PING/PONG tells a slow server from a lost consumer:
 what was sent before the PONG has arrived with it, and only then silence is judged.
+
+Without an end (``ENDLESS``) it is what watches stand on: an eager reader yields what has arrived at
+once. While nobody asks for more, frames wait in the inbox, flow control goes unanswered, and the
+server waits; were there no flow control, the inbox would drop what is too much, which the cursor
+sees as a gap.
 
 How it ends. Either the cursor is done, or an error is raised: too many rebuilds without progress
 (ConsumerLostError), a replica that does not reach ``end`` (MinLastSequenceError), a stream that is
@@ -42,7 +47,11 @@ from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import passes
-from nats_stream_source.jetstream.range_request import RangeRequest, consumer_config
+from nats_stream_source.jetstream.range_request import (
+    ENDLESS,
+    RangeRequest,
+    consumer_config,
+)
 from nats_stream_source.wire.batches import Batcher
 from nats_stream_source.wire.columns import ack_tokens, is_delivery
 from nats_stream_source.wire.cursor import Cursor, Rebuild, State, Step
@@ -78,8 +87,13 @@ class OrderedReader:
         return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
 
     async def batches(self) -> AsyncIterator[Frames]:
-        """Yield the range's messages in order, without a gap or a duplicate, batch by batch."""
-        cursor = self.cursor
+        """Yield the range's messages in order, without a gap or a duplicate, batch by batch.
+
+        ``self.cursor`` tells after each batch how far the server is known to have looked
+        (``seen_through``).
+        """
+        cursor, request = self.cursor, self.request
+        announced = not request.eager
         try:
             while not cursor.done:
                 if cursor.state is State.IDLE:
@@ -91,13 +105,20 @@ class OrderedReader:
                     cursor.lost(Rebuild.RECONNECTED)
                 else:
                     await self._wait()
-                while (batch := self._kept.full()) is not None:
+                while (batch := self._next_batch()) is not None:
+                    announced = announced or cursor.seen_through >= request.target
                     yield batch
+                if not announced and cursor.seen_through >= request.target:
+                    announced = True
+                    yield Frames.join([])
         finally:
             await self._leave()
         while (batch := self._kept.rest()) is not None:
             yield batch
         log.debug("read %s of %s", cursor, self.request.stream)
+
+    def _next_batch(self) -> Frames | None:
+        return self._kept.rest() if self.request.eager else self._kept.full()
 
     # -- the consumer ---------------------------------------------------------------------------
 
@@ -111,7 +132,7 @@ class OrderedReader:
         if cursor.fruitless > request.attempts:
             reasons = ", ".join(reason.value for reason in cursor.rebuilds[-cursor.fruitless :])
             raise ConsumerLostError(
-                f"reading {request.stream} stopped at sequence {cursor.position} of {request.end}: "
+                f"reading {request.stream} stopped after sequence {cursor.position}: "
                 f"{cursor.fruitless} consumers in a row were lost without progress ({reasons}). "
                 f"A server that is slow to answer needs a larger option 'requestTimeout'"
             )
@@ -125,7 +146,13 @@ class OrderedReader:
         self._serial += 1
         self._stalled = False
         subject = connection.client.new_inbox()
-        config = consumer_config(request, cursor.position, subject, flow_control=self._flow_control)
+        config = consumer_config(
+            request,
+            cursor.position,
+            subject,
+            seen_through=cursor.seen_through,
+            flow_control=self._flow_control,
+        )
         try:
             if cursor.rebuilds:
                 await self._check_stream(jetstream)
@@ -149,10 +176,11 @@ class OrderedReader:
                 f"{info.created}, planned {request.created}. The option failOnDataLoss=false goes "
                 f"on with the new stream after a restart of the query"
             )
-        if info.last_seq < request.end:
+        known = self.cursor.seen_through if request.end == ENDLESS else request.end
+        if info.last_seq < known:
             raise DataLossError(
-                f"stream {request.stream} was set back to sequence {info.last_seq} while a range "
-                f"up to {request.end} was read. The option failOnDataLoss=false goes on from there "
+                f"stream {request.stream} was set back to sequence {info.last_seq} while it was "
+                f"read; it had {known}. The option failOnDataLoss=false goes on from there "
                 f"after a restart of the query"
             )
 
@@ -286,7 +314,8 @@ class OrderedReader:
         loop = asyncio.get_running_loop()
         began = loop.time()
         silent = not await inbox.wait(3 * self.request.heartbeat)
-        self._waited += loop.time() - began
+        if self.cursor.seen_through < self.request.target:
+            self._waited += loop.time() - began
         if silent or (self._stalled and self.cursor.unconfirmed):
             await self._look_closer(inbox, connection, silent)
         if self._waited > self.request.catch_up:
@@ -311,6 +340,6 @@ class OrderedReader:
         await self._check_stream(JetStream(connection))
         raise MinLastSequenceError(
             f"min last sequence: what delivers {request.stream} has reached {seen}, not "
-            f"{request.end}, and did not move on for {request.catch_up:g} s: a replica or mirror "
-            f"lags (412, 10180)"
+            f"{request.target}, and did not move on for {request.catch_up:g} s: a replica or "
+            f"mirror lags (412, 10180)"
         )

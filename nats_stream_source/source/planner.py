@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
-from nats_stream_source.jetstream.key_value import Bucket, look_up
+from nats_stream_source.jetstream.bucket import Bucket, look_up
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.rank import count_from
 from nats_stream_source.jetstream.subjects import stream_of

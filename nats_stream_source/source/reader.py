@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.key_value import look_up
+from nats_stream_source.jetstream.bucket import look_up
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently

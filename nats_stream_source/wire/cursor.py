@@ -87,7 +87,8 @@ class Cursor:
         seen_through: the last stream sequence that the server is known to have looked at.
         kept: how many rows were kept.
         rebuilds: the reasons of all rebuilds, in order.
-        fruitless: rebuilds since the last progress (a row kept, or ``seen_through`` moved on).
+        fruitless: rebuilds since the last progress: ``seen_through`` moved on, or a heartbeat
+            showed that the consumer has nothing more to deliver.
     """
 
     def __init__(self, start: int, end: int) -> None:
@@ -171,6 +172,8 @@ class Cursor:
             self.state = State.DONE
             return _NOTHING
         if stalled is None:
+            # A consumer that works, though there is nothing to deliver.
+            self.fruitless = 0
             return _NOTHING
         if stalled != self._answered:
             return self.flow_control(stalled)
