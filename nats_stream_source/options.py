@@ -8,13 +8,17 @@ case-insensitive, as Spark's are.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nats_stream_source.errors import OptionError
+from nats_stream_source.errors import ConfigurationError, OptionError
 from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.jetstream.subjects import api_prefix, check_bucket, check_filters
+
+# What Spark's default ``spark.redaction.regex`` looks for, in an option's name and in its value.
+_REDACTED = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
 def _text(value: str) -> str:
@@ -39,6 +43,21 @@ def _integer(value: str) -> int:
     return number
 
 
+def _partitions(value: str) -> int:
+    number = _integer(value)
+    if number > 10_000:
+        raise ValueError("larger than 10000")
+    return number
+
+
+def _bytes(value: str) -> int:
+    digits, unit = value.strip().lower(), 1
+    for shift, suffix in ((10, "k"), (20, "m"), (30, "g")):
+        if digits.endswith(suffix):
+            digits, unit = digits[:-1], 1 << shift
+    return _integer(str(int(digits) * unit))
+
+
 def _seconds(value: str) -> float:
     number = float(value.strip())
     if not 0.05 <= number <= 3600:
@@ -60,6 +79,16 @@ def _servers(value: str) -> tuple[str, ...]:
             "'password', or 'token'"
         )
     return _list(value)
+
+
+def _credentials(value: str) -> str:
+    if not _REDACTED.search(value):
+        raise ValueError(
+            "Spark hides the value of an option with this name only where the value itself has a "
+            "word like 'secret', and would show this one in plans: give the whole file as nsc "
+            "writes it, comments included, or add a last line '# secret'"
+        )
+    return value
 
 
 def _token(value: str) -> str:
@@ -91,6 +120,26 @@ CONNECTION: tuple[Option, ...] = (
     Option("user", "text", _text, None, "user name"),
     Option("password", "text", _text, None, "password of `user`", secret=True),
     Option("token", "text", _text, None, "authentication token", secret=True),
+    Option("credentials", "path", _text, None, "credentials file (user JWT and nkey seed)"),
+    Option(
+        "credentialsContent",
+        "credentials file's text",
+        _credentials,
+        None,
+        "the text of a credentials file, where none can be put on every machine",
+        secret=True,
+    ),
+    Option("nkeySeedFile", "path", _text, None, "file with a user's nkey seed"),
+    Option("tlsCaFile", "path", _text, None, "PEM certificates to trust, instead of the system's"),
+    Option("tlsCertFile", "path", _text, None, "PEM certificate that proves the client"),
+    Option("tlsKeyFile", "path", _text, None, "private key of `tlsCertFile`, not encrypted"),
+    Option(
+        "tlsHandshakeFirst",
+        "boolean",
+        _boolean,
+        False,
+        "begin with the TLS handshake; for servers that are set so",
+    ),
     Option("domain", "token", _token, None, "JetStream domain to read from (ADR-19)"),
     Option("apiPrefix", "subject", _subject, None, "prefix of the JetStream API (ADR-19)"),
     Option("inboxPrefix", "subject", _subject, "_INBOX", "first tokens of reply subjects"),
@@ -123,6 +172,23 @@ KV: tuple[Option, ...] = (
         "maxRowsPerTrigger", "integer", _integer, None, "the most rows that one micro-batch reads"
     ),
     Option(
+        "maxBytesPerTrigger",
+        "bytes",
+        _bytes,
+        None,
+        "about the most bytes that one micro-batch reads, by the stream's mean message size; a "
+        "number, or one with `k`, `m` or `g` behind it (of 1024); holds beside "
+        "`maxRowsPerTrigger`",
+    ),
+    Option(
+        "minPartitions",
+        "integer",
+        _partitions,
+        None,
+        "into how many tasks a micro-batch is split at least, as far as it has revisions; without "
+        "it, into one for every 500,000 rows or 128 MiB, but no more than the driver has cores",
+    ),
+    Option(
         "failOnDataLoss",
         "boolean",
         _boolean,
@@ -145,6 +211,8 @@ class KvOptions:
     meta_only: bool
     start_sequence: int | None
     max_rows: int | None
+    max_bytes: int | None
+    min_partitions: int | None
     fail_on_data_loss: bool
 
 
@@ -177,12 +245,9 @@ def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
     """The connection's part of parsed values; OptionError when it contradicts itself."""
     if not values["servers"]:
         raise OptionError("option 'servers' is missing: for example nats://127.0.0.1:4222")
-    for one, other in (("user", "token"), ("domain", "apiPrefix")):
-        if values[one] and values[other]:
-            raise OptionError(f"options {one!r} and {other!r} exclude each other")
-    if bool(values["user"]) != bool(values["password"]):
-        raise OptionError("options 'user' and 'password' belong together")
-    return ConnectionSettings(
+    if values["domain"] and values["apiPrefix"]:
+        raise OptionError("options 'domain' and 'apiPrefix' exclude each other")
+    settings = ConnectionSettings(
         servers=values["servers"],
         user=values["user"],
         password=values["password"],
@@ -192,7 +257,21 @@ def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
         consumer_prefix=values["consumerPrefix"],
         connect_timeout=values["connectTimeout"],
         request_timeout=values["requestTimeout"],
+        credentials=values["credentials"],
+        credentials_content=values["credentialsContent"],
+        nkey_seed_file=values["nkeySeedFile"],
+        tls_ca_file=values["tlsCaFile"],
+        tls_cert_file=values["tlsCertFile"],
+        tls_key_file=values["tlsKeyFile"],
+        tls_handshake_first=values["tlsHandshakeFirst"],
     )
+    try:
+        settings.check()
+    except OptionError:
+        raise
+    except ConfigurationError as error:
+        raise OptionError(str(error)) from None
+    return settings
 
 
 def kv_options(given: Mapping[str, str]) -> KvOptions:
@@ -211,6 +290,12 @@ def kv_options(given: Mapping[str, str]) -> KvOptions:
             raise OptionError(
                 f"options {one!r} and {other!r} contradict each other: they name two beginnings"
             )
+    most, least = values["maxRowsPerTrigger"], values["minPartitions"]
+    if most is not None and least is not None and least > most:
+        raise OptionError(
+            f"options 'minPartitions' and 'maxRowsPerTrigger' contradict each other: {most} rows "
+            f"do not make {least} tasks"
+        )
     return KvOptions(
         connection=connection_settings(values),
         bucket=check_bucket(values["bucket"]),
@@ -221,6 +306,8 @@ def kv_options(given: Mapping[str, str]) -> KvOptions:
         meta_only=values["metaOnly"],
         start_sequence=values["startSequence"],
         max_rows=values["maxRowsPerTrigger"],
+        max_bytes=values["maxBytesPerTrigger"],
+        min_partitions=values["minPartitions"],
         fail_on_data_loss=values["failOnDataLoss"],
     )
 

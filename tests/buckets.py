@@ -105,12 +105,19 @@ def publish(url: str, messages: Iterable[Message]) -> list[int]:
     return with_client(url, work)
 
 
-def api(url: str, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+def api(
+    url: str,
+    subject: str,
+    request: dict[str, Any] | None = None,
+    *,
+    prefix: str = "$JS.API",
+    timeout: float = 10,
+) -> dict[str, Any]:
     """One JetStream API request; RuntimeError when the server answers with an error."""
 
     async def work(client: Client) -> dict[str, Any]:
         payload = json.dumps(request).encode() if request is not None else b""
-        answer = json.loads((await client.request(f"$JS.API.{subject}", payload, 10)).data)
+        answer = json.loads((await client.request(f"{prefix}.{subject}", payload, timeout)).data)
         if "error" in answer:
             raise RuntimeError(f"{subject}: {answer['error']}")
         return dict(answer)
@@ -130,3 +137,13 @@ def with_client(url: str, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, whole()).result()
+
+
+def server_version(url: str) -> tuple[int, int]:
+    """The server's version, as (2, 14), for what older ones do not have."""
+
+    async def work(client: Client) -> tuple[int, int]:
+        version = client.connected_server_version
+        return version.major, version.minor
+
+    return with_client(url, work)

@@ -17,6 +17,13 @@ pytest.register_assert_rewrite("scenario")
 from scenario import Scene  # noqa: E402  (only a module imported after that call is rewritten)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that share the Spark session go to one worker: one session, one JVM."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     session = delta_session()

@@ -16,7 +16,8 @@ README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    ROOT / "docs/architecture.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs/security.md",
     ROOT / "checkpoints_example/README.md",
 ]
 
@@ -58,12 +59,20 @@ def test_python_examples_are_python(path: Path) -> None:
         ast.parse(example)
 
 
-def test_architecture_names_modules_that_exist() -> None:
+def test_architecture_names_each_module_as_it_calls_itself() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    named = set(re.findall(r"`((?:wire|jetstream|source|delta)/\w+\.py)`", text))
     there = {
-        str(file.relative_to(ROOT / "nats_stream_source"))
+        f"{folder}/{file.name}": _first_sentence(file)
         for folder in ("wire", "jetstream", "source", "delta")
         for file in (ROOT / "nats_stream_source" / folder).glob("[a-z]*.py")
     }
-    assert named == there
+    table = text.partition("<!-- modules -->")[2]
+    assert dict(re.findall(r"^\| `(\w+/\w+\.py)` \| (.*) \|$", table, re.MULTILINE)) == there
+    named = set(re.findall(r"`((?:wire|jetstream|source|delta)/\w+\.py)`", text))
+    assert named <= set(there)
+
+
+def _first_sentence(module: Path) -> str:
+    """The first paragraph of a module's docstring, as a cell of a table."""
+    doc = ast.get_docstring(ast.parse(module.read_text())) or ""
+    return doc.partition("\n\n")[0].replace("\n", " ").replace("``", "`").rstrip(".")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nats_stream_source.errors import ConfigurationError, InvalidNameError, OptionError
@@ -38,6 +40,16 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "zero": ({"startSequence": "0"}, OptionError, "smaller than 1"),
     "negative": ({"maxRowsPerTrigger": "-4"}, OptionError, "smaller than 1"),
     "too large": ({"startSequence": str(2**63)}, OptionError, "larger than a sequence"),
+    "no bytes": ({"maxBytesPerTrigger": "12x"}, OptionError, "'maxBytesPerTrigger'.*not a bytes"),
+    "no bytes at all": ({"maxBytesPerTrigger": "0k"}, OptionError, "smaller than 1"),
+    "too many bytes": ({"maxBytesPerTrigger": f"{2**33}g"}, OptionError, "larger than"),
+    "too many tasks": ({"minPartitions": "10001"}, OptionError, "larger than 10000"),
+    "no tasks": ({"minPartitions": "0"}, OptionError, "smaller than 1"),
+    "more tasks than rows": (
+        {"minPartitions": "8", "maxRowsPerTrigger": "7"},
+        OptionError,
+        "7 rows do not make 8 tasks",
+    ),
     "no seconds": ({"connectTimeout": "soon"}, OptionError, "'connectTimeout'.*seconds"),
     "no time at all": ({"requestTimeout": "0"}, OptionError, "not between"),
     "infinite": ({"requestTimeout": "inf"}, OptionError, "not between"),
@@ -59,7 +71,32 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
         "'updatesOnly' and 'startSequence' contradict",
     ),
     "two ways in": ({"user": "u", "password": "p", "token": "t"}, OptionError, "exclude"),
+    "two ways in, by file": (
+        {"credentials": "/c", "nkeySeedFile": "/n"},
+        OptionError,
+        "'credentials' and 'nkeySeedFile' exclude each other",
+    ),
+    "a file and its content": (
+        {"credentials": "/c", "credentialsContent": "secret"},
+        OptionError,
+        "'credentials' and 'credentialsContent' exclude each other",
+    ),
+    "content that Spark would show": (
+        {"credentialsContent": "hunter2"},
+        OptionError,
+        "the value is not a credentials file's text: Spark hides .* '# secret'$",
+    ),
     "user alone": ({"user": "u"}, OptionError, "belong together"),
+    "a password alone": ({"password": "p"}, OptionError, "belong together"),
+    "a certificate alone": ({"tlsCertFile": "/c"}, OptionError, "'tlsKeyFile' belong together"),
+    "a key alone": ({"tlsKeyFile": "/k"}, OptionError, "'tlsKeyFile' belong together"),
+    "no address": ({"servers": "http://h:1"}, OptionError, "'http://h:1' is not an address"),
+    "two kinds of address": ({"servers": "ws://h:1,nats://h:1"}, OptionError, "do not mix"),
+    "TLS over ws": (
+        {"servers": "ws://h:1", "tlsCaFile": "/ca"},
+        OptionError,
+        "'tlsCaFile' asks for TLS, and a ws:// address has none",
+    ),
     "two prefixes": ({"domain": "d", "apiPrefix": "a"}, OptionError, "exclude"),
     "a domain of two tokens": ({"domain": "d.e"}, OptionError, "one token"),
     "a prefix with a wildcard": ({"apiPrefix": "a.*"}, OptionError, "wildcards"),
@@ -83,6 +120,15 @@ def test_false_contradicts_nothing() -> None:
     assert kv_options({**BASE, "updatesOnly": "false", "startSequence": "3"}).start_sequence == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("12k", 12 << 10), (" 3M ", 3 << 20), ("2g", 2 << 30)]
+)
+def test_limits(text: str, count: int) -> None:
+    options = kv_options({**BASE, "maxBytesPerTrigger": text, "minPartitions": "7"})
+    assert (options.max_bytes, options.min_partitions) == (count, 7)
+    assert (kv_options(BASE).max_bytes, kv_options(BASE).min_partitions) == (None, None)
+
+
 def test_prefixes() -> None:
     assert kv_options({**BASE, "domain": "hub"}).connection.api_prefix == "$JS.hub.API"
     assert kv_options({**BASE, "apiPrefix": "from.a"}).connection.api_prefix == "from.a"
@@ -102,6 +148,42 @@ def test_secrets_stay_out_of_repr_and_errors() -> None:
     with pytest.raises(OptionError) as caught:
         kv_options({**BASE, "token": " "})
     assert "' '" not in str(caught.value)
+    with pytest.raises(OptionError) as caught:
+        kv_options({**BASE, "credentialsContent": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+    options = kv_options({**BASE, "credentialsContent": "hunter2 # secret"})
+    assert "hunter2" not in repr(options)
+
+
+def test_spark_hides_every_secret_option() -> None:
+    """By its name; or, where the name is none of Spark's words, the value must have one."""
+    for option in CONNECTION:
+        if option.secret and option.name != "servers":
+            named = re.search("secret|password|token", option.name, re.IGNORECASE)
+            assert named or option.name == "credentialsContent"
+
+
+ENCRYPTED = {
+    "nats://h:1": False,
+    "h:1": False,
+    "tls://h:1": True,
+    "nats://h:1,tls://h:2": True,
+    "ws://h:1": False,
+    "wss://h:1": True,
+}
+
+
+@pytest.mark.parametrize(("servers", "encrypted"), ENCRYPTED.items())
+def test_addresses_ask_for_tls(servers: str, encrypted: bool) -> None:
+    assert kv_options({**BASE, "servers": servers}).connection.encrypted == encrypted
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tlsCaFile": "/a"}, {"tlsCertFile": "/c", "tlsKeyFile": "/k"}, {"tlsHandshakeFirst": "true"}],
+)
+def test_options_ask_for_tls(given: dict[str, str]) -> None:
+    assert kv_options({**BASE, **given}).connection.encrypted
 
 
 def test_every_option_has_a_meaning_and_a_name_of_its_own() -> None:

@@ -15,6 +15,7 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     RequestTimeoutError,
     StreamNotFoundError,
+    TlsError,
 )
 from nats_stream_source.jetstream.patience import passes, patiently
 
@@ -27,6 +28,7 @@ from nats_stream_source.jetstream.patience import passes, patiently
         (JetStreamNotEnabledError("starting"), True),
         (ApiError("no leader", 503, 10008), True),
         (AuthorizationError("wrong"), False),
+        (TlsError("expired"), False),
         (PermissionDeniedError("no"), False),
         (StreamNotFoundError("none"), False),
         (ApiError("bad request", 400, 10025), False),

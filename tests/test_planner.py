@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,31 +31,45 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.options import kv_options
+from nats_stream_source.source import ranges
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Planner
+
+pytestmark = pytest.mark.servers
 
 T = TypeVar("T")
 
 
 @asynccontextmanager
 async def planning(
-    url: str, bucket: str, clock: Callable[[], float] | None = None, **options: str
+    url: str,
+    bucket: str,
+    clock: Callable[[], float] | None = None,
+    sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+    cores: int = 2,
+    **options: str,
 ) -> AsyncIterator[Planner]:
     parsed = kv_options({"servers": url, "bucket": bucket, **options})
     link = Link(parsed.connection)
     # A clock that jumps a second with every look never rests.
     ticks = iter(range(10**9))
+    # Ranks take no time, so that no answer hangs on how busy the machine is.
+    jumps, no_time = (lambda: float(next(ticks))), (lambda: 0.0)
     try:
-        yield Planner(parsed, link, clock or (lambda: float(next(ticks))))
+        yield Planner(parsed, link, clock or jumps, sleep, cores, no_time)
     finally:
         await link.drop()
 
 
 def plan(
-    url: str, bucket: str, work: Callable[[Planner], Coroutine[Any, Any, T]], **options: str
+    url: str,
+    bucket: str,
+    work: Callable[[Planner], Coroutine[Any, Any, T]],
+    cores: int = 2,
+    **options: str,
 ) -> T:
     async def whole() -> T:
-        async with planning(url, bucket, **options) as planner:
+        async with planning(url, bucket, cores=cores, **options) as planner:
             return await work(planner)
 
     return asyncio.run(whole())
@@ -198,33 +214,262 @@ def test_lag(nats_server: NatsServer) -> None:
     assert newest.consumer_seq - end.consumer_seq == 40
 
 
+class Asked:
+    """The subjects of the JetStream requests that were made since it was put in place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.subjects: list[str] = []
+        original = JetStream.call
+
+        async def counted(jetstream: JetStream, subject: str, request: Any = None) -> Any:
+            self.subjects.append(subject)
+            return await original(jetstream, subject, request)
+
+        monkeypatch.setattr(JetStream, "call", counted)
+
+
 def test_idle_asks_little_and_makes_no_consumer(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "a", b"v")
-    calls: list[str] = []
-    original = JetStream.call
-
-    async def counted(self: JetStream, subject: str, request: Any = None) -> Any:
-        calls.append(subject)
-        return await original(self, subject, request)
-
     now = 0.0
 
-    async def whole() -> None:
+    async def sleep(seconds: float) -> None:
         nonlocal now
-        async with planning(nats_server.url, "b", clock=lambda: now) as planner:
+        now += seconds
+
+    async def whole() -> int:
+        nonlocal now
+        async with planning(nats_server.url, "b", lambda: now, sleep) as planner:
             start = await planner.latest(await planner.initial(), None)
-            monkeypatch.setattr(JetStream, "call", counted)
-            for _ in range(100):  # a second of Spark's polling, every 10 ms
-                now += 0.01
+            asked = Asked(monkeypatch)
+            began = now
+            while now < began + 60:
+                now += 0.01  # Spark's own pause
                 assert await planner.latest(start, None) == start
+            looks = len(asked.subjects)
+            assert set(asked.subjects) == {"STREAM.INFO.KV_b"}
+            await asyncio.to_thread(put, nats_server.url, "b", "later", b"v")
+            assert await planner.latest(start, None) != start
+            return looks
+
+    assert asyncio.run(whole()) < 600
+    assert consumers(nats_server.url, "b") == []
+
+
+def test_many_filters_cost_few_requests_while_others_write(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what matches in the end is found, whichever filter it is."""
+    create_bucket(nats_server.url, "b", history=-1)
+    put_many(nats_server.url, "b", [("other", b"v")] * 1000)
+
+    async def write(count: int, key: str = "other") -> None:
+        await asyncio.to_thread(put_many, nats_server.url, "b", [(key, b"v")] * count)
+
+    async def whole() -> None:
+        keys = [f"k{i}" for i in range(40)]
+        async with planning(nats_server.url, "b", keys=",".join(keys)) as planner:
+            start = await planner.latest(await planner.initial(), None)
+            await write(20)
+            assert await planner.latest(start, None) == start  # the first look asks for all
+            asked = Asked(monkeypatch)
+            for count in (3, 30, 3, 30):
+                await write(count)
+                asked.subjects.clear()
+                assert await planner.latest(start, None) == start
+                assert len(asked.subjects) <= 11
+            for key in keys[::13]:
+                await write(20)
+                assert await planner.latest(start, None) == start
+                await write(1, key)
+                await write(20)
+                looks = 1
+                while (end := await planner.latest(start, None)) == start:
+                    looks += 1
+                    assert looks <= 5  # eight filters a look
+                (split,) = await planner.plans(start, end)
+                assert split.end > split.start + 20
+                start = end
 
     asyncio.run(whole())
-    assert set(calls) == {"STREAM.INFO.KV_b"}
-    assert len(calls) <= 51
-    assert consumers(nats_server.url, "b") == []
+
+
+def test_available_now_asks_for_every_filter(nats_server: NatsServer) -> None:
+    """Also after a look from the same place: an answer of "nothing" would end the run."""
+    create_bucket(nats_server.url, "b", history=-1)
+    put_many(nats_server.url, "b", [("other", b"v")] * 1000)
+
+    async def write(*keys: str) -> None:
+        await asyncio.to_thread(put_many, nats_server.url, "b", [(key, b"v") for key in keys])
+
+    async def work(planner: Planner) -> list[int]:
+        start = await planner.initial()
+        await write(*["other"] * 10)
+        assert await planner.latest(start, None) == start
+        await write(*["other"] * 10, "k9", *["other"] * 10)
+        await planner.prepare_available_now()
+        return await ends(planner)
+
+    keys = ",".join(f"k{i}" for i in range(40))
+    assert plan(nats_server.url, "b", work, keys=keys, updatesOnly="true") == [1021]
+
+
+# -- splits ---------------------------------------------------------------------------------------
+
+
+def splits_of(url: str, bucket: str, cores: int = 2, **options: str) -> list[Any]:
+    async def work(planner: Planner) -> list[Any]:
+        start = await planner.initial()
+        return list(await planner.plans(start, await planner.latest(start, None)))
+
+    return plan(url, bucket, work, cores=cores, **options)
+
+
+@pytest.mark.parametrize("keys", ["", "a.*", "a.*,b.*,c.*,d.*,e.*,f.*"])
+def test_splits_are_balanced_by_rows(nats_server: NatsServer, keys: str) -> None:
+    """All but one that are left lie in the last twentieth of the stream."""
+    create_bucket(nats_server.url, "b")
+    names = [f"{'abcdef'[i % 6]}.{i}" for i in range(600)]
+    put(nats_server.url, "b", "a.first", b"v")
+    put_many(nats_server.url, "b", ((names[i % 3], b"v") for i in range(11_399)))
+    put_many(nats_server.url, "b", ((name, b"v") for name in names))
+    last = 12_000
+    options = {"minPartitions": "4"} | ({"keys": keys} if keys else {})
+    splits = splits_of(nats_server.url, "b", **options)
+    assert splits[0].start == 0
+    assert all(a.end == b.start for a, b in itertools.pairwise(splits))
+    wanted = keys.replace("*", "").split(",")
+    live = [1] + [
+        seq
+        for seq, name in zip(range(last - 599, last + 1), names, strict=True)
+        if not keys or name.startswith(tuple(wanted))
+    ]
+    rows = [sum(1 for seq in live if split.start < seq <= split.end) for split in splits]
+    assert sum(rows) == len(live)
+    assert len(rows) == 4
+    assert max(rows) <= 0.25 * len(live) * 1.25
+
+
+def test_a_small_range_is_one_split_and_asks_nothing(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(1000)))
+
+    async def work(planner: Planner) -> Any:
+        start = await planner.initial()
+        asked = Asked(monkeypatch)
+        splits = await planner.plans(start, await planner.latest(start, None))
+        return splits, asked.subjects
+
+    splits, asked = plan(nats_server.url, "b", work, cores=64)
+    assert [(split.start, split.end) for split in splits] == [(0, 1000)]
+    assert asked == ["STREAM.INFO.KV_b"]
+
+
+def test_a_large_range_is_cut_for_the_cores(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "BYTES_PER_SPLIT", 1 << 20)
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i}", bytes(100_000)) for i in range(35)))
+    sizes = [split.end - split.start for split in splits_of(nats_server.url, "b", cores=64)]
+    assert len(sizes) == 3
+    assert max(sizes) <= 13
+    assert len(splits_of(nats_server.url, "b", cores=2)) == 2
+    assert len(splits_of(nats_server.url, "b", cores=1)) == 1
+
+
+def test_fewer_sequences_than_min_partitions(ten: str) -> None:
+    splits = splits_of(ten, "b", minPartitions="50")
+    assert [(split.start, split.end) for split in splits] == [(i, i + 1) for i in range(10)]
+
+
+def test_splits_of_complete_history(ten: str) -> None:
+    """What must not have gone away is each split's own beginning."""
+    splits = splits_of(ten, "b", minPartitions="2", includeHistory="true")
+    assert [split.complete_from for split in splits] == [1, splits[0].end + 1]
+
+
+def test_initial_values_of_a_bucket_with_history_are_one_split(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b", history=5)
+    put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
+    (split,) = splits_of(nats_server.url, "b", minPartitions="4", maxRowsPerTrigger="7")
+    assert (split.start, split.end, split.last_per_subject) == (0, 20, True)
+
+
+def test_a_limit_in_bytes(nats_server: NatsServer) -> None:
+    """By the mean size of a message: 100 of 1,000 bytes, and some 50 of the store's own."""
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i}", bytes(1000)) for i in range(100)))
+
+    async def sizes(planner: Planner, rows: int | None, nbytes: int) -> list[int]:
+        found, start = [], await planner.initial()
+        while (end := await planner.latest(start, rows, nbytes)) != start:
+            found.append(end.stream_seq - start.stream_seq)
+            start = end
+        return found
+
+    def limited(rows: int | None, nbytes: int) -> list[int]:
+        return plan(nats_server.url, "b", lambda planner: sizes(planner, rows, nbytes))
+
+    in_bytes = limited(None, 21_000)
+    assert sum(in_bytes) == 100
+    assert 17 <= in_bytes[0] <= 20
+    assert max(in_bytes) <= 20
+    assert max(limited(5, 21_000)) == 5  # both hold
+    assert max(limited(50, 21_000)) <= 20
+    assert limited(None, 1) == [1] * 100  # at least one row
+
+
+# -- what an offset reports -----------------------------------------------------------------------
+
+
+def last_of(url: str, bucket: str, limit: int | None = None, **options: str) -> Offset:
+    async def work(planner: Planner) -> Offset:
+        start = await planner.initial()
+        while (end := await planner.latest(start, limit)) != start:
+            start = end
+        return start
+
+    return plan(url, bucket, work, **options)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_consumer_seq_counts_no_holes_among_initial_values(
+    nats_server: NatsServer, limit: int | None
+) -> None:
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i % 20}", b"v") for i in range(1000)))
+    assert last_of(nats_server.url, "b", limit).consumer_seq == 20
+
+
+def test_consumer_seq_counts_what_came_later_though_it_was_superseded(
+    nats_server: NatsServer,
+) -> None:
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i % 20}", b"v") for i in range(100)))
+
+    async def work(planner: Planner) -> Offset:
+        start = await planner.latest(await planner.initial(), None)
+        entries = [(f"k{i % 2}", b"v") for i in range(50)]
+        await asyncio.to_thread(put_many, nats_server.url, "b", entries)
+        return await planner.latest(start, None)
+
+    assert plan(nats_server.url, "b", work).consumer_seq == 70
+
+
+@pytest.mark.parametrize(("keys", "count"), [("", 6), ("a.*", 3), ("a.*,b.1", 4), ("c", 0)])
+def test_consumer_seq_of_last_values_under_filters(
+    nats_server: NatsServer, keys: str, count: int
+) -> None:
+    create_bucket(nats_server.url, "b", history=5)
+    names = [f"{one}.{i}" for one in "ab" for i in range(3)]
+    put_many(nats_server.url, "b", ((name, b"v") for name in names * 4))
+    end = last_of(nats_server.url, "b", **({"keys": keys} if keys else {}))
+    assert (end.stream_seq, end.consumer_seq) == (24, count)
 
 
 # -- refusals and losses --------------------------------------------------------------------------
@@ -410,27 +655,30 @@ def test_aged_out_under_a_filter_is_only_a_warning(
 def test_a_limit_under_steady_writes_moves_on(ten: str, limit: int) -> None:
     """Ranks of different moments contradict each other; no batch is empty for that."""
     acknowledged = 10
+    enough = threading.Event()
 
     def write() -> None:
         nonlocal acknowledged
-        for _ in range(15):
+        while not enough.is_set():
             revisions = put_many(ten, "b", ((f"k{i % 10}", b"w") for i in range(200)))
             acknowledged = revisions[-1]
 
-    async def work(planner: Planner) -> int:
+    async def work(planner: Planner) -> None:
         start = await planner.initial()
         writing = asyncio.create_task(asyncio.to_thread(write))
-        batches = 0
-        while not writing.done():
-            known = acknowledged
-            end = await planner.latest(start, limit)
-            assert end.stream_seq > start.stream_seq or known <= start.stream_seq
-            start = end
-            batches += 1
-        await writing
-        return batches
+        try:
+            planned = 0
+            while planned < 20 or acknowledged == 10:
+                planned += 1
+                known = acknowledged
+                end = await planner.latest(start, limit)
+                assert end.stream_seq > start.stream_seq or known <= start.stream_seq
+                start = end
+        finally:
+            enough.set()
+            await writing
 
-    assert plan(ten, "b", work) >= 3
+    plan(ten, "b", work)
 
 
 def test_a_logged_first_batch_is_read_from_its_own_origin(ten: str) -> None:

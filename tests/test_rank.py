@@ -13,6 +13,8 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.rank import count_from
 
+pytestmark = pytest.mark.servers
+
 
 def counts(url: str, bucket: str, *asked: tuple[int, tuple[str, ...]]) -> list[int]:
     async def work() -> list[int]:

@@ -15,8 +15,10 @@ from nats_stream_source.jetstream.subjects import (
     check_filter,
     check_filters,
     check_key,
+    check_written_key,
     overlap,
     stream_of,
+    write_prefix,
 )
 
 
@@ -67,6 +69,21 @@ def test_keys_by_the_documents_pattern(key: str) -> None:
     )
     try:
         check_key(key)
+    except InvalidNameError:
+        assert not allowed
+    else:
+        assert allowed
+
+
+@given(st.text(alphabet="_kv.a", min_size=1, max_size=6))
+def test_written_keys_are_keys_that_are_not_reserved(key: str) -> None:
+    try:
+        check_key(key)
+        allowed = not key.startswith("_kv")
+    except InvalidNameError:
+        allowed = False
+    try:
+        check_written_key(key)
     except InvalidNameError:
         assert not allowed
     else:
@@ -127,3 +144,17 @@ def test_prefixes() -> None:
     for bad in ("a..b", "a.*", "a b"):
         with pytest.raises(ConfigurationError):
             api_prefix(bad)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("$JS.API", "$KV.bin."),
+        ("JS.from-acc1", "JS.from-acc1.$KV.bin."),
+        ("$JS.hub.API", "$JS.hub.API.$KV.bin."),
+        ("fromA", "fromA.$KV.bin."),
+    ],
+)
+def test_where_writes_are_sent(prefix: str, expected: str) -> None:
+    """ADR-19, "KV Example"."""
+    assert write_prefix("bin", prefix) == expected

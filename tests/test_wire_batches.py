@@ -77,3 +77,26 @@ def test_everything_once_in_order_and_bounded(
     for batch in found:
         assert 1 <= len(batch) <= most_rows
         assert batch.nbytes <= most_bytes or len(batch) == 1
+
+
+def test_a_batch_that_is_large_enough_ends_with_its_buffer() -> None:
+    """So that nothing is copied."""
+    framer = Framer()
+    line = b"MSG s 1 60000\r\n%s\r\n" % bytes(60_000)
+    batcher = Batcher(8192, 4 << 20)
+    runs = [framer.feed(line * 18) for _ in range(20)]
+    for run in runs:
+        batcher.add(run)
+    found = drain(batcher)
+    assert sum(map(len, found)) == 360
+    assert all((1 << 20) <= batch.nbytes <= 4 << 20 for batch in found)
+    assert all(any(batch.buffer is run.buffer for run in runs) for batch in found)
+
+
+def test_few_frames_do_not_keep_their_buffers() -> None:
+    batcher = Batcher(100, 1 << 20)
+    for _ in range(5):
+        batcher.add(Framer().feed(b"MSG s 1 1\r\nx\r\n" + b"PING\r\n" * 9000).select(slice(0, 1)))
+    kept = list(batcher._runs)
+    assert [len(run.buffer) == run.nbytes for run in kept] == [True] * 4 + [False]
+    assert payloads(drain(batcher)[0]) == [b"x"] * 5

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import columns
+from nats_stream_source.wire import arrow
 from nats_stream_source.wire.columns import (
     AckTokens,
     ack_tokens,
@@ -110,7 +110,7 @@ def test_a_subject_that_is_not_utf8() -> None:
 
 def test_too_much_for_one_array() -> None:
     frames = frames_of(*(msg(b"a", bytes(1000)) for _ in range(5)))
-    with mock.patch.object(columns, "_MAX_BYTES", 2100):
+    with mock.patch.object(arrow, "_MAX_BYTES", 2100):
         # Whole frames count, not the buffer that they lie in.
         assert len(payloads(frames.select(slice(3, 5)))) == 2
         with pytest.raises(OverflowError, match="2100: build columns of fewer frames"):

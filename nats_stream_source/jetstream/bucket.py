@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,16 @@ from nats_stream_source.errors import (
     UnsupportedStreamError,
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.subjects import key_subject, stream_of
+from nats_stream_source.jetstream.read_after_write import reached
+from nats_stream_source.jetstream.subjects import (
+    bucket_of,
+    key_subject,
+    stream_of,
+    write_prefix,
+)
+
+EVERYTHING = (">",)
+"""The key filters that stand for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,10 @@ class Bucket:
         covers: whether every message of the stream is an entry of this bucket, so that a consumer
             for all keys needs no filter (which would be slow, DESIGN 3.5).
         vanishing: why a key may vanish without a marker, in words; empty when it cannot.
+        writes_to: the bucket that takes the writes: this one, or the one that it mirrors.
+        writes_through: the API prefix that leads to the mirrored bucket's account or domain, where
+            that is another one.
+        message_ttl: whether a single write may have a TTL.
     """
 
     name: str
@@ -35,6 +50,9 @@ class Bucket:
     history: int
     covers: bool
     vanishing: tuple[str, ...]
+    writes_to: str
+    writes_through: str | None = None
+    message_ttl: bool = False
 
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any]) -> Bucket:
@@ -50,10 +68,8 @@ class Bucket:
                 f"stream {stream} has the retention {retention!r}: its messages go away when they "
                 f"are consumed, so a range cannot be read again. A bucket has retention 'limits'"
             )
-        mirror = config.get("mirror")
-        origin = name
-        if mirror and mirror["name"].startswith("KV_"):
-            origin = mirror["name"][3:]
+        mirror = config.get("mirror") or {}
+        origin = bucket_of(mirror.get("name", stream))
         own = [key_subject(name, ">")]
         return cls(
             name=name,
@@ -63,7 +79,14 @@ class Bucket:
             covers=config.get("subjects") == own
             and not any(config.get(name) for name in ("mirror", "sources", "subject_transform")),
             vanishing=_vanishing(config),
+            writes_to=origin,
+            writes_through=(mirror.get("external") or {}).get("api") or None,
+            message_ttl=bool(config.get("allow_msg_ttl")),
         )
+
+    def write_prefix(self, api_prefix: str) -> str:
+        """What stands before the key where a write is sent to, see ``subjects.write_prefix``."""
+        return write_prefix(self.writes_to, self.writes_through or api_prefix)
 
     def filters(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """The filter subjects for key filters; none where they would cover the whole stream."""
@@ -93,3 +116,33 @@ async def look_up(jetstream: JetStream, bucket: str) -> StreamInfo:
             f"bucket {bucket!r} does not exist on {jetstream.connection.settings.places}: there is "
             f"no stream {stream_of(bucket)!r}. Check the options 'bucket', 'servers' and 'domain'"
         ) from error
+
+
+async def info_of(jetstream: JetStream, bucket: str, min_last_revision: int | None) -> StreamInfo:
+    """The leader's word on a bucket, once it has reached ``min_last_revision``.
+
+    Raises:
+        BucketNotFoundError: there is none.
+        MinLastSequenceError: it does not reach it within ``request_timeout``.
+    """
+    if min_last_revision is not None:
+        with contextlib.suppress(StreamNotFoundError):  # look_up says it better
+            return await reached(jetstream, stream_of(bucket), min_last_revision)
+    return await look_up(jetstream, bucket)
+
+
+async def last_matching(
+    jetstream: JetStream, info: StreamInfo, bucket: Bucket, keys: tuple[str, ...]
+) -> int:
+    """The sequence of the leader's last message that matches; 0 when there is none.
+
+    For all keys it is the stream's last sequence, though the message there may be gone.
+    """
+    if info.first_seq > info.last_seq:
+        return 0
+    if keys == EVERYTHING:
+        return info.last_seq
+    found = await asyncio.gather(
+        *(jetstream.message(info.name, last_by_subj=subject) for subject in bucket.filters(keys))
+    )
+    return max((message.seq for message in found if message is not None), default=0)

@@ -11,83 +11,61 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Protocol, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from nats_stream_source.errors import (
-    AuthorizationError,
-    ConfigurationError,
     ConnectError,
     JetStreamNotEnabledError,
+    NatsSourceError,
     PermissionDeniedError,
     RequestTimeoutError,
+    TlsError,
 )
-from nats_stream_source.jetstream.bridge import Inbox, abort, open_inbox, tapped_client
-from nats_stream_source.jetstream.subjects import DEFAULT_API_PREFIX
+from nats_stream_source.jetstream import tls
+from nats_stream_source.jetstream.bridge import (
+    Inbox,
+    abort,
+    open_inbox,
+    tapped_client,
+)
+from nats_stream_source.jetstream.handshake import (
+    PlainServerError,
+    demand_tls,
+    forget_attempt,
+    give_up,
+)
+from nats_stream_source.jetstream.identity import Identity, UnusableError
+from nats_stream_source.jetstream.settings import ConnectionSettings
+
+__all__ = ["Companion", "Connection", "ConnectionSettings"]
 
 T = TypeVar("T")
+
+
+class Companion(Protocol):
+    """What there is one of for each connection, and what ends with it."""
+
+    def __init__(self, connection: Connection) -> None: ...
+
+    def denied(self, subject: str | None, error: Exception) -> None:
+        """The server denied ``subject`` (in lower case), or with None the inboxes."""
+
+    async def close(self) -> None:
+        """The connection is being closed."""
+
+
+C = TypeVar("C", bound=Companion)
 
 log = logging.getLogger(__name__)
 
 _CLOSE_DEADLINE = 2.0  # seconds
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionSettings:
-    """Where the servers are and who asks. Hashable; secrets stay out of the ``repr``.
-
-    Attributes:
-        servers: URLs, ``nats://host:port``; a URL may carry ``user:password@``.
-        api_prefix: of all JetStream API subjects (ADR-19), see ``subjects.api_prefix``.
-        inbox_prefix: of the subjects that this client subscribes to.
-        consumer_prefix: of the names of the consumers that it creates.
-        connect_timeout, request_timeout: seconds.
-    """
-
-    servers: tuple[str, ...] = field(repr=False)
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    api_prefix: str = DEFAULT_API_PREFIX
-    inbox_prefix: str = "_INBOX"
-    consumer_prefix: str = "spark"
-    connect_timeout: float = 10.0
-    request_timeout: float = 5.0
-
-    @property
-    def places(self) -> str:
-        """The servers without user, password or token, for messages."""
-        return ", ".join(_place(url) for url in self.servers)
-
-
-def _check_servers(settings: ConnectionSettings) -> None:
-    schemes = set()
-    for url in settings.servers:
-        try:
-            parts = urlsplit(url if "://" in url else f"nats://{url}")
-            sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        except ValueError:
-            sound = False
-        if not sound or parts.scheme not in ("nats", "tls", "ws", "wss"):
-            raise ConfigurationError(
-                f"option 'servers': {_place(url)!r} is not an address like nats://host:4222"
-            )
-        schemes.add(parts.scheme in ("ws", "wss"))
-    if len(schemes) > 1:
-        raise ConfigurationError("option 'servers': websocket and other addresses do not mix")
-
-
-def _place(url: str) -> str:
-    # Not through urlsplit's user and password: the url may be one that it cannot read.
-    scheme, found, rest = url.partition("://")
-    return f"{scheme if found else 'nats'}://{(rest if found else url).rpartition('@')[2]}"
 
 
 class Connection:
@@ -103,15 +81,20 @@ class Connection:
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
         self.client: Client = tapped_client()
+        if settings.encrypted and not settings.websocket:
+            demand_tls(self.client)
         self.reconnects = 0
         self.online = asyncio.Event()
         self._offline = asyncio.Event()
+        self._identity = Identity(settings)
         self._trouble: Exception | None = None
+        self._verdict: NatsSourceError | None = None
         self._refused: asyncio.Future[None] | None = None
         self._under_way: dict[asyncio.Future[Any], str] = {}
         self._denials: dict[asyncio.Future[Any], str] = {}
         self._denied_inbox: str | None = None
         self._inboxes: list[Inbox] = []
+        self._companions: dict[type[Any], Any] = {}
 
     def __repr__(self) -> str:
         state = "connected" if self.client.is_connected else "not connected"
@@ -121,8 +104,14 @@ class Connection:
     async def open(cls, settings: ConnectionSettings) -> Connection:
         """Connect within ``connect_timeout``.
 
+        What a single server answers in a way that will not change is raised at once; of several
+        servers another one may answer otherwise, so all are tried until the time is over.
+
         Raises:
+            ConfigurationError: the settings contradict each other; a file is missing, unreadable
+                or not what it should be.
             AuthorizationError: the server refused the credentials.
+            TlsError: no encrypted connection that both sides trust, where one was asked for.
             ConnectError: no server answered in time; with the last reason.
         """
         connection = cls(settings)
@@ -134,23 +123,17 @@ class Connection:
                 timeout=settings.connect_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if connection._refused.done():
-                raise AuthorizationError(
-                    f"{settings.places} refused the credentials: check the options 'user', "
-                    f"'password' and 'token'"
-                )
+            if connection._verdict is not None and not attempt.done():
+                raise connection._verdict
             if not attempt.done():
-                reason = f": {connection._trouble}" if connection._trouble else ""
-                raise ConnectError(
-                    f"no connection to {settings.places} within {settings.connect_timeout:g} s "
-                    f"(option 'connectTimeout'){reason}"
-                )
+                raise connection._too_late()
             attempt.result()
             connection.online.set()
         except BaseException:
             attempt.cancel()
             await asyncio.gather(attempt, return_exceptions=True)
             await connection.close()
+            await give_up(connection.client, _CLOSE_DEADLINE)
             raise
         finally:
             connection._refused.cancel()
@@ -158,13 +141,9 @@ class Connection:
 
     async def _connect(self) -> None:
         settings = self.settings
-        _check_servers(settings)
         try:
             await self.client.connect(
                 servers=list(settings.servers),
-                user=settings.user,
-                password=settings.password,
-                token=settings.token,
                 name="nats-stream-source",
                 inbox_prefix=settings.inbox_prefix,
                 connect_timeout=settings.connect_timeout,  # type: ignore[arg-type]
@@ -173,21 +152,61 @@ class Connection:
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnect,
                 reconnected_cb=self._on_reconnect,
+                **self._identity.options(),
             )
         except nats.errors.Error as error:
-            raise ConnectError(f"no connection to {settings.places}: {error}") from error
+            reason = self._identity.scrubbed(error)
+            raise ConnectError(f"no connection to {settings.places}: {reason}") from None
+        if not self.client.is_connected:
+            # A server that hangs up instead of answering counts for nats-py as connected and lost.
+            await self.online.wait()
+
+    def _too_late(self) -> ConnectError:
+        settings = self.settings
+        reason = (
+            self._identity.scrubbed(self._trouble)
+            if self._trouble
+            else "no answer; the option 'tlsHandshakeFirst' must be "
+            + (
+                "left out where the server greets first"
+                if settings.tls_handshake_first
+                else "set where the server waits for the TLS handshake"
+            )
+        )
+        return ConnectError(
+            f"no connection to {settings.places} within {settings.connect_timeout:g} s "
+            f"(option 'connectTimeout'): {reason}"
+        )
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error).lower()
         self._trouble = error
-        if "authorization violation" in text and self._refused and not self._refused.done():
-            self._refused.set_result(None)
+        forget_attempt(self.client)
+        if (verdict := self._judge(error, text)) is not None:
+            self._verdict = verdict
+            settled = not isinstance(verdict, TlsError) or len(self.settings.servers) == 1
+            if self._refused is not None and not self._refused.done() and settled:
+                self._refused.set_result(None)
         if denied := _DENIED.search(text):
             self._deny(denied[1])
+
+    def _judge(self, error: Exception, text: str) -> NatsSourceError | None:
+        """The named error for a failure to connect that will not pass; None for all others."""
+        if isinstance(error, UnusableError):
+            return error.reason
+        if isinstance(error, PlainServerError):
+            return TlsError(
+                f"{self.settings.places} does not encrypt, and TLS was asked for (tls:// in the "
+                f"option 'servers', or an option of TLS): nothing was sent to it"
+            )
+        if any(sign in text for sign in _REFUSALS):
+            return self._identity.refused()
+        return tls.explain(error, self.settings.places)
 
     async def _on_disconnect(self) -> None:
         self.online.clear()
         self._offline.set()
+        self._identity.renew()
         for inbox in self._inboxes:
             inbox.wake()
 
@@ -222,11 +241,36 @@ class Connection:
             await asyncio.gather(ping, offline, return_exceptions=True)
         return True
 
+    async def until_connected(self, seconds: float) -> None:
+        """Return once there is a connection.
+
+        Raises:
+            ConnectError: it is closed, or was not made again within ``seconds``.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        # Both: nats-py knows of a loss before it calls back, and nothing yet of a renewal.
+        while not (self.client.is_connected and self.online.is_set()):
+            if self.client.is_closed:
+                raise ConnectError(f"the connection to {self.settings.places} is closed")
+            if asyncio.get_running_loop().time() > deadline:
+                raise ConnectError(
+                    f"the connection to {self.settings.places} was lost, and not made again "
+                    f"within {seconds:g} s"
+                )
+            await asyncio.sleep(0.01)
+
     def renew(self) -> None:
         """Break the connection off, so that nats-py makes it anew and subscribes again."""
         if self.client.is_connected:
             self.online.clear()
             abort(self.client)
+
+    def companion(self, kind: type[C]) -> C:
+        """The one ``kind(connection)`` of this connection, which is closed with it."""
+        found: C | None = self._companions.get(kind)
+        if found is None:
+            found = self._companions[kind] = kind(self)
+        return found
 
     async def close(self) -> None:
         """Close the connection for good; safe to call again, also where it never was open.
@@ -234,21 +278,33 @@ class Connection:
         Never fails: a connection is closed because it is not needed, or because something failed
         already, which must not be covered up by a broken pipe.
         """
+        companions, self._companions = list(self._companions.values()), {}
+        for companion in companions:
+            await companion.close()
         try:
             await asyncio.wait_for(self.client.close(), _CLOSE_DEADLINE)
-        except (OSError, asyncio.TimeoutError, nats.errors.Error, AssertionError) as error:
-            # AssertionError: nats-py's own check, when connecting failed early.
+        except (
+            OSError,
+            asyncio.TimeoutError,
+            nats.errors.Error,
+            AssertionError,
+            AttributeError,
+        ) as error:
+            # AssertionError: nats-py's own check, when connecting failed early. AttributeError:
+            # asyncio's TLS transport is written to after it was lost.
             log.debug("closing %r: %r", self, error)
             abort(self.client)
 
-    async def inbox(self, subject: str) -> Inbox:
+    async def inbox(self, subject: str, queue: str = "") -> Inbox:
         """A tapped subscription; the caller closes it with :meth:`release`.
+
+        ``queue`` names the queue group to be a member of, if any.
 
         Raises:
             ConnectError: the connection is closed.
         """
         try:
-            inbox = await open_inbox(self.client, subject)
+            inbox = await open_inbox(self.client, subject, queue)
         except nats.errors.Error as error:
             raise ConnectError(f"the connection to {self.settings.places} is closed") from error
         self._inboxes.append(inbox)
@@ -276,7 +332,7 @@ class Connection:
     async def until_denied(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``action``; end it early when the server denies ``subject`` or an inbox."""
         if denied := self._denied_inbox:
-            raise self._denial(denied)
+            raise self.denial(denied)
         attempt = asyncio.ensure_future(action())
         self._under_way[attempt] = subject
         try:
@@ -284,7 +340,7 @@ class Connection:
         except asyncio.CancelledError:
             if (denied := self._denials.get(attempt)) is None:
                 raise  # it was not the server's denial that ended it
-            raise self._denial(denied) from None
+            raise self.denial(denied) from None
         except nats.errors.NoRespondersError as error:
             raise JetStreamNotEnabledError(
                 f"nobody answers on {subject!r}: JetStream is off for this account or server, or "
@@ -301,7 +357,8 @@ class Connection:
             del self._under_way[attempt]
             self._denials.pop(attempt, None)
 
-    def _denial(self, denied: str) -> PermissionDeniedError:
+    def denial(self, denied: str) -> PermissionDeniedError:
+        """The error for a subject that the server has denied."""
         return PermissionDeniedError(
             f"the user may not use the subject {denied!r}: add it to the user's permissions, or "
             f"change the option 'inboxPrefix' or 'apiPrefix'"
@@ -313,6 +370,8 @@ class Connection:
         if inbox:
             # The inbox for answers is subscribed to once: later requests would wait in vain too.
             self._denied_inbox = f"{self.settings.inbox_prefix}.>"
+        for companion in self._companions.values():
+            companion.denied(None if inbox else denied, self.denial(self._denied_inbox or denied))
         for attempt, subject in self._under_way.items():
             # nats-py has made the server's text lower case; permissions are not.
             if inbox or subject.lower() == denied:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from nats_stream_source.errors import ConnectError
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 
 _PING_DEADLINE = 2.0  # seconds
@@ -86,12 +85,7 @@ class SharedLink(Link):
             return shared
         if shared.client.is_connected and not await shared.alive(_PING_DEADLINE):
             shared.renew()
-        if not shared.client.is_closed:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(shared.online.wait(), self.settings.connect_timeout)
-        if not shared.client.is_connected:
-            state = "closed" if shared.client.is_closed else "lost"
-            raise ConnectError(f"the connection to {self.settings.places} is {state}")
+        await shared.until_connected(self.settings.connect_timeout)
         return shared
 
     async def drop(self) -> None:

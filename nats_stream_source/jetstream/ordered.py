@@ -53,7 +53,7 @@ from nats_stream_source.jetstream.range_request import (
     consumer_config,
 )
 from nats_stream_source.wire.batches import Batcher
-from nats_stream_source.wire.columns import ack_tokens, is_delivery
+from nats_stream_source.wire.columns import ack_tokens, is_delivery, with_acks
 from nats_stream_source.wire.cursor import Cursor, Rebuild, State, Step
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
@@ -256,6 +256,7 @@ class OrderedReader:
     def _deliver(self, frames: Frames) -> None:
         if not len(frames):
             return
+        frames = with_acks(frames)  # so that who gets them has the numbers too
         tokens = ack_tokens(frames)
         step = self.cursor.deliver(tokens.consumer_seq, tokens.stream_seq)
         if step.stop > step.first:

@@ -23,6 +23,7 @@ from nats_stream_source.errors import (
     AuthorizationError,
     ConnectError,
     RequestTimeoutError,
+    TlsError,
 )
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def passes(error: BaseException) -> bool:
     if isinstance(error, ApiError):
         return error.code is not None and error.code >= 500
     return isinstance(error, (RequestTimeoutError, ConnectError)) and not isinstance(
-        error, AuthorizationError
+        error, (AuthorizationError, TlsError)
     )
 
 

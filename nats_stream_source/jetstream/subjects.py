@@ -2,6 +2,8 @@
 
 A bucket ``fleet`` is the stream ``KV_fleet`` with the subjects ``$KV.fleet.<key>``. A filter is a
 key in which whole tokens may be wildcards: ``*`` for one token, ``>`` at the end for the rest.
+Keys that begin with ``_kv`` belong to whoever keeps the bucket: they can be read, but are not
+written and not listed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ DEFAULT_API_PREFIX = "$JS.API"
 
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+
+RESERVED = "_kv"
+"""What the keys begin with that ADR-8 keeps for internal use."""
 
 
 def check_bucket(bucket: str) -> str:
@@ -39,6 +44,13 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_written_key(key: str) -> str:
+    """Return ``key`` if it is a key that users may write; raise InvalidNameError otherwise."""
+    if check_key(key).startswith(RESERVED):
+        raise InvalidNameError(f"{key!r}: keys that begin with {RESERVED!r} are reserved (ADR-8)")
+    return key
+
+
 def check_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a key or a key with wildcard tokens; InvalidNameError if not."""
     tokens = pattern.split(".")
@@ -58,9 +70,28 @@ def stream_of(bucket: str) -> str:
     return f"KV_{check_bucket(bucket)}"
 
 
+def bucket_of(stream: str) -> str:
+    """The name of the bucket that a stream is, or would be: a mirror may be named either way."""
+    return stream.removeprefix("KV_")
+
+
 def key_subject(bucket: str, key: str) -> str:
     """The stream's subject for a key or key filter."""
     return f"$KV.{bucket}.{key}"
+
+
+def write_subject(subject: str, api_prefix: str) -> str:
+    """Where a message for ``subject`` is sent to, so that it gets to the stream (ADR-19).
+
+    The same prefix leads to the stream as to the API, and the server takes it off again on the
+    way; the stream's own subjects never have it.
+    """
+    return subject if api_prefix == DEFAULT_API_PREFIX else f"{api_prefix}.{subject}"
+
+
+def write_prefix(bucket: str, api_prefix: str) -> str:
+    """What stands before the key where a write is sent: ``$KV.fleet.``, ``fromA.$KV.fleet.``."""
+    return write_subject(key_subject(bucket, ""), api_prefix)
 
 
 def overlap(one: str, other: str) -> bool:
@@ -70,6 +101,17 @@ def overlap(one: str, other: str) -> bool:
         if a == ">" or b == ">":
             return True
         if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every subject that ``narrow`` matches is matched by ``wide`` too."""
+    left, right = wide.split("."), narrow.split(".")
+    for a, b in zip(left, right, strict=False):
+        if a == ">":
+            return True
+        if b == ">" or (a != "*" and a != b):
             return False
     return len(left) == len(right)
 

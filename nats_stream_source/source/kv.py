@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
@@ -127,15 +128,21 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ask(Planner.initial).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxRowsPerTrigger``, or no limit."""
-        most = self._options.max_rows
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """``maxRowsPerTrigger``, or ``maxBytesPerTrigger``, or no limit."""
+        options = self._options
+        if options.max_rows is not None:
+            # Spark knows no limit of both kinds: the bytes are added when it comes back.
+            return ReadMaxRows(options.max_rows)
+        return ReadAllAvailable() if options.max_bytes is None else ReadMaxBytes(options.max_bytes)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the micro-batch that begins at ``start``."""
         begin = Offset.parse(start)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._ask(lambda planner: planner.latest(begin, most)).to_json()
+        # With Trigger.Once Spark asks for all there is, whatever the options say.
+        limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes))
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        nbytes = self._options.max_bytes if limited else None
+        return self._ask(lambda planner: planner.latest(begin, rows, nbytes)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The stream's end, for the lag in the query's progress."""

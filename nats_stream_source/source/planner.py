@@ -1,7 +1,8 @@
 """The planner: which range of the stream is the next micro-batch. It runs on the driver.
 
 Everything that decides is asked of the stream's leader (``STREAM.INFO``, ``STREAM.MSG.GET``).
-An idle query costs one small request, at most every 20 ms, however often Spark asks.
+Whether there is anything to read: ``source.matches``; how much of it, in how many splits:
+``source.cuts``; how often an idle query looks: ``source.idle``.
 
 Where a query begins, and which of its rows are initial values (End-Of-Initial-Data), is decided
 once per process and carried by every offset (``origin``, ``initial_through``):
@@ -17,7 +18,7 @@ query               begins after                initial values
 
 The default's initial values need a ``last_per_subject`` consumer where a bucket keeps more than one
 revision of a key. Such a consumer cannot be cut into ranges, so they are one micro-batch with one
-split, whatever ``maxRowsPerTrigger`` says. With history 1 they are a range like any other.
+split, whatever limits and ``minPartitions`` say. With history 1 they are a range like any other.
 
 Before it plans, ``source.continuity`` compares the stream with the offset; data loss is found
 there.
@@ -27,25 +28,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from nats_stream_source.errors import OffsetError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.bucket import Bucket, look_up
 from nats_stream_source.jetstream.link import Link
-from nats_stream_source.jetstream.rank import count_from
 from nats_stream_source.jetstream.subjects import stream_of
 from nats_stream_source.options import KvOptions
 from nats_stream_source.source.continuity import Continuity, time_at
+from nats_stream_source.source.cuts import Cuts
+from nats_stream_source.source.idle import Idle
+from nats_stream_source.source.matches import Matches
 from nats_stream_source.source.offsets import Offset, range_between
-from nats_stream_source.source.ranges import answered, limited_end, moves_on
+from nats_stream_source.source.ranges import moves_on, row_limit
 
 log = logging.getLogger(__name__)
-
-_IDLE_INTERVAL = 0.02  # seconds
-_RANK_SECONDS = 2.0  # for all ranks of one micro-batch; then sequence arithmetic has to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +73,35 @@ class Plan:
 
 
 class Planner:
-    """Plans the micro-batches of one query. Not thread-safe; Spark calls it from one thread."""
+    """Plans the micro-batches of one query. Not thread-safe; Spark calls it from one thread.
+
+    Args:
+        clock, sleep: seconds, and how to let some pass; a test has its own.
+        cores: how many tasks run at a time, as far as is known.
+        timer: seconds, for how long ranks may take.
+    """
 
     def __init__(
-        self, options: KvOptions, link: Link, clock: Callable[[], float] = time.monotonic
+        self,
+        options: KvOptions,
+        link: Link,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        cores: int | None = None,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options
         self._link = link
-        self._clock = clock
         self._continuity = Continuity(options, link)
+        self._cuts = Cuts(options.min_partitions or 1, cores or os.cpu_count() or 1, timer)
+        self._matches = Matches()
+        self._idle = Idle(clock, sleep)
         self._bucket: Bucket | None = None
-        self._first_seq = 0
+        self._info: StreamInfo | None = None
         self._initial: Offset | None = None
         self._target: int | None = None
         self._newest: Offset | None = None
         self._planned: Offset | None = None
-        self._idle: tuple[Offset, float] | None = None
 
     # -- what Spark asks ------------------------------------------------------------------------
 
@@ -102,29 +116,33 @@ class Planner:
         await self.initial()
         self._target = (await self._look()).last_seq
 
-    async def latest(self, start: Offset, limit: int | None) -> Offset:
+    async def latest(self, start: Offset, rows: int | None, nbytes: int | None = None) -> Offset:
         """The end of the micro-batch that begins at ``start``; ``start`` when there is nothing.
 
+        Where there was nothing the last time, it may wait a moment before it looks again.
+
         Args:
-            limit: the most rows; None for no limit.
+            rows, nbytes: the most rows, and about the most bytes; None for no limit.
 
         Raises:
             DataLossError: with ``failOnDataLoss``; OffsetError: an offset of another query.
         """
-        if self._idle is not None:
-            resting, asked = self._idle
-            if resting == start and self._clock() - asked < _IDLE_INTERVAL:
-                return start
+        if not await self._idle.rest(start):
+            return start
         self._accept(start)
         info = await self._look()
-        self._idle = None
+        if self._idle.unchanged(start, info):
+            return start
         begin = await self._continuity.go_on(start, info)
         last = info.last_seq if self._target is None else min(info.last_seq, self._target)
+        limit = row_limit(rows, nbytes, info.nbytes / max(info.messages, 1))
         end, newest = await self._end(begin, last, info, limit)
         self._newest = newest
         self._planned = end
         if end == start:
-            self._idle = start, self._clock()
+            self._idle.nothing(start, info, self._matches.settled(last))
+        else:
+            self._idle.over()
         return end
 
     def newest(self) -> Offset | None:
@@ -143,20 +161,31 @@ class Planner:
         bucket = self._known_bucket()
         per_subject = self._per_subject(end, first, last)
         history = self._options.include_history
-        return [
-            Plan(
-                bucket=self._options.bucket,
-                stream=end.stream,
-                created=end.created,
-                prefix=bucket.prefix,
-                filters=self._filters(per_subject),
-                start=first,
-                end=last,
-                initial_through=end.initial_through,
-                last_per_subject=per_subject,
-                complete_from=max(first + 1, self._first_seq) if history else None,
+        first_seq = self._known_info().first_seq
+        plans = []
+        for stop in [last] if per_subject else await self._stops(first, last):
+            plans.append(
+                Plan(
+                    bucket=self._options.bucket,
+                    stream=end.stream,
+                    created=end.created,
+                    prefix=bucket.prefix,
+                    filters=self._filters(per_subject),
+                    start=first,
+                    end=stop,
+                    initial_through=end.initial_through,
+                    last_per_subject=per_subject,
+                    complete_from=max(first + 1, first_seq) if history else None,
+                )
             )
-        ]
+            first = stop
+        return plans
+
+    async def _stops(self, start: int, end: int) -> list[int]:
+        """The ends of the splits of ``(start, end]``."""
+        return await self._cuts.splits(
+            await self._jetstream(), self._known_info(), self._filters(), start, end
+        )
 
     # -- where a query begins -------------------------------------------------------------------
 
@@ -165,20 +194,26 @@ class Planner:
 
     async def _look(self, *, warn: bool = False) -> StreamInfo:
         info = await look_up(await self._jetstream(), self._options.bucket)
-        self._bucket = Bucket.of(self._options.bucket, info.config)
-        self._first_seq = info.first_seq
-        if warn and self._bucket.vanishing:
+        if self._info is None or info.config != self._info.config:
+            self._bucket = Bucket.of(self._options.bucket, info.config)
+        self._info = info
+        bucket = self._known_bucket()
+        if warn and bucket.vanishing:
             log.warning(
                 "bucket %s: keys can vanish without a marker (%s), and no row will say so; "
                 "nats_stream_source.delta.reconcile removes their rows from a table",
                 self._options.bucket,
-                ", ".join(self._bucket.vanishing),
+                ", ".join(bucket.vanishing),
             )
         return info
 
     def _known_bucket(self) -> Bucket:
         assert self._bucket is not None, "no stream info yet"
         return self._bucket
+
+    def _known_info(self) -> StreamInfo:
+        assert self._info is not None, "no stream info yet"
+        return self._info
 
     def _filters(self, last_per_subject: bool = False) -> tuple[str, ...]:
         bucket = self._known_bucket()
@@ -248,107 +283,54 @@ class Planner:
             end = last
             seen = info.last_time if last == info.last_seq else None
         else:
-            found = await self._last_match(start, last, filters)
+            found = await self._matches.newest(
+                await self._jetstream(),
+                info.name,
+                filters,
+                start,
+                last,
+                thorough=self._target is not None,
+            )
             if found is None:
                 if not moves_on(start, info.first_seq, last):
                     return begin, begin
-                quiet = replace(
-                    begin, stream_seq=last, time=await time_at(await self._jetstream(), info, last)
-                )
-                return quiet, quiet
+                return (quiet := await self._at(begin, last, None, 0)), quiet
             end, seen = found
-        limited, rows, total = await self._within(start, end, limit, filters)
-        newest = replace(begin, stream_seq=end, time=seen, consumer_seq=begin.consumer_seq + total)
-        if limited == end and seen is not None:
-            return newest, newest
-        return (
-            replace(
-                begin,
-                stream_seq=limited,
-                time=await time_at(await self._jetstream(), info, limited),
-                consumer_seq=begin.consumer_seq + rows,
-            ),
-            newest,
+        limited, rows, total = await self._cuts.limited(
+            await self._jetstream(), info, filters, start, end, limit
         )
+        delivered = self._delivered(begin, limited, rows)
+        planned = await self._at(begin, limited, seen if limited == end else None, delivered)
+        if limited == end:
+            return planned, planned
+        count = begin.consumer_seq + self._delivered(begin, end, total)
+        return planned, replace(begin, stream_seq=end, time=seen, consumer_seq=count)
+
+    async def _at(self, begin: Offset, seq: int, seen: str | None, delivered: int) -> Offset:
+        """The offset at ``seq``; ``seen`` is the time of the message there, if it is known."""
+        if seen is None:
+            seen = await time_at(await self._jetstream(), self._known_info(), seq)
+        count = begin.consumer_seq + delivered
+        return replace(begin, stream_seq=seq, time=seen, consumer_seq=count)
+
+    def _delivered(self, begin: Offset, seq: int, rows: int) -> int:
+        """How many messages a consumer that is never behind gets from ``begin`` up to ``seq``.
+
+        Of the initial values, what is left; of what comes later, all, also what was superseded
+        since: known where every message matches.
+        """
+        if self._filters():
+            return rows
+        initial = max(0, min(seq, begin.initial_through) - begin.stream_seq)
+        later = seq - max(begin.stream_seq, begin.initial_through)
+        return min(initial, rows) + max(0, later)
 
     async def _initial_values(
         self, begin: Offset, last: int, info: StreamInfo
     ) -> tuple[Offset, Offset]:
         through = begin.initial_through
-        count = info.subjects if not self._options.keys else 0
-        end = replace(
-            begin,
-            stream_seq=through,
-            time=await time_at(await self._jetstream(), info, through),
-            consumer_seq=count,
-        )
+        count = info.subjects
+        if self._options.keys:
+            count = await self._cuts.subjects(await self._jetstream(), info, self._filters())
+        end = await self._at(begin, through, None, count)
         return end, replace(end, stream_seq=last, consumer_seq=count + last - through)
-
-    async def _last_match(
-        self, start: int, last: int, filters: tuple[str, ...]
-    ) -> tuple[int, str | None] | None:
-        """Sequence and time of the last matching message in ``(start, last]``; None when none is.
-
-        When the last one lies beyond ``last``, the answer is ``last`` itself: any sequence that
-        the leader has will do as an end.
-        """
-        jetstream = await self._jetstream()
-        stream = self._known_bucket().stream
-        # The next message first: it is cheap even for a wide filter, which the last is not.
-        upcoming = await asyncio.gather(
-            *(jetstream.message(stream, seq=start + 1, next_by_subj=one) for one in filters)
-        )
-        hits = [
-            one
-            for one, message in zip(filters, upcoming, strict=True)
-            if message is not None and message.seq <= last
-        ]
-        if not hits:
-            return None
-        found = await asyncio.gather(*(jetstream.message(stream, last_by_subj=one) for one in hits))
-        newest = max((m for m in found if m is not None), key=_seq, default=None)
-        if newest is None or not start < newest.seq <= last:
-            return last, None
-        return newest.seq, newest.time
-
-    async def _within(
-        self, start: int, end: int, limit: int | None, filters: tuple[str, ...]
-    ) -> tuple[int, int, int]:
-        """The limited end, its rows, and the rows up to ``end``; see ``ranges.limited_end``."""
-        if limit is None and not filters:
-            return end, end - start, end - start
-        jetstream = await self._jetstream()
-        stream = self._known_bucket().stream
-        most = end - start
-
-        async def rows_after(seq: int) -> int:
-            # Entries written meanwhile come after `end`. At the range's start they must not be
-            # missing (the total would be too small), elsewhere not be counted: hence the order.
-            if seq == start:
-                beyond = await count_from(jetstream, stream, end + 1, filters)
-                return await count_from(jetstream, stream, seq + 1, filters) - beyond
-            rows = await count_from(jetstream, stream, seq + 1, filters)
-            return rows - await count_from(jetstream, stream, end + 1, filters)
-
-        if limit is None:
-            total = min(most, await rows_after(start)) if most > 1 else most
-            return end, total, total
-        total = most
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _RANK_SECONDS
-
-        async def answer(seq: int) -> int | None:
-            nonlocal total
-            if loop.time() > deadline:
-                return None
-            rows = max(0, await rows_after(seq))
-            if seq == start:
-                total = rows
-            return rows
-
-        limited, rows = await answered(limited_end(start, end, limit), answer)
-        return limited, rows, total
-
-
-def _seq(message: StoredMessage) -> int:
-    return message.seq

@@ -6,6 +6,8 @@ at one by one.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,32 +64,42 @@ def kv_rows(
         ProtocolError: a subject does not begin with ``prefix``.
     """
     tokens = ack_tokens(frames)
-    names = subjects(frames)
-    if not pc.all(pc.starts_with(names, prefix)).as_py():
-        raise ProtocolError(f"a subject of bucket {bucket!r} does not begin with {prefix!r}")
-    operation = operations(header_blocks(frames))
-    put = pc.equal(operation, "PUT")
     count = len(frames)
-    value = pa.nulls(count, pa.binary())
-    if not meta_only:
-        value = pc.if_else(put, payloads(frames), pa.scalar(None, pa.binary()))
-    created = nanoseconds(stream_created) // 1000
+    try:
+        key = subjects(frames, after=prefix)
+    except ValueError:
+        raise ProtocolError(
+            f"a subject of bucket {bucket!r} does not begin with {prefix!r}"
+        ) from None
+    value = pa.nulls(count, pa.binary()) if meta_only else payloads(frames)
+    put, operation = None, _constant("PUT", pa.string(), count)
+    if (frames.payload_begin > frames.header_begin).any():
+        operation = operations(header_blocks(frames))
+        put = pc.equal(operation, "PUT")
+        if not pc.all(put).as_py():
+            value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
     rows = pa.RecordBatch.from_arrays(
         [
-            pa.repeat(pa.scalar(bucket), count),
-            pc.utf8_slice_codeunits(names, len(prefix)),
+            _constant(bucket, pa.string(), count),
+            key,
             value,
             pa.array(tokens.stream_seq),
             _times(tokens.timestamp_ns // 1000),
             operation,
             pa.array(tokens.pending),
             pa.array(tokens.stream_seq <= initial_through),
-            _times(np.full(count, created)),
+            _constant(nanoseconds(stream_created) // 1000, _TIME, count),
         ],
         schema=KV_SCHEMA,
     )
-    return rows.filter(put) if ignore_deletes else rows
+    return rows.filter(put) if ignore_deletes and put is not None else rows
+
+
+@functools.lru_cache(maxsize=16)
+def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+    # Kept, since nearly all batches have the same values and length.
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
 def _times(microseconds: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
-    return pa.array(microseconds, pa.int64()).cast(_TIME)
+    return pa.array(microseconds, pa.int64()).view(_TIME)

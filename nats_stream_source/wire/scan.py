@@ -21,6 +21,10 @@ candidate stands (PING, INFO, an odd line, the unfinished end) it walks one fram
 A scan costs as much as walking about ``_SCAN_PAYS`` frames, and reading every byte of a large
 payload is a waste. So ``cut`` walks first, and scans the rest as soon as the frames seen so far
 say that enough of them are left.
+
+Deliveries of one consumer are so much alike that they are found faster than by a scan, and their
+numbers with them: ``wire/runs.py``. Where that does not pay, since too many others lie between, the
+scan does the rest.
 """
 
 from __future__ import annotations
@@ -32,13 +36,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
+from nats_stream_source.wire import layout
+from nats_stream_source.wire.runs import Runs
 
 Table: TypeAlias = NDArray[np.int64]
 """Frames as columns; the rows are the fields of :class:`~nats_stream_source.wire.frames.Frames`
 after ``buffer``: begin, stop, kind, sid, subject_begin, subject_end, reply_begin, reply_end,
-header_begin, payload_begin, payload_end."""
+header_begin, payload_begin, payload_end; and, with -1 where they were not read, the numbers of the
+ACK subject: delivered, stream_seq, consumer_seq, time, pending."""
 
 FIELDS = 11
+ACKS = layout.FIELDS
 MAX_LINE = 1 << 20
 """Bytes of the longest control line, its CRLF included. INFO of a large cluster has several KiB."""
 MAX_PAYLOAD = (1 << 31) - 1
@@ -47,6 +55,8 @@ MAX_PAYLOAD = (1 << 31) - 1
 _CONTROL, _MSG, _HMSG = 0, 1, 2
 _MAX_INT64 = (1 << 63) - 1
 _SCAN_PAYS = 60
+_RUN_PAYS = 60  # frames that a run must have on average
+_ACK_PREFIX = b"$JS.ACK."
 _WINDOW = 16
 _LENGTH_DIGITS = 10
 _Row: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
@@ -54,13 +64,16 @@ _Row: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
 # What nats-py's parser takes (nats/protocol/parser.py), held to one line.
 _MSG_LINE = re.compile(rb"MSG[ \t]+(\S+)[ \t]+(\d+)[ \t]+(?:(\S+)[ \t]+)?(\d+)\r\n")
 _HMSG_LINE = re.compile(rb"HMSG[ \t]+(\S+)[ \t]+(\d+)[ \t]+(?:(\S+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+_LF = re.compile(rb"\n")
 _CONTROL_LINE = re.compile(
     rb"(?:PING|PONG|\+OK)[ \t]*\r\n|INFO[ \t]+[^\s][^\r\n]*\r\n|-ERR[ \t]+'[^\r\n]+'\r\n"
 )
 
 
-def cut(buffer: bytes) -> tuple[Table, int, int]:
-    """Cut a buffer that begins with a frame into its whole frames.
+def cut(
+    buffer: bytes | memoryview, begin: int = 0, size: int | None = None
+) -> tuple[Table, int, int]:
+    """Cut ``buffer[begin:size]``, which begins with a frame, into its whole frames.
 
     Returns:
         the frames; where the unfinished rest begins; the length of the unfinished frame, which is
@@ -71,57 +84,80 @@ def cut(buffer: bytes) -> tuple[Table, int, int]:
     """
     parts: list[Table] = []
     rows: list[_Row] = []
+    runs: Runs | None = None
     scan: _Scan | None = None
-    position, size, needed = 0, len(buffer), 0
+    position, needed = begin, 0
+    size = len(buffer) if size is None else size
     # How many frames are left is guessed from the first one, and again from every few: many small
     # frames may follow large ones.
-    walked, window, window_begin = 0, 1, 0
+    walked, window, window_begin = 0, 1, begin
+    tried = found = 0
     while position < size:
-        if scan is not None:
-            run = scan.run(position)
-            if run is not None:
-                if rows:
-                    parts.append(_table(rows))
-                    rows = []
-                parts.append(run)
-                position = int(run[1, -1])
-                continue
-        row = _walk(buffer, position)
+        if scan is not None and (run := scan.run(position)) is not None:
+            _flush(rows, parts)
+            parts.append(run)
+            position = int(run[1, -1])
+            continue
+        row = _walk(buffer, position, size)
         if isinstance(row, int):
             needed = row
             break
+        walked += 1
+        if walked == window and scan is None and runs is None:
+            if (size - row[1]) * walked > _SCAN_PAYS * (row[1] - window_begin):
+                if buffer[row[6] : row[6] + len(_ACK_PREFIX)] == _ACK_PREFIX:
+                    runs = Runs(buffer, position, size)
+                else:
+                    scan = _Scan(buffer, row[1], size)
+            walked, window, window_begin = 0, _WINDOW, row[1]
+        if runs is not None and tried * _RUN_PAYS > found + 4 * _RUN_PAYS:
+            runs, scan = None, _Scan(buffer, row[1], size)
+        if runs is not None and row[2] != _CONTROL:
+            tried += 1
+            if (run := runs.read(row, FIELDS)) is not None:
+                _flush(rows, parts)
+                parts.append(run)
+                position = int(run[1, -1])
+                found += run.shape[1]
+                continue
         rows.append(row)
         position = row[1]
-        walked += 1
-        if walked == window and scan is None:
-            if (size - position) * walked > _SCAN_PAYS * (position - window_begin):
-                scan = _Scan(buffer, position)
-            walked, window, window_begin = 0, _WINDOW, position
-    if rows or not parts:
-        parts.append(_table(rows))
-    table = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return table, position, needed
+    _flush(rows, parts)
+    return _together(parts), position, needed
 
 
-def _table(rows: list[_Row]) -> Table:
-    table: Table = np.array(rows, dtype=np.int64).reshape(-1, FIELDS).T
+def _flush(rows: list[_Row], parts: list[Table]) -> None:
+    if rows:
+        parts.append(np.array(rows, dtype=np.int64).reshape(-1, FIELDS).T)
+        rows.clear()
+
+
+def _together(parts: list[Table]) -> Table:
+    if len(parts) == 1 and parts[0].shape[0] == FIELDS + ACKS:
+        return parts[0]
+    table = np.full((FIELDS + ACKS, sum(part.shape[1] for part in parts)), -1, np.int64)
+    begin = 0
+    for part in parts:
+        fields, count = part.shape
+        table[:fields, begin : begin + count] = part
+        begin += count
     return table
 
 
-def _walk(buffer: bytes, begin: int) -> _Row | int:
+def _walk(buffer: bytes | memoryview, begin: int, size: int) -> _Row | int:
     """The frame at ``begin``; or, if it is not whole, its length (0: not known yet)."""
     header_length = 0
-    if line := _MSG_LINE.match(buffer, begin):
+    if line := _MSG_LINE.match(buffer, begin, size):
         kind = _MSG
-    elif line := _HMSG_LINE.match(buffer, begin):
+    elif line := _HMSG_LINE.match(buffer, begin, size):
         kind = _HMSG
         header_length = _number(line, 4, MAX_PAYLOAD)
-    elif line := _CONTROL_LINE.match(buffer, begin):
+    elif line := _CONTROL_LINE.match(buffer, begin, size):
         kind = _CONTROL
     else:
-        if buffer.find(b"\n", begin, begin + MAX_LINE) >= 0:
+        if _LF.search(buffer, begin, min(begin + MAX_LINE, size)):
             raise ProtocolError(f"no NATS frame: {_shown(buffer, begin)}")
-        if len(buffer) - begin >= MAX_LINE:
+        if size - begin >= MAX_LINE:
             raise ProtocolError(
                 f"a control line of more than {MAX_LINE} bytes: {_shown(buffer, begin)}"
             )
@@ -139,7 +175,7 @@ def _walk(buffer: bytes, begin: int) -> _Row | int:
     sid = _number(line, 2, _MAX_INT64)
     end = after + length
     stop = end + 2
-    if stop > len(buffer):
+    if stop > size:
         return stop - begin
     if buffer[end:stop] != b"\r\n":
         raise ProtocolError(f"no CRLF after the payload: {_shown(buffer, begin)}")
@@ -168,8 +204,8 @@ def _number(line: re.Match[bytes], group: int, largest: int) -> int:
     return value
 
 
-def _shown(buffer: bytes, begin: int) -> str:
-    line = buffer[begin : begin + 60].partition(b"\r\n")[0]
+def _shown(buffer: bytes | memoryview, begin: int) -> str:
+    line = bytes(buffer[begin : begin + 60]).partition(b"\r\n")[0]
     # INFO may hold a nonce, and a line that is none may hold anything: the start has to do.
     return repr(line[:4] if line.startswith(b"INFO") else line)
 
@@ -177,8 +213,8 @@ def _shown(buffer: bytes, begin: int) -> str:
 class _Scan:
     """All candidates of ``buffer[start:]``, ready to be followed as a chain."""
 
-    def __init__(self, buffer: bytes, start: int) -> None:
-        self._table = _candidates(np.frombuffer(buffer, np.uint8), start)
+    def __init__(self, buffer: bytes | memoryview, start: int, size: int) -> None:
+        self._table = _candidates(np.frombuffer(buffer, np.uint8, size), start)
         self._begin, stop = self._table[0], self._table[1]
         # The last of each run: the candidate that the next one does not adjoin.
         self._last = np.append(np.flatnonzero(self._begin[1:] != stop[:-1]), self._begin.size - 1)

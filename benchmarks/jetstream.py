@@ -1,0 +1,364 @@
+"""The JetStream layer beside a bare socket and beside nats-py, all doing the same thing.
+
+``python -m benchmarks.jetstream [--quick] [--json FILE]``
+
+===============  ====================  =================================  =======================
+what             bare socket           this package                       nats-py
+===============  ====================  =================================  =======================
+Direct Get       batches, counted      ``DirectGet.batch`` (messages),    ``get_msg(direct=True)``,
+                                       ``.pages`` (frames)                many in flight
+watch            push consumer,        ``KeyValue.watch``, all history,   ``watchall``, all history
+                 counted               to the end of the initial data
+ordered          the same              ``subscribe(ordered=True)``,       ``subscribe`` with
+                                       ``OrderedReader`` (frames)         ``ordered_consumer``
+put              many in flight,       ``Publisher.send``, all PubAcks    ``publish_async``, all
+                 PubAcks counted       awaited                            PubAcks awaited
+===============  ====================  =================================  =======================
+
+They take turns on one server; rates are medians in messages a second. nats-py gets fewer messages
+where it would take minutes, which is no disadvantage: its rate does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.entries import SIZE, entries, fill_bucket
+from benchmarks.machine import Others, machine
+from benchmarks.raw import RawConnection, drain, fill
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
+from nats_stream_source.jetstream.direct_get import DirectGet
+from nats_stream_source.jetstream.key_value import KeyValue
+from nats_stream_source.jetstream.link import SharedLink
+from nats_stream_source.jetstream.ordered import OrderedReader
+from nats_stream_source.jetstream.publish import Publisher
+from nats_stream_source.jetstream.range_request import RangeRequest
+from nats_stream_source.jetstream.subscribe import subscribe
+
+BARE = "bare socket"
+NATS_PY = "nats-py"
+_PAGE = 8192  # messages of one Direct Get
+_IN_FLIGHT = 4000
+_TAIL = 256  # bytes; an EOB is shorter
+_ALL = "$KV.bench.>"
+
+Way = Callable[[], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Messages a second of one way of doing something; ``lost`` by it, over all rounds."""
+
+    what: str
+    way: str
+    messages: int
+    rate: float
+    lost: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All results, and what else ran meanwhile."""
+
+    results: list[Result]
+    others: dict[str, float]
+
+    def ratio(self, one: Result, over: str) -> float:
+        """The rate of ``one`` over that of the way ``over`` of the same thing."""
+        (other,) = (o for o in self.results if o.what == one.what and o.way == over)
+        return one.rate / other.rate
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "others": self.others,
+            "results": [
+                one.as_dict()
+                | {"over_bare": self.ratio(one, BARE), "over_nats_py": self.ratio(one, NATS_PY)}
+                for one in self.results
+            ],
+        }
+
+
+async def measure(rows: int, rounds: int) -> Outcome:
+    """Fill two buckets, a small one for what is slow, and let all ways take turns."""
+    few = max(rows // 10, 1)
+    with NatsServer() as server, Others() as others:
+        fill_bucket(server.port, "bench", entries(rows, max(rows // 10, 1)), history=64)
+        fill_bucket(server.port, "few", entries(few, max(few // 10, 1)), history=64)
+        expected = await asyncio.to_thread(drain, server.port, "KV_bench", rows)
+        connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
+        client = await nats.connect(server.url)
+        try:
+            results: list[Result] = []
+            for what, ways in _ways(server.port, rows, few, expected, connection, client).items():
+                results += await _turns(what, ways, rounds)
+        finally:
+            await client.close()
+            await connection.close()
+    return Outcome(results, others.as_dict())
+
+
+async def _turns(what: str, ways: dict[str, tuple[int, Way]], rounds: int) -> list[Result]:
+    rates: dict[str, list[float]] = {}
+    lost = dict.fromkeys(ways, 0)
+    for _ in range(rounds):
+        for way, (messages, run) in ways.items():
+            began = time.perf_counter()
+            count = await run()
+            rates.setdefault(way, []).append(count / (time.perf_counter() - began))
+            lost[way] += messages - count
+            if count != messages and way != NATS_PY:
+                raise RuntimeError(f"{what}, {way}: {count:,} of {messages:,} messages")
+    return [
+        Result(what, way, messages, statistics.median(rates[way]), lost[way])
+        for way, (messages, _) in ways.items()
+    ]
+
+
+def _ways(
+    port: int, rows: int, few: int, expected: int, connection: Connection, client: Client
+) -> dict[str, dict[str, tuple[int, Way]]]:
+    jetstream = JetStream(connection)
+
+    async def bare_push() -> int:
+        await asyncio.to_thread(drain, port, "KV_bench", rows, expected)
+        return rows
+
+    return {
+        "Direct Get": {
+            BARE: (rows, lambda: asyncio.to_thread(_bare_direct, port, rows)),
+            "messages": (rows, lambda: _direct_messages(jetstream)),
+            "frames": (rows, lambda: _direct_frames(jetstream)),
+            NATS_PY: (few, lambda: _nats_py_direct(client, few)),
+        },
+        "watch": {
+            BARE: (rows, bare_push),
+            "entries": (rows, lambda: _watch(jetstream)),
+            NATS_PY: (few, lambda: _nats_py_watch(client)),
+        },
+        "ordered": {
+            BARE: (rows, bare_push),
+            "messages": (rows, lambda: _ordered(jetstream, rows)),
+            "frames": (rows, lambda: _ordered_frames(jetstream, rows)),
+            NATS_PY: (few, lambda: _nats_py_ordered(client, few)),
+        },
+        "put": {
+            BARE: (few, lambda: asyncio.to_thread(_bare_put, port, few)),
+            "Publisher": (few, lambda: _put(connection, few)),
+            NATS_PY: (few, lambda: _nats_py_put(client, few)),
+        },
+    }
+
+
+# -- Direct Get ------------------------------------------------------------------------------------
+
+
+def _bare_direct(port: int, rows: int) -> int:
+    buffer = bytearray(1 << 20)
+    view = memoryview(buffer)
+    with RawConnection(port) as connection:
+        connection.send(b"SUB _D 1\r\n")
+        for first in range(1, rows + 1, _PAGE):
+            body = b'{"seq":%d,"batch":%d,"next_by_subj":"$KV.bench.>"}' % (first, _PAGE)
+            connection.send(b"PUB $JS.API.DIRECT.GET.KV_bench _D %d\r\n%s\r\n" % (len(body), body))
+            # An EOB's status line stands in the last bytes of what has come.
+            tail = b""
+            while b"NATS/1.0 204 EOB" not in tail:
+                count = connection.socket.recv_into(buffer)
+                if not count:
+                    raise ConnectionError("the server closed the connection")
+                tail = (tail + bytes(view[max(count - _TAIL, 0) : count]))[-_TAIL:]
+    return rows
+
+
+async def _direct_messages(jetstream: JetStream) -> int:
+    count = 0
+    async with contextlib.aclosing(DirectGet(jetstream, "KV_bench").batch(_ALL)) as messages:
+        async for _ in messages:
+            count += 1
+    return count
+
+
+async def _direct_frames(jetstream: JetStream) -> int:
+    count = 0
+    async with contextlib.aclosing(DirectGet(jetstream, "KV_bench").pages(_ALL)) as pages:
+        async for page in pages:
+            count += len(page)
+    return count
+
+
+async def _nats_py_direct(client: Client, few: int) -> int:
+    api = client.jsm()
+    count = 0
+    for first in range(1, few + 1, 250):
+        wanted = range(first, min(first + 250, few + 1))
+        found = await asyncio.gather(*(api.get_msg("KV_few", seq, direct=True) for seq in wanted))
+        count += sum(message.seq is not None for message in found)
+    return count
+
+
+# -- watch -----------------------------------------------------------------------------------------
+
+
+async def _watch(jetstream: JetStream) -> int:
+    bucket = await KeyValue.open(jetstream, "bench")
+    count = 0
+    async with bucket.watch_all(include_history=True) as watch:
+        async for entry in watch:
+            if entry is None:
+                break
+            count += 1
+    return count
+
+
+async def _nats_py_watch(client: Client) -> int:
+    bucket = await client.jetstream().key_value("few")
+    watcher = await bucket.watchall(include_history=True)
+    count = 0
+    try:
+        while True:
+            try:
+                entry = await watcher.updates(timeout=2)  # type: ignore[no-untyped-call]
+            except nats.errors.TimeoutError:
+                break  # it has lost messages, and waits for those
+            if entry is None:
+                break
+            count += 1
+    finally:
+        await watcher.stop()  # type: ignore[no-untyped-call]
+    return count
+
+
+# -- ordered consumer ------------------------------------------------------------------------------
+
+
+async def _ordered(jetstream: JetStream, rows: int) -> int:
+    count = 0
+    async with await subscribe(jetstream, _ALL, stream="KV_bench", ordered=True) as messages:
+        async for _ in messages:
+            count += 1
+            if count == rows:
+                break
+    return count
+
+
+async def _ordered_frames(jetstream: JetStream, rows: int) -> int:
+    created = (await jetstream.stream_info("KV_bench")).created
+    request = RangeRequest(stream="KV_bench", created=created, start=0, end=rows)
+    reader = OrderedReader(SharedLink(jetstream.connection), request)
+    count = 0
+    async for frames in reader.batches():
+        count += len(frames)
+    return count
+
+
+async def _nats_py_ordered(client: Client, few: int) -> int:
+    subscription = await client.jetstream().subscribe(
+        "$KV.few.>", stream="KV_few", ordered_consumer=True
+    )
+    count = 0
+    try:
+        while count < few:
+            try:
+                await subscription.next_msg(timeout=2)
+            except nats.errors.TimeoutError:
+                break
+            count += 1
+    finally:
+        await subscription.unsubscribe()
+    return count
+
+
+# -- put -------------------------------------------------------------------------------------------
+
+
+def _values(few: int) -> list[tuple[str, bytes]]:
+    return [(f"$KV.few.put.{i % 1000}", bytes(SIZE)) for i in range(few)]
+
+
+def _bare_put(port: int, few: int) -> int:
+    return fill(port, ((subject, b"", value) for subject, value in _values(few)))
+
+
+async def _put(connection: Connection, few: int) -> int:
+    publisher = Publisher(connection, in_flight=_IN_FLIGHT)
+    try:
+        futures = [await publisher.send(subject, value) for subject, value in _values(few)]
+        return len(await asyncio.gather(*futures))
+    finally:
+        await publisher.close()
+
+
+async def _nats_py_put(client: Client, few: int) -> int:
+    # One context for each: what a message under way is awaited by is kept in it.
+    jetstream = client.jetstream()
+    count = 0
+    values = _values(few)
+    for first in range(0, few, _IN_FLIGHT):
+        futures = [
+            await jetstream.publish_async(subject, value)
+            for subject, value in values[first : first + _IN_FLIGHT]
+        ]
+        count += len(await asyncio.gather(*futures))
+    return count
+
+
+def table(outcome: Outcome) -> Table:
+    """The results for a terminal."""
+    shown = Table("what", "way", "messages", "rate", "÷ bare socket", "÷ nats-py", "lost")
+    for one in outcome.results:
+        shown.add_row(
+            one.what,
+            one.way,
+            f"{one.messages:,}",
+            f"{one.rate:,.0f}/s",
+            f"{outcome.ratio(one, BARE):.2f}",
+            f"{outcome.ratio(one, NATS_PY):.1f}",
+            f"{one.lost:,}" if one.lost else "",
+        )
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, write JSON if asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="fewer messages, one round")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    place = machine()
+    console.print(str(place))
+    rows, rounds = (50_000, 1) if given.quick else (given.rows, given.rounds)
+    outcome = asyncio.run(measure(rows, rounds))
+    console.print(table(outcome))
+    if given.json is not None:
+        shown = {"machine": place.as_dict(), "jetstream": outcome.as_dict()}
+        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""End to end in Spark: a backlog through ``nats_kv`` and through Spark's own Kafka source.
+
+``python -m benchmarks.spark [--rows 1000000 ...] [--size 128 ...] [--no-kafka] [--json FILE]``
+
+The same values stand in a bucket (every revision is kept) and in two Kafka topics, one with a
+single partition and one with as many partitions as there are cores. A query with the trigger
+``availableNow`` takes all of it into the no-op sink or into Parquet. Time runs from ``start()`` to
+the query's end, with everything that a source does in between: connecting, starting Python workers,
+planning, reading. Beside it stands the time of the micro-batch alone (``addBatch``).
+
+*Warm*: the sources take turns in one session, after one run of each that is not counted; medians.
+*Cold*: the first query of a fresh session, the session's own start not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.entries import SIZE, entries, fill_bucket, write_parquet
+from benchmarks.kafka import KafkaBroker, source_jars
+from benchmarks.machine import Others, cpu_by_role, machine
+from benchmarks.session import spark_session
+from nats_stream_source.embedded import NatsServer
+
+SINKS = ("noop", "parquet")
+_MANY = 1_000_000  # with more rows: fewer rounds, one size, no fresh sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What to load: ``name`` for the table, a format, its options, its server's process id."""
+
+    name: str
+    format: str
+    options: Mapping[str, str]
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One run.
+
+    Attributes:
+        seconds: from ``start()`` to the end; ``batch``: of the micro-batches alone.
+        cpu: CPU seconds of the source's ``server``, of ``python`` (planner, workers), of the
+            ``jvm``.
+    """
+
+    seconds: float
+    batch: float
+    cpu: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One source into one sink. Rates are rows a second.
+
+    Attributes:
+        warm: the counted runs; ``cold``: the first query of a session, None when not measured.
+    """
+
+    source: str
+    sink: str
+    rows: int
+    warm: list[Query]
+    cold: Query | None
+
+    @property
+    def rate(self) -> float:
+        """Warm, the whole query; median."""
+        return self.rows / statistics.median(run.seconds for run in self.warm)
+
+    @property
+    def batch_rate(self) -> float:
+        """Warm, the micro-batch alone; median."""
+        return self.rows / statistics.median(run.batch for run in self.warm)
+
+    @property
+    def cpu(self) -> dict[str, float]:
+        """Warm, CPU nanoseconds a row by process; medians."""
+        return {
+            role: statistics.median(run.cpu[role] for run in self.warm) / self.rows * 1e9
+            for role in self.warm[0].cpu
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        derived = {"rate": self.rate, "batch_rate": self.batch_rate, "cpu_ns_per_row": self.cpu}
+        return asdict(self) | derived
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All results for one number of rows of ``size`` bytes, and what else ran meanwhile."""
+
+    rows: int
+    size: int
+    results: list[Result]
+    others: dict[str, float] = field(default_factory=dict)
+
+    def ratio(self, sink: str, name: str = "nats_kv", over: str | None = None) -> float | None:
+        """Rate of a source over another's, or over the best of Kafka's; None without Kafka."""
+        rates = {one.source: one.rate for one in self.results if one.sink == sink}
+        others = [rate for key, rate in rates.items() if key.startswith(over or "kafka")]
+        return rates[name] / max(others) if others else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "rows": self.rows,
+            "size": self.size,
+            "others": self.others,
+            "results": [one.as_dict() for one in self.results],
+            "ratios": {sink: self.ratio(sink) for sink in SINKS},
+        }
+
+
+def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Query:
+    """One query over the whole backlog.
+
+    Raises:
+        RuntimeError: it took another number of rows than there are.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="bench-query-"))
+    try:
+        frame = spark.readStream.format(source.format).options(**source.options).load()
+        writer = frame.writeStream.format(sink).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(scratch / "checkpoint"))
+        if sink == "parquet":
+            writer = writer.option("path", str(scratch / "table"))
+        before, began = cpu_by_role({source.server: "server"}), time.perf_counter()
+        query = writer.start()
+        query.awaitTermination()
+        seconds = time.perf_counter() - began
+        after = cpu_by_role({source.server: "server"})
+        # In a fresh session's process the server is no descendant, and nothing is known of it.
+        cpu = {role: after[role] - before.get(role, 0.0) for role in after}
+        progress = query.recentProgress
+        taken = sum(one["numInputRows"] for one in progress)
+        if taken != rows:
+            raise RuntimeError(f"{source.name} into {sink}: {taken:,} rows of {rows:,}")
+        batch = sum(one["durationMs"].get("addBatch", 0) for one in progress) / 1000
+        return Query(seconds, batch, cpu)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _cold(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> Query:
+    with spark_session(jars) as spark:
+        return run_query(spark, source, sink, rows)
+
+
+def cold_query(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> Query:
+    """The first query of a session in a process, and a JVM, of its own."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as pool:
+        return pool.submit(_cold, source, sink, rows, jars).result()
+
+
+def measure(
+    rows: int,
+    rounds: int,
+    size: int = SIZE,
+    *,
+    kafka: bool = True,
+    cold: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Fill a server, and a broker with ``kafka``, and let the sources take turns on them."""
+    with ExitStack() as stack, Others() as others:
+        server = stack.enter_context(NatsServer())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        keys = max(rows // 10, 1)
+        say(f"filling the bucket with {rows:,} entries")
+        fill_bucket(server.port, "bench", entries(rows, keys, size), history=64)
+        options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
+        sources = [Source("nats_kv", "nats_kv", options, server.pid)]
+        jars: list[Path] = []
+        if kafka:
+            jars = source_jars()
+            broker = stack.enter_context(KafkaBroker())
+        cold_runs: dict[tuple[str, str], Query] = {}
+        with spark_session(jars) as spark:
+            if kafka:
+                write_parquet(scratch / "entries.parquet", entries(rows, keys, size))
+                for partitions in sorted({1, machine().cores}):
+                    say(f"filling a Kafka topic of {partitions} partition(s)")
+                    topic = _fill_topic(spark, broker, scratch / "entries.parquet", partitions)
+                    sources.append(topic)
+            warm: dict[tuple[str, str], list[Query]] = {}
+            for sink in SINKS:
+                for turn in range(rounds + 1):
+                    for source in sources:
+                        query = run_query(spark, source, sink, rows)
+                        say(f"{source.name} into {sink}: {rows / query.seconds:,.0f} rows/s")
+                        if turn:
+                            warm.setdefault((source.name, sink), []).append(query)
+        if cold:
+            for source in sources:
+                for sink in SINKS:
+                    query = cold_runs[source.name, sink] = cold_query(source, sink, rows, jars)
+                    say(f"{source.name} into {sink}, cold: {rows / query.seconds:,.0f} rows/s")
+    results = [
+        Result(name, sink, rows, runs, cold_runs.get((name, sink)))
+        for (name, sink), runs in warm.items()
+    ]
+    return Outcome(rows, size, results, others.as_dict())
+
+
+def _fill_topic(spark: SparkSession, broker: KafkaBroker, parquet: Path, partitions: int) -> Source:
+    name = f"bench{partitions}"
+    java = spark._jvm
+    assert java is not None
+    properties = java.java.util.Properties()
+    properties.put("bootstrap.servers", broker.servers)
+    admin = java.org.apache.kafka.clients.admin.Admin.create(properties)
+    try:
+        topics = java.java.util.Collections.singleton(
+            java.org.apache.kafka.clients.admin.NewTopic(name, partitions, 1)
+        )
+        admin.createTopics(topics).all().get()
+    finally:
+        admin.close()
+    servers = {"kafka.bootstrap.servers": broker.servers}
+    frame = spark.read.parquet(str(parquet))
+    frame.write.format("kafka").options(**servers, topic=name).save()
+    options = {**servers, "subscribe": name, "startingOffsets": "earliest"}
+    return Source(
+        f"kafka, {partitions} partition{'s'[: partitions - 1]}", "kafka", options, broker.pid
+    )
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """The results for a terminal."""
+    shown = Table(
+        "rows", "value", "sink", "source", "warm", "batch", "cold", "CPU ns/row", "nats_kv ÷"
+    )
+    for outcome in outcomes:
+        for one in sorted(outcome.results, key=lambda one: one.sink):
+            ratio = outcome.ratio(one.sink, over=one.source)
+            cold = f"{one.rows / one.cold.seconds:,.0f}/s" if one.cold else ""
+            shown.add_row(
+                f"{one.rows:,}",
+                f"{outcome.size:,} B",
+                one.sink,
+                one.source,
+                f"{one.rate:,.0f}/s",
+                f"{one.batch_rate:,.0f}/s",
+                cold,
+                ", ".join(f"{role} {ns:.0f}" for role, ns in one.cpu.items()),
+                f"{ratio:.2f}" if ratio is not None else "",
+            )
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, write JSON if asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, action="append", help="repeatable; default 1,000,000")
+    parser.add_argument("--size", type=int, action="append", help="bytes of a value (repeatable)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-kafka", action="store_true", help="nats_kv alone")
+    parser.add_argument("--no-cold", action="store_true", help="no fresh sessions")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    sizes = given.size or [SIZE]
+    console = Console(highlight=False)
+    place = machine()
+    console.print(str(place))
+    outcomes = [
+        measure(
+            rows,
+            given.rounds if rows <= _MANY else min(given.rounds, 2),
+            size,
+            kafka=not given.no_kafka,
+            cold=not given.no_cold and rows <= _MANY and size == sizes[0],
+            say=lambda text: console.print(text, style="dim"),
+        )
+        for rows in given.rows or [1_000_000]
+        for size in (sizes if rows <= _MANY else sizes[:1])
+    ]
+    console.print(table(outcomes))
+    if given.json is not None:
+        shown = {"machine": place.as_dict(), "spark": [one.as_dict() for one in outcomes]}
+        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

