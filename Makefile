@@ -4,6 +4,7 @@
 #   ROWS     make demo: only the first so many departures
 #   SINK     make demo: delta or parquet
 #   TESTS    make test, make test-servers: what pytest is to run
+#   WORKERS  make test: how many processes share the tests (default 2; one of them has Spark)
 #   SERVERS  make test-servers: only these versions
 #   QUICK    make bench: 1 for a look that takes less than a minute and keeps nothing
 #   ONLY     make bench: only these benchmarks
@@ -16,6 +17,7 @@ PYTHON ?=
 ROWS ?=
 SINK ?= delta
 TESTS ?=
+WORKERS ?= 2
 SERVERS ?=
 QUICK ?=
 ONLY ?=
@@ -44,7 +46,7 @@ demo: java $(stamp) ## a bucket's changes into a Delta table, on real data (ROWS
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' $(if $(ROWS),--rows '$(ROWS)')
 
 test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
-	@$(python) -m pytest $(TESTS)
+	@$(python) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
 
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)
