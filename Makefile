@@ -4,7 +4,6 @@
 #   ROWS     make demo: only the first so many departures
 #   SINK     make demo: delta or parquet
 #   TESTS    make test, make test-servers: what pytest is to run
-#   WORKERS  make test: how many processes share the tests (default 2; one of them has Spark)
 #   SERVERS  make test-servers: only these versions
 #   QUICK    make bench: 1 for a look that takes less than a minute and keeps nothing
 #   ONLY     make bench: only these benchmarks
@@ -17,7 +16,6 @@ PYTHON ?=
 ROWS ?=
 SINK ?= delta
 TESTS ?=
-WORKERS ?= 2
 SERVERS ?=
 QUICK ?=
 ONLY ?=
@@ -46,7 +44,7 @@ demo: java $(stamp) ## a bucket's changes into a Delta table, on real data (ROWS
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' $(if $(ROWS),--rows '$(ROWS)')
 
 test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
-	@$(python) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
+	@$(python) $(if $(TESTS),-m pytest $(TESTS),tests/all.py)
 
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)

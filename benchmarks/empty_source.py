@@ -16,7 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from nats_stream_source.source.rows import KV_DDL, KV_SCHEMA
+from nats_stream_source.source.rows import KV_SCHEMA
+from nats_stream_source.source.schema import KV_DDL
 
 _ROW = {
     "bucket": "bench",

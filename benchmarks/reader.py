@@ -1,4 +1,4 @@
-"""How fast is one reader? A range of a bucket into Arrow, against a bare socket.
+"""How fast is one reader? A range of a bucket into Arrow, against a bare socket and nats-py.
 
 ``python -m benchmarks.reader [--quick] [--json FILE] [--size 128 ...] [--rounds 5]``
 
@@ -7,6 +7,9 @@ in turns, several rounds: the bare socket (a push consumer whose bytes are recei
 and counted, nothing is parsed) and the reader (``OrderedReader`` and the rows of ``nats_kv``; the
 record batches are counted and dropped). Server and reader share the cores. The ratio is that of
 the medians; both sides' CPU time a row shows where it comes from.
+
+In the same rounds nats-py reads fewer messages of the same kind: a push consumer whose messages go
+to a callback that counts them (``Client.subscribe``), and the KV watch with history.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from rich.console import Console
 from rich.table import Table
 
@@ -39,6 +46,7 @@ from nats_stream_source.source.runtime import Runner
 SIZES = (16, 128, 1024, 16384)
 _KEYS = 100_000
 _MOST_BYTES = 400 << 20
+_CALLBACK, _WATCH = 10, 100  # nats-py gets one message in so many by callback, by KV watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,20 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians of the rounds for one kind of message."""
+    """Medians of the rounds for one kind of message.
+
+    ``callback`` and ``watch`` are nats-py's messages a second, ``watch_lost`` how many of its KV
+    watch never came, of all rounds; ``rounds`` the ratios of the single rounds.
+    """
 
     size: int
     headers: bool
     rows: int
     bare: Run
     reader: Run
+    callback: float
+    watch: float
+    watch_lost: int
     rounds: list[float]
 
     @property
@@ -74,7 +89,12 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"ratio": self.ratio, "cpu_ratio": self.cpu_ratio}
+        return asdict(self) | {
+            "ratio": self.ratio,
+            "cpu_ratio": self.cpu_ratio,
+            "over_callback": self.reader.rate / self.callback,
+            "over_watch": self.reader.rate / self.watch,
+        }
 
 
 def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
@@ -87,10 +107,15 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
     """
     rows = min(rows, _MOST_BYTES // (size + 120))
     with NatsServer() as server:
-        stream, created = _fill(server, size, headers, rows)
+        stream, created = _fill(server, "bench", size, headers, rows)
+        watched = max(rows // _WATCH, 1)
+        _fill(server, "few", size, headers, watched)
         expected = drain(server.port, stream, rows)
         bare: list[Run] = []
         reader: list[Run] = []
+        callback: list[float] = []
+        watch_rates: list[float] = []
+        lost = 0
         runner = Runner(ConnectionSettings(servers=(server.url,)))
         try:
             _read(runner, stream, created, rows)  # what is made once: connection, imports
@@ -101,10 +126,24 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
                 with Stopwatch(server.pid) as watch:
                     _read(runner, stream, created, rows)
                 reader.append(_run(watch, rows))
+                callback.append(_with_nats_py(server, lambda client: _callback(client, rows))[1])
+                count, rate = _with_nats_py(server, lambda client: _watch(client, watched))
+                watch_rates.append(rate)
+                lost += watched - count
         finally:
             runner.close()
     pairs = [one.rate / other.rate for one, other in zip(reader, bare, strict=True)]
-    return Result(size, headers, rows, _median(bare), _median(reader), pairs)
+    return Result(
+        size,
+        headers,
+        rows,
+        _median(bare),
+        _median(reader),
+        statistics.median(callback),
+        statistics.median(watch_rates),
+        lost,
+        pairs,
+    )
 
 
 def _run(watch: Stopwatch, rows: int) -> Run:
@@ -115,33 +154,38 @@ def _median(runs: Sequence[Run]) -> Run:
     return Run(*(statistics.median(getattr(run, name) for run in runs) for name in Run.__slots__))
 
 
-def _fill(server: NatsServer, size: int, headers: bool, rows: int) -> tuple[str, str]:
+def _fill(server: NatsServer, bucket: str, size: int, headers: bool, rows: int) -> tuple[str, str]:
+    stream = f"KV_{bucket}"
+
     async def create() -> str:
         link = Link(ConnectionSettings(servers=(server.url,)))
         try:
             config = {
-                "name": "KV_bench",
-                "subjects": ["$KV.bench.>"],
+                "name": stream,
+                "subjects": [f"$KV.{bucket}.>"],
                 "max_msgs_per_subject": 64,
                 "allow_direct": True,
                 "allow_rollup_hdrs": True,
             }
-            answer = await JetStream(await link.connection()).call("STREAM.CREATE.KV_bench", config)
+            answer = await JetStream(await link.connection()).call(
+                f"STREAM.CREATE.{stream}", config
+            )
             return str(answer["created"])
         finally:
             await link.drop()
 
     created = asyncio.run(create())
-    fill(server.port, _messages(size, headers, rows))
-    return "KV_bench", created
+    fill(server.port, _messages(bucket, size, headers, rows))
+    return stream, created
 
 
-def _messages(size: int, headers: bool, rows: int) -> Iterator[Message]:
+def _messages(bucket: str, size: int, headers: bool, rows: int) -> Iterator[Message]:
     # Bytes of all kinds, line ends too: text without them would be easier to cut than real values.
     values = [random.Random(i).randbytes(size) for i in range(64)]
     for i in range(rows):
-        block = b"NATS/1.0\r\nNats-Expected-Stream: KV_bench\r\nTrace: %012d\r\n\r\n" % i
-        yield f"$KV.bench.key.{i % _KEYS}", block if headers else b"", values[i % 64]
+        block = b"NATS/1.0\r\nNats-Expected-Stream: %s\r\nTrace: %012d\r\n\r\n"
+        block %= (f"KV_{bucket}".encode(), i)
+        yield f"$KV.{bucket}.key.{i % _KEYS}", block if headers else b"", values[i % 64]
 
 
 def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
@@ -163,6 +207,72 @@ def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
         raise RuntimeError(f"{count} rows of {rows}: {reader!r}")
 
 
+# -- nats-py ---------------------------------------------------------------------------------------
+
+
+def _with_nats_py(
+    server: NatsServer, work: Callable[[Client], Awaitable[tuple[int, float]]]
+) -> tuple[int, float]:
+    """How many messages came, and how many a second; connecting is not counted."""
+
+    async def run() -> tuple[int, float]:
+        client = await nats.connect(server.url)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+async def _callback(client: Client, rows: int) -> tuple[int, float]:
+    few = max(rows // _CALLBACK, 1)
+    count, done = 0, asyncio.Event()
+
+    async def received(_: Msg) -> None:
+        nonlocal count
+        count += 1
+        if count == few:
+            done.set()
+
+    began = time.perf_counter()
+    inbox = client.new_inbox()
+    # No limit: what is over one would be dropped, and waited for in vain.
+    await client.subscribe(inbox, cb=received, pending_msgs_limit=0, pending_bytes_limit=0)
+    config = {
+        "deliver_subject": inbox,
+        "ack_policy": "none",
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": rows - few + 1,
+    }
+    request = json.dumps({"stream_name": "KV_bench", "config": config}).encode()
+    answer = json.loads((await client.request("$JS.API.CONSUMER.CREATE.KV_bench", request)).data)
+    if "error" in answer:
+        raise RuntimeError(f"no consumer for nats-py: {answer['error']}")
+    await asyncio.wait_for(done.wait(), 60)
+    return count, count / (time.perf_counter() - began)
+
+
+async def _watch(client: Client, expected: int) -> tuple[int, float]:
+    bucket = await client.jetstream().key_value("few")
+    began = last = time.perf_counter()
+    watcher = await bucket.watchall(include_history=True)
+    count = 0
+    try:
+        while count < expected:
+            try:
+                entry = await watcher.updates(timeout=2)  # type: ignore[no-untyped-call]
+            except nats.errors.TimeoutError:
+                break  # it has lost messages, and waits for those
+            if entry is None:
+                break
+            count += 1
+            last = time.perf_counter()
+    finally:
+        await watcher.stop()  # type: ignore[no-untyped-call]
+    return count, count / (last - began)
+
+
 def table(results: Sequence[Result]) -> Table:
     """The results for a terminal."""
     shown = Table(
@@ -174,6 +284,8 @@ def table(results: Sequence[Result]) -> Table:
         "ratio",
         "rounds",
         "by CPU",
+        "÷ callback",
+        "÷ KV watch",
         "CPU ns/row",
     )
     for one in results:
@@ -186,6 +298,8 @@ def table(results: Sequence[Result]) -> Table:
             f"{one.ratio:.2f}",
             f"{min(one.rounds):.2f} to {max(one.rounds):.2f}",
             f"{one.cpu_ratio:.2f}",
+            f"{one.reader.rate / one.callback:.1f}",
+            f"{one.reader.rate / one.watch:.0f}",
             f"{one.bare.own_cpu:.0f}+{one.bare.server_cpu:.0f}, "
             f"{one.reader.own_cpu:.0f}+{one.reader.server_cpu:.0f}",
         )

@@ -48,12 +48,17 @@ def _reader(figures: Figures) -> str:
             _rate(one["reader"]["rate"]),
             f"**{one['ratio']:.2f}**",
             f"{min(one['rounds']):.2f} to {max(one['rounds']):.2f}",
+            f"{one['cpu_ratio']:.2f}",
+            f"{one['over_callback']:.1f} ({_rate(one['callback'])})",
+            f"{one['over_watch']:.0f} ({_rate(one['watch'])}"
+            + (f", lost {one['watch_lost']:,})" if one["watch_lost"] else ")"),
             f"{one['bare']['own_cpu']:.0f} + {one['bare']['server_cpu']:.0f}",
             f"{one['reader']['own_cpu']:.0f} + {one['reader']['server_cpu']:.0f}",
         ]
         for one in figures["reader"]
     ]
-    head = ["value", "headers", "bare socket", "reader", "ratio", "rounds"]
+    head = ["value", "headers", "bare socket", "reader", "ratio", "rounds", "ratio by CPU"]
+    head += ["÷ nats-py's callback", "÷ its KV watch"]
     return _table([*head, "CPU ns/row, bare + server", "CPU ns/row, reader + server"], rows)
 
 
@@ -206,7 +211,7 @@ def _planner(figures: Figures) -> str:
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
-    "reader": ("One reader into Arrow, beside a bare socket", _reader),
+    "reader": ("One reader into Arrow, beside a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream layer, beside a bare socket and nats-py", _jetstream),
     "spark": ("End to end in Spark, beside its own Kafka source", _spark),
     "microbatch": ("A small micro-batch, beside an empty Python source", _microbatch),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.errors import ConfigurationError, OptionError
-from nats_stream_source.jetstream.connection import ConnectionSettings
+from nats_stream_source.jetstream.settings import ConnectionSettings
 from nats_stream_source.jetstream.subjects import api_prefix, check_bucket, check_filters
 
 # What Spark's default ``spark.redaction.regex`` looks for, in an option's name and in its value.

@@ -17,11 +17,13 @@ pytest.register_assert_rewrite("scenario")
 from scenario import Scene  # noqa: E402  (only a module imported after that call is rewritten)
 
 
+# First: `-m` selects in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that share the Spark session go to one worker: one session, one JVM."""
+    """What shares the Spark session is marked, so that all else can run beside it."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")

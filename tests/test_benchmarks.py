@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import growth, jetstream, latency, machine, raw, report, small_reads
+from benchmarks import growth, jetstream, latency, machine, raw, reader, report, small_reads
 from benchmarks.entries import entries, fill_bucket, write_parquet
 from benchmarks.microbatch import Bucket
 from nats_stream_source.embedded import NatsServer
@@ -53,6 +53,14 @@ def test_parquet_has_every_entry_in_order(tmp_path: Path, monkeypatch: pytest.Mo
     write_parquet(tmp_path / "entries.parquet", entries(35, 7))
     table = pq.read_table(tmp_path / "entries.parquet").to_pydict()
     assert list(zip(table["key"], table["value"], strict=True)) == list(entries(35, 7))
+
+
+def test_reader() -> None:
+    one = reader.measure(16, headers=True, rounds=2, rows=1000)
+    assert (one.rows, one.watch_lost, len(one.rounds)) == (1000, 0, 2)
+    figures = one.as_dict()
+    assert figures["over_callback"] == one.reader.rate / one.callback > 0
+    assert figures["over_watch"] == one.reader.rate / one.watch > 0
 
 
 def test_small_reads() -> None:
@@ -138,6 +146,12 @@ FIGURES: dict[str, dict[str, Any]] = {
                 "bare": {"rate": 700_000.0, "own_cpu": 70, "server_cpu": 1500},
                 "reader": {"rate": 600_000.0, "own_cpu": 700, "server_cpu": 1600},
                 "ratio": 0.857,
+                "cpu_ratio": 0.8,
+                "callback": 150_000.0,
+                "over_callback": 4.0,
+                "watch": 4000.0,
+                "over_watch": 150.0,
+                "watch_lost": 3,
                 "rounds": [0.8, 0.9],
             }
         ]

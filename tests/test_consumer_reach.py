@@ -16,6 +16,7 @@ from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.consumer_reach import consumer_reached
+from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.subscribe import subscribe
 
 pytestmark = pytest.mark.servers
@@ -106,7 +107,11 @@ def test_the_leader_does_not_speak_for_a_follower(cluster: Cluster) -> None:
 
     async def work(jetstream: JetStream) -> None:
         ahead = Ahead(jetstream.connection)
-        info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
+        # Another server answers this, and to an inbox that it may not have heard of yet: the first
+        # answer on a new connection to a cluster can get lost.
+        answer = await patiently(lambda: jetstream.consumer_info(stream, name), 15.0)
+        info = ConsumerInfo.parse(answer)
+        await consumer_reached(jetstream, info, 0, 10.0)
         await consumer_reached(ahead, info, 10, 10.0)
         with pytest.raises(MinLastSequenceError, match="its replica lags"):
             await consumer_reached(ahead, info, 11, 0.5)
@@ -114,7 +119,21 @@ def test_the_leader_does_not_speak_for_a_follower(cluster: Cluster) -> None:
         await asyncio.to_thread(fill, cluster.leader_of(stream).url, stream, 1)
         await waiting
 
-    run(cluster.leader_of(stream).url, work)
+    run(cluster.leader_of(stream).url, work, request_timeout=2.0)
+
+
+def test_a_leader_that_does_not_have_it_proves_nothing(cluster: Cluster) -> None:
+    """One said that it had it; the one that leads now is asked, too."""
+    stream = make_stream(cluster.url, 10)
+    make_consumer(cluster.url, stream, "c")
+
+    async def work(jetstream: JetStream) -> None:
+        answer = await patiently(lambda: jetstream.consumer_info(stream, "c"), 15.0)
+        info = ConsumerInfo.parse(answer)
+        with pytest.raises(MinLastSequenceError):
+            await consumer_reached(Ahead(jetstream.connection), info, 11, 0.3)
+
+    run(cluster.url, work, request_timeout=2.0)
 
 
 def test_an_ordered_subscription_that_is_busy_is_looked_at(cluster: Cluster) -> None:

@@ -100,6 +100,49 @@ def test_flow_control_is_answered_once() -> None:
     assert target.flow_control("$JS.FC.2").answer == "$JS.FC.2"
 
 
+def test_near_the_end_an_answer_is_held_back() -> None:
+    """What is left is on its way: an answer would bring messages beyond the end."""
+    target = cursor(0, 20)
+    deliver(target, *((n, n) for n in range(1, 6)))
+    assert target.flow_control("$JS.FC.1").answer == "$JS.FC.1"  # 15 left, 5 came
+    deliver(target, *((n, n) for n in range(6, 15)))
+    assert target.flow_control("$JS.FC.2") == Step()  # 6 left, 9 came
+    assert target.holds_back
+    assert target.flow_control("$JS.FC.2") == Step()
+    deliver(target, *((n, n) for n in range(15, 21)))
+    assert target.done
+    assert not target.holds_back
+    assert target.waited() == Step()
+
+
+def test_an_answer_held_back_is_given_when_nothing_more_comes() -> None:
+    target = cursor(0, 20)
+    deliver(target, *((n, n) for n in range(1, 19)))
+    assert target.flow_control("$JS.FC.1") == Step()
+    assert target.waited().answer == "$JS.FC.1"
+    assert not target.holds_back
+    assert target.waited() == Step()
+    assert target.unconfirmed == "$JS.FC.1"
+
+
+def test_a_stalled_heartbeat_asks_for_what_was_held_back() -> None:
+    target = cursor(0, 20)
+    deliver(target, *((n, n) for n in range(1, 19)))
+    assert target.flow_control("$JS.FC.1") == Step()
+    assert target.heartbeat(18, 18, "$JS.FC.1").answer == "$JS.FC.1"
+    assert not target.holds_back
+
+
+def test_a_new_consumer_owes_no_answer_of_the_old_one() -> None:
+    target = cursor(0, 20)
+    deliver(target, *((n, n) for n in range(1, 19)))
+    target.flow_control("$JS.FC.1")
+    target.lost(Rebuild.RECONNECTED)
+    assert target.waited() == Step()
+    target.created()
+    assert not target.holds_back
+
+
 def test_no_flow_control_answer_after_the_end() -> None:
     target = cursor()
     deliver(target, (1, 20))

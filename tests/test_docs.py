@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.options import CONNECTION, KV, Option, markdown_table
-from nats_stream_source.source.rows import KV_DDL
+from nats_stream_source.source.schema import KV_DDL
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

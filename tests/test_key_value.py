@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buckets import api, create_bucket, publish, put
+from buckets import api, create_bucket, publish, put, server_version
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proxy import Proxy
+from topology import HubAndLeaf, hub_and_leaf
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
@@ -26,6 +27,7 @@ from nats_stream_source.errors import (
     KeyNotFoundError,
     MessageTooLargeError,
     MinLastSequenceError,
+    ProtocolError,
     ServerTooOldError,
     StreamFullError,
     TtlNotSupportedError,
@@ -37,6 +39,7 @@ from nats_stream_source.jetstream.connection import Connection, ConnectionSettin
 from nats_stream_source.jetstream.key_value import KeyValue, ReadOnlyKeyValue
 from nats_stream_source.jetstream.kv_config import KeyValueConfig, Republish, Upstream
 from nats_stream_source.jetstream.publish import Publisher
+from nats_stream_source.jetstream.subjects import api_prefix
 
 pytestmark = pytest.mark.servers
 
@@ -147,6 +150,26 @@ def test_create_twice_open_update_delete(shared_server: NatsServer) -> None:
                     await gone
 
     asyncio.run(whole())
+
+
+def test_an_update_ends_what_it_leaves_out(shared_server: NatsServer) -> None:
+    new = server_version(shared_server.url) >= (2, 11)
+    full = KeyValueConfig(
+        "less",
+        compression=True,
+        metadata={"a": "b"},
+        republish=Republish("$KV.less.>", "less.>"),
+        sources=[Upstream("other")],
+        limit_marker_ttl=2 if new else None,
+    )
+
+    async def work(kv: KeyValue) -> None:
+        assert (await kv.status()).config.stream_config() == full.stream_config()
+        less = KeyValueConfig("less", history=3)
+        await KeyValue.update_bucket(kv.jetstream, less)
+        assert (await kv.status()).config == less
+
+    with_bucket(shared_server.url, work, full)
 
 
 def test_what_is_no_bucket(shared_server: NatsServer) -> None:
@@ -507,6 +530,27 @@ def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
     with_bucket(shared_server.url, work, KeyValueConfig("long", history=64))
 
 
+def test_history_of_a_key_that_is_overwritten_while_it_is_read(shared_server: NatsServer) -> None:
+    """What is read is gone by then, each time: the key is there nevertheless, with its latest."""
+    overwritten: list[int] = []
+
+    class Overwritten(KeyValue):
+        async def _read(self, *args: Any, **how: Any) -> Any:
+            overwritten.append(await self.put("a", b"new"))
+            return await super()._read(*args, **how)
+
+    async def work(kv: KeyValue) -> None:
+        await kv.put("a", b"old")
+        entries = await Overwritten(kv.jetstream, kv.bucket).history("a")
+        assert len(overwritten) > 1
+        assert [(one.revision, one.delta) for one in entries] == [(overwritten[-1], 0)]
+        await kv.jetstream.call("STREAM.PURGE.KV_over")
+        with pytest.raises(KeyNotFoundError):
+            await kv.history("a")
+
+    with_bucket(shared_server.url, work, KeyValueConfig("over"))
+
+
 async def api_consumers(kv: KeyValue) -> list[str]:
     answer = await kv.jetstream.call(f"CONSUMER.NAMES.{kv.bucket.stream}")
     return list(answer.get("consumers") or [])
@@ -557,6 +601,53 @@ def test_purge_deletes_spares_a_key_that_is_written_meanwhile(nats_server: NatsS
 
     asyncio.run(whole())
     assert written == [3]
+
+
+def test_a_marker_on_a_wildcard_does_not_purge_the_bucket(shared_server: NatsServer) -> None:
+    """Servers store what is published to a wildcard; in a request its name is a filter."""
+    url = shared_server.url
+    deleted = {"KV-Operation": "DEL"}
+
+    async def work(kv: KeyValue) -> None:
+        for key in ("a", "b.c"):
+            await kv.put(key, b"1")
+        messages = [(f"$KV.wild.{key}", b"", deleted) for key in (">", "*", "b.*")]
+        await asyncio.to_thread(publish, url, messages)
+        await kv.delete("a")
+        if server_version(url) >= (2, 11):
+            assert await kv.purge_deletes(0) == 1
+            assert await kv.keys() == ["b.c"]
+        else:  # it delivers the keys that a wildcard matches twice, out of order
+            with pytest.raises(ProtocolError, match="backwards"):
+                await kv.purge_deletes(0)
+        assert (await kv.get("b.c")).value == b"1"
+
+    with_bucket(url, work, KeyValueConfig("wild", history=3))
+
+
+def test_what_fails_among_many_purges_stops_them(shared_server: NatsServer) -> None:
+    purged = 0
+
+    class Failing(JetStream):
+        async def call(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+            nonlocal purged
+            if subject.startswith("STREAM.PURGE"):
+                purged += 1
+                if purged == 3:
+                    raise ApiError("no", 400, 1)
+            return await super().call(subject, request)
+
+    async def work(kv: KeyValue) -> None:
+        for i in range(600):
+            await kv.delete(f"k{i}")
+        kv.jetstream = Failing(kv.jetstream.connection)
+        before = asyncio.all_tasks()
+        with pytest.raises(ApiError, match="no"):
+            await kv.purge_deletes(0)
+        assert asyncio.all_tasks() == before
+        assert 3 <= purged < 600
+
+    with_bucket(shared_server.url, work, KeyValueConfig("purges"))
 
 
 # -- TTLs and markers of the server ---------------------------------------------------------------
@@ -740,6 +831,52 @@ def test_sources(shared_server: NatsServer) -> None:
             assert (await both.get("from.two")).value == b"two"
 
     asyncio.run(whole())
+
+
+def test_a_mirror_and_sources_in_another_domain() -> None:
+    """The bucket is at the hub, its replicas at a leaf node."""
+
+    async def whole(both: HubAndLeaf) -> None:
+        async with jetstream(both.hub.url) as hub, jetstream(both.leaf.url) as leaf:
+            main = await KeyValue.create_bucket(hub, KeyValueConfig("main", history=3))
+            assert await main.put("a", b"1") == 1
+            upstream = Upstream("main", domain="hub")
+            mirror = await KeyValue.create_bucket(
+                leaf, KeyValueConfig("copy", history=3, mirror=upstream)
+            )
+            revision = await mirror.put("b", b"2")
+            assert (await main.get("b")).revision == revision == 2
+            assert (await mirror.get("b", min_last_revision=revision)).value == b"2"
+            await mirror.delete("a")
+            created = await mirror.create("a", b"3")
+            assert created == 4
+            with pytest.raises(KeyExistsError):
+                await mirror.create("a", b"4")
+            assert sorted(await mirror.keys(min_last_revision=created)) == ["a", "b"]
+            assert [e.revision for e in await mirror.history("a")] == [1, 3, 4]
+            async with mirror.watch(min_last_revision=created) as watch:
+                assert [(e.key, e.value) for e in await watch.initial()] == [
+                    ("b", b"2"),
+                    ("a", b"3"),
+                ]
+            for name, keys in (("main", None), ("other", "b")):
+                upstream = Upstream("main", domain="hub", keys=keys)
+                config = KeyValueConfig(name, sources=[upstream])
+                sourced = await KeyValue.create_bucket(leaf, config)
+                expected = [keys] if keys else ["a", "b"]
+
+                async def there(kv: KeyValue = sourced, keys: list[str] = expected) -> bool:
+                    return sorted(await kv.keys()) == keys
+
+                await until(there)
+                assert (await sourced.get("b")).value == b"2"
+        async with jetstream(both.hub.url, api_prefix=api_prefix(domain="leaf")) as js:
+            mirror = await KeyValue.open(js, "copy")
+            revision = await mirror.put("c", b"1")
+            assert (await mirror.get("c", min_last_revision=revision)).value == b"1"
+
+    with hub_and_leaf() as both:
+        asyncio.run(whole(both))
 
 
 def test_through_an_api_prefix(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from nats_stream_source.errors import (
     ObjectIsLinkError,
     ObjectNotFoundError,
     StreamFullError,
+    WrongLastSequenceError,
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
@@ -46,6 +47,7 @@ from nats_stream_source.jetstream.object_info import (
     meta_subject,
 )
 from nats_stream_source.jetstream.object_store import MAPPING, ObjectStore
+from nats_stream_source.jetstream.object_write import _pieces
 from nats_stream_source.jetstream.subjects import api_prefix
 
 pytestmark = pytest.mark.servers
@@ -383,7 +385,7 @@ _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
         ObjectInfo,
         bucket=st.just("b"),
         name=_TEXT.filter(bool),
-        nuid=_TEXT,
+        nuid=_TEXT.filter(lambda text: not set(".*> ") & set(text)),
         size=st.integers(0, 2**63),
         chunks=st.integers(0, 2**32),
         digest=_TEXT,
@@ -408,6 +410,62 @@ def test_a_digest_that_is_none(digest: str) -> None:
 def test_a_digest_in_small_letters_and_without_padding_counts() -> None:
     told = Digest().text.replace("SHA", "sha").rstrip("=")
     Digest().check(ObjectInfo("b", "a", digest=told))
+
+
+# Others at the same time, and others who mean no good
+
+
+def test_writers_of_one_object_at_the_same_time_leave_no_chunks_behind(url: str) -> None:
+    async def work(store: ObjectStore) -> None:
+        connection = await Connection.open(store.jetstream.connection.settings)
+        try:
+            stores = [store, ObjectStore(JetStream(connection), "b")] * 3
+            for _ in range(3):
+                writes = [one.put("a", bytes([i]) * 300_000) for i, one in enumerate(stores)]
+                done = await asyncio.gather(*writes, stores[1].delete("a"), return_exceptions=True)
+                assert not [one for one in done if isinstance(one, WrongLastSequenceError)]
+        finally:
+            await connection.close()
+        last = await store.info("a", deleted=True)
+        expected = {meta_subject("b", "a")}
+        if not last.deleted:
+            expected.add(chunk_subject("b", last.nuid))
+            assert len(await store.get("a")) == 300_000
+        assert set(left(url)) == expected
+
+    run(url, work)
+
+
+@pytest.mark.parametrize("nuid", [">", "*", "a.b", "x y"])
+def test_a_meta_message_that_names_all_chunks_destroys_nothing(url: str, nuid: str) -> None:
+    async def work(store: ObjectStore) -> None:
+        await store.put("good", MEGABYTE)
+        meta = ObjectInfo("b", "bad", nuid, size=1, chunks=1, digest=Digest().text)
+        publish(url, [(meta_subject("b", "bad"), meta.encoded(), None)])
+        with pytest.raises(BadObjectInfoError, match="is no subject token"):
+            await store.get("bad")
+        with pytest.raises(BadObjectInfoError):
+            await store.delete("bad")
+        await store.put("bad", b"put right")
+        assert await store.get("bad") == b"put right"
+        assert await store.get("good") == MEGABYTE
+
+    run(url, work)
+
+
+def test_large_parts_are_cut_in_one_go() -> None:
+    """Each cut once copied all that was left: minutes for what takes milliseconds."""
+
+    async def cut() -> list[bytes]:
+        async def parts() -> AsyncIterator[bytes]:
+            yield MEGABYTE * 16
+            yield b"end"
+
+        return [piece async for piece in _pieces(parts(), 256)]
+
+    pieces = asyncio.run(asyncio.wait_for(cut(), 10))
+    assert b"".join(pieces) == MEGABYTE * 16 + b"end"
+    assert {len(piece) for piece in pieces[:-1]} == {256}
 
 
 # Other clients, accounts, domains

@@ -21,6 +21,7 @@ from buckets import (
     stream_state,
 )
 from proxy import Proxy, is_delivery, is_status, with_header
+from topology import wait_for_seq
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
@@ -35,7 +36,7 @@ from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.wire.columns import ack_tokens
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.cursor import Rebuild, Step
 
 pytestmark = pytest.mark.servers
 
@@ -214,17 +215,35 @@ def test_missed_heartbeats(filled: NatsServer) -> None:
     assert reader.cursor.rebuilds == [Rebuild.MISSED_HEARTBEAT]
 
 
+class Held:
+    """Lets the first 2,500 messages through, and neither more nor a word of it until ``over``.
+
+    So what happens after the first batch happens in the middle, however fast the reader is.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def __call__(self, frame: bytes) -> bool:
+        if self.over or not (is_delivery(frame) or is_status(frame, b"Idle")):
+            return True
+        return is_delivery(frame) and int(frame.split(b"\r\n", 1)[0].split(b".")[-4]) <= 2500
+
+
 def test_consumer_deleted_in_the_middle(filled: NatsServer) -> None:
-    """The first 2 MB are under way when the consumer goes; the rest only a new one delivers."""
+    """What is left then only a new one delivers."""
     gone: list[str] = []
+    held = Held()
 
     async def delete_it(reader: OrderedReader) -> None:
         for name in consumers(filled.url, "b"):
             api(filled.url, f"CONSUMER.DELETE.KV_b.{name}")
             gone.append(name)
+        held.over = True
 
-    request = request_for(filled.url, "b", 3000, batch_rows=10)
-    rows, reader = read_range(filled.url, request, delete_it)
+    with Proxy(filled.port, held) as proxy:
+        request = request_for(filled.url, "b", 3000, batch_rows=10)
+        rows, reader = read_range(proxy.url, request, delete_it)
     assert rows == ALL
     assert len(gone) == 1
     assert reader.cursor.rebuilds == [Rebuild.MISSED_HEARTBEAT]
@@ -232,10 +251,12 @@ def test_consumer_deleted_in_the_middle(filled: NatsServer) -> None:
 
 
 def test_connection_cut_in_the_middle(filled: NatsServer) -> None:
-    with Proxy(filled.port) as proxy:
+    held = Held()
+    with Proxy(filled.port, held) as proxy:
 
         async def cut(reader: OrderedReader) -> None:
             proxy.cut()
+            held.over = True
 
         request = request_for(filled.url, "b", 3000, batch_rows=10)
         rows, reader = read_range(proxy.url, request, cut)
@@ -245,15 +266,19 @@ def test_connection_cut_in_the_middle(filled: NatsServer) -> None:
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
 def test_server_restarted_in_the_middle(filled: NatsServer, how: str) -> None:
+    held = Held()
+
     async def restart(reader: OrderedReader) -> None:
         if how == "kill":
             filled.kill()
             filled.start()
         else:
             filled.restart()
+        held.over = True
 
-    request = request_for(filled.url, "b", 3000, batch_rows=10)
-    rows, reader = read_range(filled.url, request, restart)
+    with Proxy(filled.port, held) as proxy:
+        request = request_for(filled.url, "b", 3000, batch_rows=10)
+        rows, reader = read_range(proxy.url, request, restart)
     assert rows == ALL
     assert Rebuild.RECONNECTED in reader.cursor.rebuilds
 
@@ -261,12 +286,16 @@ def test_server_restarted_in_the_middle(filled: NatsServer, how: str) -> None:
 def test_a_server_that_stands_still_in_the_middle(filled: NatsServer) -> None:
     """No PONG: the connection is given up; the consumer that stayed behind is deleted later."""
 
+    held = Held()
+
     async def freeze(reader: OrderedReader) -> None:
         filled.pause()
+        held.over = True
         threading.Timer(4.0, filled.resume).start()  # longer than a PING is waited for
 
-    request = request_for(filled.url, "b", 3000, batch_rows=10)
-    rows, reader = read_range(filled.url, request, freeze)
+    with Proxy(filled.port, held) as proxy:
+        request = request_for(filled.url, "b", 3000, batch_rows=10)
+        rows, reader = read_range(proxy.url, request, freeze)
     assert rows == ALL
     assert reader.cursor.rebuilds == [Rebuild.RECONNECTED]
     assert consumers(filled.url, "b") == []
@@ -355,6 +384,40 @@ def test_a_consumer_that_is_always_lost(filled: NatsServer) -> None:
     assert consumers(filled.url, "b") == []
 
 
+def test_large_values_at_the_end_of_a_range_still_come(nats_server: NatsServer) -> None:
+    """The last window's guess is wrong there: the answer that was held back is given after all."""
+    create_bucket(nats_server.url, "b", history=64)
+    put_many(nats_server.url, "b", ((f"k{i % 500}", b"x" * 100) for i in range(30_000)))
+    put_many(nats_server.url, "b", ((f"k{i}", b"x" * 900_000) for i in range(25)))
+    held = []
+    request = request_for(nats_server.url, "b", 30_025)
+
+    async def work() -> list[int]:
+        async with linked(nats_server.url) as link:
+            reader = OrderedReader(link, request)
+            waited = reader.cursor.waited
+
+            def noted() -> Step:
+                held.append(reader.cursor.position)
+                return waited()
+
+            reader.cursor.waited = noted  # type: ignore[method-assign]
+            return await read(reader)
+
+    assert asyncio.run(work()) == list(range(1, 30_026))
+    assert held
+
+
+def test_a_consumer_that_nothing_is_heard_of(filled: NatsServer) -> None:
+    """As where the inbox prefix is not imported: the advice is another one."""
+    with Proxy(filled.port, lambda f: not (is_delivery(f) or is_status(f, b""))) as proxy:
+        request = request_for(filled.url, "b", 3000, attempts=1)
+        with pytest.raises(ConsumerLostError, match=r"\(missed heartbeat.*'inboxPrefix'") as lost:
+            read_range(proxy.url, request)
+        assert proxy.dropped
+    assert "requestTimeout" not in str(lost.value)
+
+
 def lagging(after: int, start: int) -> Callable[[bytes], bool | bytes]:
     """What a replica that has stopped at ``after`` lets through to a consumer from ``start``."""
 
@@ -397,6 +460,16 @@ def test_a_stream_that_was_set_back_meanwhile(filled: NatsServer) -> None:
     with pytest.raises(DataLossError, match="set back to sequence 3000"):
         read_range(filled.url, request)
     assert consumers(filled.url, "b") == []
+
+
+def test_a_mirror_that_has_not_got_the_end_yet_lags(filled: NatsServer) -> None:
+    """Its upstream may have it: nothing is lost, and the error is the one that says so."""
+    mirror = {"name": "M", "mirror": {"name": "KV_b"}}
+    created = api(filled.url, "STREAM.CREATE.M", mirror)["created"]
+    wait_for_seq(filled.url, "M", 3000)
+    request = RangeRequest("M", created, 2990, 3001, heartbeat=0.1, catch_up=0.5)
+    with pytest.raises(MinLastSequenceError, match="has reached 3000, not 3001"):
+        read_range(filled.url, request)
 
 
 def test_waiting_ends_when_the_end_is_written(filled: NatsServer) -> None:

@@ -272,6 +272,10 @@ def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
                 assert proxy.dropped
                 # It goes on: the next request is a new one.
                 proxy.verdict = lambda frame: True
+                await until(
+                    "the end of the first one",
+                    lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 0,
+                )
                 await asyncio.to_thread(fill, shared_server.url, stream, 1)
                 assert seqs(await pull.fetch(1, 5)) == [1]
 
@@ -341,6 +345,63 @@ def test_a_lost_connection_does_not_end_an_iteration(shared_server: NatsServer) 
                 assert (await waiting).metadata.stream_seq == 4
 
         run(proxy.url, work)
+
+
+def test_what_is_refused_at_once_is_asked_again_after_a_while(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    stream = make_stream(url)
+    make_consumer(url, stream, "d")
+
+    async def work(jetstream: JetStream) -> None:
+        errors: list[Exception] = []
+        async with await subscribe(
+            jetstream, stream=stream, bind="d", pull=True, on_error=errors.append
+        ) as pull:
+            await asyncio.to_thread(make_consumer, url, stream, "d", max_batch=10)
+            waiting = asyncio.create_task(anext(pull))
+            await until("a few refusals", lambda: len(errors) >= 4)
+            assert len(errors) < 8
+            assert {type(error) for error in errors} == {ConflictStatusError}
+            pull.batch = 10
+            await asyncio.to_thread(fill, url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 1
+
+    run(url, work)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_drain_lets_a_fetch_return_what_it_has(shared_server: NatsServer, count: int) -> None:
+    stream = make_stream(shared_server.url, count)
+
+    async def work(jetstream: JetStream) -> None:
+        errors: list[Exception] = []
+        pull = await subscribe(jetstream, stream=stream, pull=True, on_error=errors.append)
+        fetching = asyncio.create_task(pull.fetch(10, 20))
+        name = pull.info.name
+        await until(
+            "the request",
+            lambda: consumer_info(shared_server.url, stream, name)["num_waiting"] == 1,
+        )
+        await pull.drain()
+        assert seqs(await fetching) == list(range(1, count + 1))
+        assert errors == []
+        assert consumers_of(shared_server.url, stream) == []
+
+    run(shared_server.url, work)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
+def test_a_fetch_of_no_sensible_time_is_refused(shared_server: NatsServer, timeout: float) -> None:
+    stream = make_stream(shared_server.url, 1)
+
+    async def work(jetstream: JetStream) -> None:
+        async with await pull_on(jetstream, stream) as pull:
+            before = len(jetstream.connection.client._subs)
+            with pytest.raises(ValueError, match="fetch of 1 messages"):
+                await pull.fetch(1, timeout)
+            assert len(jetstream.connection.client._subs) == before
+
+    run(shared_server.url, work)
 
 
 def test_two_subscriptions_and_a_fetch_at_once_on_one_connection(

@@ -63,6 +63,12 @@ def test_a_list_that_is_over_does_not_begin_anew(seen_through: int, policy: str)
     assert config.get("opt_start_seq") == (19 if policy == "by_start_sequence" else None)
 
 
+def test_a_list_of_nothing_is_over_at_once() -> None:
+    request = RangeRequest("S", "now", 0, ENDLESS, (">",), last_per_subject=True, reach=0)
+    config = consumer_config(request, 0, "inbox", seen_through=0)
+    assert (config["deliver_policy"], config["opt_start_seq"]) == ("by_start_sequence", 1)
+
+
 @pytest.mark.parametrize(
     ("end", "reach", "target"), [(20, None, 20), (ENDLESS, None, 3), (ENDLESS, 7, 7), (20, 7, 7)]
 )

@@ -11,7 +11,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.source.rows import KV_DDL, KV_SCHEMA, kv_rows
+from nats_stream_source.source.rows import KV_SCHEMA, kv_rows
+from nats_stream_source.source.schema import KV_DDL
 from nats_stream_source.wire.frames import Framer, Frames
 
 CREATED = "2026-11-20T23:55:01.123456789Z"

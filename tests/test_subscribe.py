@@ -44,10 +44,20 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.message import JsMessage
+from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.subscribe import ConsumerConfig, find_stream, subscribe
 from nats_stream_source.jetstream.subscription import Subscription
 
 pytestmark = pytest.mark.servers
+
+
+NO_CONSUMERS = {
+    "type": "io.nats.jetstream.api.v1.consumer_names_response",
+    "total": 0,
+    "offset": 0,
+    "limit": 1024,
+    "consumers": [],
+}
 
 
 async def sequences(subscription: Any, count: int) -> list[int]:
@@ -423,6 +433,36 @@ def test_every_kind_of_ack(shared_server: NatsServer, published: str) -> None:
     run(shared_server.url, work)
 
 
+def test_an_acknowledgement_that_waits_for_its_answer_is_the_only_one(
+    shared_server: NatsServer, published: str
+) -> None:
+    async def work(jetstream: JetStream) -> None:
+        sent: list[bytes] = []
+
+        async def heard(message: Any) -> None:
+            sent.append(message.data)
+
+        async with (
+            connected(shared_server.url) as other,
+            await subscribe(jetstream, stream=published, pull=True) as pull,
+        ):
+            (message,) = await pull.fetch(1)
+            await other.connection.client.subscribe(message.reply, cb=heard)
+            await other.connection.client.flush()
+            waiting = asyncio.create_task(message.ack_sync())
+            await asyncio.sleep(0)
+            await message.nak()
+            await message.term()
+            await waiting
+            assert message.acked
+            await jetstream.connection.client.flush()
+            await other.connection.client.flush()
+            await until("the acknowledgement", lambda: bool(sent))
+            assert sent == [b"+ACK"]
+
+    run(shared_server.url, work)
+
+
 def test_nothing_is_sent_where_the_ack_policy_is_none(
     shared_server: NatsServer, published: str
 ) -> None:
@@ -552,7 +592,117 @@ def test_an_ordered_subscription_survives_the_loss_of_its_consumer(
     run(shared_server.url, work)
 
 
+@pytest.mark.parametrize("count", [0, 5])
+def test_after_the_last_values_an_ordered_subscription_leaves_nothing_out(
+    shared_server: NatsServer, count: int
+) -> None:
+    """A consumer made anew does not skip what is not the last of its subject any more."""
+    url = shared_server.url
+    stream = make_stream(url, count)
+
+    async def work(jetstream: JetStream) -> None:
+        config = ConsumerConfig(deliver_policy="last_per_subject", idle_heartbeat=0.1)
+        async with await subscribe(
+            jetstream, stream=stream, ordered=True, config=config
+        ) as subscription:
+            waiting = asyncio.create_task(sequences(subscription, count + 1))
+            await until("a consumer", lambda: bool(consumers_of(url, stream)))
+            await asyncio.to_thread(fill, url, stream, 1)
+            assert await waiting == list(range(1, count + 2))
+            (name,) = consumers_of(url, stream)
+            api(url, f"CONSUMER.DELETE.{stream}.{name}")
+            for _ in range(3):
+                await asyncio.to_thread(fill, url, stream, 1)  # always the same subject
+            assert await sequences(subscription, 3) == list(range(count + 2, count + 5))
+            assert subscription.reader.cursor.rebuilds
+
+    run(url, work)
+
+
+@pytest.mark.parametrize("kind", [{}, {"ordered": True}])
+def test_two_who_wait_for_the_next_message_have_each_their_time(
+    shared_server: NatsServer, kind: dict[str, bool]
+) -> None:
+    stream = make_stream(shared_server.url)
+
+    async def work(jetstream: JetStream) -> None:
+        asked: Any = subscribe
+        async with await asked(jetstream, stream=stream, **kind) as subscription:
+            waiting = asyncio.create_task(subscription.next())
+            await asyncio.sleep(0)
+            with pytest.raises(NextTimeoutError):
+                await asyncio.wait_for(subscription.next(0.05), 5)
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 1
+
+    run(shared_server.url, work)
+
+
 # The end
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"pull": True, "durable": "d"},
+        {"ordered": True, "config": ConsumerConfig(deliver_policy="last")},
+        {"min_last_seq": 1},
+    ],
+    ids=["push", "durable", "ordered", "read-after-write"],
+)
+def test_whoever_is_cancelled_at_any_moment_leaves_nothing(
+    shared_server: NatsServer, asked: dict[str, Any]
+) -> None:
+    """Servers create consumers aside: a deletion must not be faster than the creation."""
+    stream = make_stream(shared_server.url, 1)
+
+    async def work(jetstream: JetStream) -> None:
+        kind: Any = subscribe
+        client = jetstream.connection.client
+        await jetstream.stream_info(stream)
+        before = len(client._subs)
+
+        async def whole() -> None:
+            async with await kind(jetstream, stream=stream, **asked) as subscription:
+                await anext(subscription)
+
+        moments, whole_runs = 0, 0
+        while moments < 60 or not whole_runs:
+            task = asyncio.create_task(whole())
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+            whole_runs += not task.cancelled()
+            moments += 1
+            assert await jetstream.call(f"CONSUMER.NAMES.{stream}") == NO_CONSUMERS
+            assert len(client._subs) == before
+
+    run(shared_server.url, work)
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_leaving_does_not_wait_for_a_server_that_is_away(nats_server: NatsServer, how: str) -> None:
+    stream = make_stream(nats_server.url, 1)
+
+    async def work(jetstream: JetStream) -> None:
+        subscription = await subscribe(jetstream, stream=stream, ordered=True)
+        await subscription.next(5)
+        if how == "frozen":
+            nats_server.pause()
+        else:
+            nats_server.kill()
+        try:
+            await asyncio.wait_for(subscription.unsubscribe(), 15)
+        finally:
+            if how == "frozen":
+                nats_server.resume()
+            else:
+                nats_server.start()
+        assert (await patiently(lambda: jetstream.stream_info(stream), 10)).last_seq == 1
+
+    run(nats_server.url, work, request_timeout=60.0)
 
 
 @pytest.mark.parametrize("pull", [False, True])
@@ -777,6 +927,8 @@ def test_what_the_user_may_not_do_is_an_error(tmp_path: Path) -> None:
         authorization { users: [
           { user: all, password: one }
           { user: deaf, password: two, permissions: { subscribe: { deny: "to.>" } } }
+          { user: keeper, password: four, permissions: {
+              publish: { deny: "$JS.API.CONSUMER.DELETE.>" } } }
           { user: mute, password: three, permissions: {
               publish: { deny: "$JS.API.CONSUMER.MSG.NEXT.>" } } }
         ] }
@@ -790,14 +942,29 @@ def test_what_the_user_may_not_do_is_an_error(tmp_path: Path) -> None:
         async def deaf(jetstream: JetStream) -> None:
             with pytest.raises(PermissionDeniedError, match=rf"to\.{stream}"):
                 await subscribe(jetstream, stream=stream, bind="push")
+            mine = ConsumerConfig(deliver_subject=f"to.me.{stream}")
+            with pytest.raises(PermissionDeniedError, match=rf"to\.me\.{stream}"):
+                await subscribe(jetstream, stream=stream, config=mine)
+            assert consumers_of(every, stream) == ["pull", "push"]
 
         async def mute(jetstream: JetStream) -> None:
             async with await subscribe(jetstream, stream=stream, bind="pull", pull=True) as pull:
                 with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT"):
                     await pull.fetch(1, 10)
+                for _ in range(2):
+                    with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT"):
+                        await asyncio.wait_for(anext(pull), 5)
+
+        async def keeper(jetstream: JetStream) -> None:
+            async with await subscribe(jetstream, stream=stream, ordered=True) as subscription:
+                await subscription.next(5)
+            # The connection is sound, and others use it: it is not made anew.
+            assert await jetstream.connection.alive(5)
+            assert jetstream.connection.reconnects == 0
 
         run(server.url.replace("//", "//deaf:two@"), deaf)
         run(server.url.replace("//", "//mute:three@"), mute)
+        run(server.url.replace("//", "//keeper:four@"), keeper)
 
 
 # Read-after-write

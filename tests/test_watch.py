@@ -307,6 +307,64 @@ def test_a_cancelled_reader_leaves_nothing_behind(shared_server: NatsServer) -> 
     with_bucket(shared_server.url, "cancel", work)
 
 
+def test_a_read_that_is_cancelled_loses_nothing(shared_server: NatsServer) -> None:
+    """Whoever waits with a deadline reads on after it; that is no end of the watch."""
+
+    async def work(kv: KeyValue) -> None:
+        await kv.put("k", b"")
+        async with kv.watch() as watch:
+
+            async def cancelled(turns: int) -> None:
+                reading = asyncio.ensure_future(watch.__anext__())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                assert reading.cancel(), "there was nothing to read yet"
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+
+            await cancelled(1)
+            assert await take(watch, 2) == [("k", 1, "PUT"), None]
+            for turns in range(10):
+                await cancelled(turns)
+                await kv.put("k", b"")
+                assert await take(watch, 1) == [("k", turns + 2, "PUT")]
+
+    with_bucket(shared_server.url, "patient", work, history=5)
+
+
+def test_closing_a_watch_that_is_being_read_elsewhere(shared_server: NatsServer) -> None:
+    async def work(kv: KeyValue) -> None:
+        watch = kv.watch()
+        await watch.initial()
+        readers = [asyncio.ensure_future(anext(watch, "end")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await watch.close()
+        assert await asyncio.gather(*readers) == ["end", "end"]
+
+    with_bucket(shared_server.url, "elsewhere", work)
+
+
+def test_a_revision_far_to_come_outlives_a_reconnect(shared_server: NatsServer) -> None:
+    async def work(kv: KeyValue) -> None:
+        await kv.put("a", b"1")
+        async with kv.watch(resume_from_revision=5, heartbeat=FAST) as watch:
+            assert await take(watch, 1) == [None]
+            waiting = asyncio.ensure_future(watch.__anext__())
+            while watch.reader is None or not watch.reader.cursor.rebuilds:
+                kv.jetstream.connection.renew()
+                await kv.jetstream.connection.until_connected(5)
+                await asyncio.wait({waiting}, timeout=0.1)
+                assert not waiting.done() or waiting.result()
+            for _ in range(5):
+                await kv.put("a", b"2")
+            entry = await asyncio.wait_for(waiting, 10)
+            assert entry is not None
+            assert (entry.revision, entry.key) == (5, "a")
+            assert await take(watch, 1) == [("a", 6, "PUT")]
+
+    with_bucket(shared_server.url, "far", work, history=9)
+
+
 def test_many_watches_on_one_connection(shared_server: NatsServer) -> None:
     async def work(kv: KeyValue) -> None:
         for i in range(20):
@@ -365,6 +423,30 @@ def test_a_dump_under_steady_writes_misses_no_key(shared_server: NatsServer, his
             await asyncio.gather(*writers)
 
     with_bucket(shared_server.url, name, work, history)
+
+
+@pytest.mark.parametrize("history", [1, 3])
+def test_the_signal_waits_for_keys_that_were_overtaken(
+    shared_server: NatsServer, history: int
+) -> None:
+    """Overwritten after the start, before their turn: they come after what was last then."""
+
+    async def work(kv: KeyValue) -> None:
+        for i in range(100):
+            await kv.put(f"k{i}", b"1")
+        async with kv.watch() as watch:
+            reader = watch.reader
+            assert reader is not None
+            reader._kept = Batcher(10, 1 << 20)  # small steps, as where there are many keys
+            for i in range(20):
+                await kv.put(f"k{i}", b"2")
+            entries = await watch.initial()
+            assert [(entry.key, entry.revision) for entry in entries] == [
+                *((f"k{i}", i + 1) for i in range(20, 100)),
+                *((f"k{i}", i + 101) for i in range(20)),
+            ]
+
+    with_bucket(shared_server.url, f"overtaken{history}", work, history)
 
 
 @pytest.mark.parametrize(

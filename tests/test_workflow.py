@@ -89,6 +89,26 @@ def request(subject: str | None = "s.a", **more: Any) -> SubscribeRequest:
             SubscribeError,
             "cannot be chosen: ack_policy, max_deliver",
         ),
+        # Names and subjects in the configuration become part of requests, too.
+        (request(config=Config(durable_name="a.b")), SubscribeError, "durable_name: 'a.b' is no"),
+        (request(bind="c", config=Config(deliver_group="a b")), SubscribeError, "deliver_group"),
+        (request(None, stream="S", config=Config(filter_subject="a b")), SubscribeError, "filter_"),
+        (request(config=Config(filter_subjects=("s.a", "s..b"))), SubscribeError, "s..b"),
+        (request(config=Config(deliver_subject="a\r\nb")), SubscribeError, "deliver_subject"),
+        # Where an ordered subscription begins is decided here, not by the server.
+        (request(ordered=True, config=Config(opt_start_seq=3)), SubscribeError, "go together"),
+        (
+            request(ordered=True, config=Config(deliver_policy="by_start_sequence")),
+            SubscribeError,
+            "go together",
+        ),
+        (
+            request(
+                ordered=True, config=Config(deliver_policy="new", opt_start_time="2020-01-01T0:0Z")
+            ),
+            SubscribeError,
+            "'by_start_time' and opt_start_time go together",
+        ),
     ],
 )
 def test_what_contradicts_itself(

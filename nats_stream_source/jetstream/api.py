@@ -26,6 +26,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.connection import Connection
+from nats_stream_source.jetstream.finishing import finish
 
 _BY_CODE: dict[int, type[ApiError]] = {
     error.err_code: error
@@ -235,24 +236,30 @@ class JetStream:
             offset += max(len(found) - _PAGES_OVERLAP, 1)
 
     async def create_consumer(self, stream: str, name: str, config: dict[str, Any]) -> int:
-        """Create a consumer under a new name; its ``num_pending`` at creation."""
+        """Create a consumer under a new name; its ``num_pending`` at creation.
+
+        As :meth:`add_consumer`, also cancelled it waits for the answer.
+        """
         subject = f"CONSUMER.CREATE.{stream}.{name}"
         if config.get("filter_subject"):
             subject += f".{config['filter_subject']}"
         request = {"stream_name": stream, "config": {"name": name, **config}, "action": "create"}
-        return int((await self.call(subject, request))["num_pending"])
+        return int((await finish(self.call(subject, request)))["num_pending"])
 
     async def add_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create the consumer ``config["name"]``; the server's consumer info.
 
         A consumer of that name with another configuration is an ApiError (10148, 10013 or 10105);
         with the very same one, the server answers as if it had created it.
+
+        Cancelled, it waits for the answer and raises then: servers create aside, so a deletion that
+        is sent before the answer came finds nothing, and the consumer is there afterwards.
         """
         subject = f"CONSUMER.CREATE.{stream}.{config['name']}"
         if config.get("filter_subject"):
             subject += f".{config['filter_subject']}"
         request = {"stream_name": stream, "config": config, "action": "create"}
-        return await self.call(subject, request)
+        return await finish(self.call(subject, request))
 
     async def consumer_info(self, stream: str, name: str) -> dict[str, Any]:
         """The server's consumer info; ConsumerNotFoundError when there is none."""

@@ -14,6 +14,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.finishing import finish
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class BoundConsumer:
         """
         if self.created:
             self.created = False
-            await self.jetstream.delete_consumer(self.info.stream, self.info.name)
+            await finish(self.jetstream.delete_consumer(self.info.stream, self.info.name))
 
     async def check(self) -> None:
         """Ask whether it is still there.

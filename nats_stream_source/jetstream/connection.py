@@ -18,8 +18,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from nats_stream_source.errors import (
+    AuthorizationError,
     ConnectError,
     JetStreamNotEnabledError,
+    MessageTooLargeError,
     NatsSourceError,
     PermissionDeniedError,
     RequestTimeoutError,
@@ -39,6 +41,7 @@ from nats_stream_source.jetstream.handshake import (
     give_up,
 )
 from nats_stream_source.jetstream.identity import Identity, UnusableError
+from nats_stream_source.jetstream.repairs import outlive
 from nats_stream_source.jetstream.settings import ConnectionSettings
 
 __all__ = ["Companion", "Connection", "ConnectionSettings"]
@@ -64,6 +67,7 @@ log = logging.getLogger(__name__)
 
 _CLOSE_DEADLINE = 2.0  # seconds
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
+_REFUSED_WAIT = 1.0  # the same, once it has refused the credentials: some lock out who hammers
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
 
@@ -83,6 +87,7 @@ class Connection:
         self.client: Client = tapped_client()
         if settings.encrypted and not settings.websocket:
             demand_tls(self.client)
+        outlive(self.client)
         self.reconnects = 0
         self.online = asyncio.Event()
         self._offline = asyncio.Event()
@@ -95,6 +100,8 @@ class Connection:
         self._denied_inbox: str | None = None
         self._inboxes: list[Inbox] = []
         self._companions: dict[type[Any], Any] = {}
+        self._closed = False
+        self._renewal: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         state = "connected" if self.client.is_connected else "not connected"
@@ -185,8 +192,11 @@ class Connection:
         if (verdict := self._judge(error, text)) is not None:
             self._verdict = verdict
             settled = not isinstance(verdict, TlsError) or len(self.settings.servers) == 1
-            if self._refused is not None and not self._refused.done() and settled:
-                self._refused.set_result(None)
+            if self._refused is not None and not self._refused.done():
+                if settled:
+                    self._refused.set_result(None)
+            elif isinstance(verdict, AuthorizationError):
+                self.client.options["reconnect_time_wait"] = _REFUSED_WAIT
         if denied := _DENIED.search(text):
             self._deny(denied[1])
 
@@ -207,11 +217,15 @@ class Connection:
         self.online.clear()
         self._offline.set()
         self._identity.renew()
+        # All is subscribed to anew, perhaps with other permissions.
+        self._denied_inbox = None
         for inbox in self._inboxes:
             inbox.wake()
 
     async def _on_reconnect(self) -> None:
         self.reconnects += 1
+        self._verdict = None
+        self.client.options["reconnect_time_wait"] = _RECONNECT_WAIT
         self._offline.clear()
         self.online.set()
         for inbox in self._inboxes:
@@ -220,9 +234,7 @@ class Connection:
     async def alive(self, timeout: float) -> bool:
         """Whether a PING is answered within ``timeout`` seconds.
 
-        The PING overtakes what nats-py has buffered and not written yet. After False the
-        connection must be closed: nats-py's read loop does not survive the PONG of a PING that
-        was given up.
+        The PING overtakes what nats-py has buffered and not written yet.
         """
         ping = asyncio.ensure_future(self.client.rtt(timeout))  # type: ignore[arg-type]
         # nats-py forgets the PINGs under way when it reconnects: no reason to wait for their PONGs.
@@ -245,7 +257,9 @@ class Connection:
         """Return once there is a connection.
 
         Raises:
-            ConnectError: it is closed, or was not made again within ``seconds``.
+            AuthorizationError, TlsError, ConfigurationError: it was not made again within
+                ``seconds`` because the server refuses what it is shown, or that is unusable now.
+            ConnectError: it is closed, or was not made again for another reason.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         # Both: nats-py knows of a loss before it calls back, and nothing yet of a renewal.
@@ -253,6 +267,8 @@ class Connection:
             if self.client.is_closed:
                 raise ConnectError(f"the connection to {self.settings.places} is closed")
             if asyncio.get_running_loop().time() > deadline:
+                if self._verdict is not None:
+                    raise self._verdict
                 raise ConnectError(
                     f"the connection to {self.settings.places} was lost, and not made again "
                     f"within {seconds:g} s"
@@ -264,9 +280,17 @@ class Connection:
         if self.client.is_connected:
             self.online.clear()
             abort(self.client)
+            # Not left to nats-py's read loop, which would see the end: it may be what has ended.
+            self._renewal = asyncio.ensure_future(self.client.force_reconnect())
 
     def companion(self, kind: type[C]) -> C:
-        """The one ``kind(connection)`` of this connection, which is closed with it."""
+        """The one ``kind(connection)`` of this connection, which is closed with it.
+
+        Raises:
+            ConnectError: the connection is closed.
+        """
+        if self._closed:
+            raise ConnectError(f"the connection to {self.settings.places} is closed")
         found: C | None = self._companions.get(kind)
         if found is None:
             found = self._companions[kind] = kind(self)
@@ -278,6 +302,7 @@ class Connection:
         Never fails: a connection is closed because it is not needed, or because something failed
         already, which must not be covered up by a broken pipe.
         """
+        self._closed = True
         companions, self._companions = list(self._companions.values()), {}
         for companion in companions:
             await companion.close()
@@ -324,6 +349,9 @@ class Connection:
             PermissionDeniedError: the user may not publish to ``subject`` or has no inbox.
             JetStreamNotEnabledError: nobody listens on an API subject.
             RequestTimeoutError: no answer in time.
+            AuthorizationError: there is no connection in that time, since the server refuses the
+                credentials.
+            MessageTooLargeError: more than the server's ``max_payload``.
         """
         return await self.until_denied(
             subject, lambda: self.client.request(subject, payload, self.settings.request_timeout)
@@ -331,8 +359,7 @@ class Connection:
 
     async def until_denied(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``action``; end it early when the server denies ``subject`` or an inbox."""
-        if denied := self._denied_inbox:
-            raise self.denial(denied)
+        self.check_inboxes()
         attempt = asyncio.ensure_future(action())
         self._under_way[attempt] = subject
         try:
@@ -347,15 +374,27 @@ class Connection:
                 f"the options 'domain' and 'apiPrefix' do not lead to it"
             ) from error
         except nats.errors.TimeoutError as error:
+            if self._verdict is not None and not self.online.is_set():
+                raise self._verdict from error
             raise RequestTimeoutError(
                 f"{self.settings.places} did not answer on {subject!r} within "
                 f"{self.settings.request_timeout:g} s (option 'requestTimeout')"
             ) from error
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
             raise ConnectError(f"the connection to {self.settings.places} is closed") from error
+        except nats.errors.MaxPayloadError as error:
+            raise MessageTooLargeError(
+                f"a request on {subject!r} exceeds the server's max_payload of "
+                f"{self.client.max_payload} bytes"
+            ) from error
         finally:
             del self._under_way[attempt]
             self._denials.pop(attempt, None)
+
+    def check_inboxes(self) -> None:
+        """Raise PermissionDeniedError if the server has denied the inboxes on this connection."""
+        if denied := self._denied_inbox:
+            raise self.denial(denied)
 
     def denial(self, denied: str) -> PermissionDeniedError:
         """The error for a subject that the server has denied."""

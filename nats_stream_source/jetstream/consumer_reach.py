@@ -26,6 +26,7 @@ from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.arrivals import Arrivals
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.jetstream.read_after_write import reached
@@ -68,6 +69,10 @@ async def consumer_reached(
 async def _look(jetstream: JetStream, info: ConsumerInfo, min_last_seq: int) -> bool:
     """One look at who serves the consumer, and how far that store is."""
     answer = await jetstream.call(f"STREAM.INFO.{info.stream}")
+    if answer["state"]["last_seq"] < min_last_seq:
+        # Another leader than the one that had it: one elected since, or deposed and not aware.
+        await asyncio.sleep(_HEARTBEAT)
+        return False
     if answer["config"].get("num_replicas", 1) == 1:
         return True
     # Elections move both leaders, so both are asked for each time.
@@ -90,7 +95,7 @@ async def _probe(jetstream: JetStream, info: ConsumerInfo, server: str, min_last
     config = {
         "name": name,
         "deliver_policy": "by_start_sequence",
-        "opt_start_seq": min_last_seq,
+        "opt_start_seq": max(min_last_seq, 1),
         "deliver_subject": connection.client.new_inbox(),
         "ack_policy": "none",
         "max_deliver": 1,
@@ -124,4 +129,4 @@ async def _probe(jetstream: JetStream, info: ConsumerInfo, server: str, min_last
         await arrivals.close()
         # Where this fails, the server removes it by itself, for nobody listens.
         with contextlib.suppress(NatsSourceError):
-            await jetstream.delete_consumer(info.stream, name)
+            await finish(jetstream.delete_consumer(info.stream, name))

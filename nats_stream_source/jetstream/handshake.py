@@ -11,7 +11,7 @@ it waits for ever for that socket to be closed, and never comes to the next serv
 *A connect that was given up leaves no socket behind.* nats-py calls itself closed before it closes
 its transport; when it is cancelled in between, its ``close()`` does nothing any more.
 
-Beside ``bridge`` this is the one place that touches private names of nats-py,
+Beside ``bridge`` and ``repairs`` this is the one place that touches private names of nats-py,
 ``Client._process_info`` and ``Client._transport``; ``tests/test_security.py`` checks them.
 """
 

@@ -7,8 +7,6 @@ for the expected last sequence. Reading is in ``read_only.py``.
 
 from __future__ import annotations
 
-import asyncio
-
 from nats_stream_source.errors import (
     ApiError,
     BucketExistsError,
@@ -23,7 +21,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream, StreamInfo, nanoseconds
 from nats_stream_source.jetstream.bucket import EVERYTHING, Bucket, last_matching, look_up
 from nats_stream_source.jetstream.entry import Entry, entry_of
-from nats_stream_source.jetstream.kv_config import KeyValueConfig
+from nats_stream_source.jetstream.kv_config import ABSENT_WHEN_OFF, KeyValueConfig
 from nats_stream_source.jetstream.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -32,18 +30,21 @@ from nats_stream_source.jetstream.pub_ack import (
 )
 from nats_stream_source.jetstream.publish import Publisher
 from nats_stream_source.jetstream.read_after_write import leader_message
-from nats_stream_source.jetstream.read_only import IN_FLIGHT, ReadOnlyKeyValue
+from nats_stream_source.jetstream.read_only import ReadOnlyKeyValue
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
     check_bucket,
     check_written_key,
+    is_literal,
     stream_of,
 )
+from nats_stream_source.jetstream.together import together
 from nats_stream_source.wire.headers import KV_OPERATION
 
 __all__ = ["KeyValue", "ReadOnlyKeyValue"]
 
 _CREATE_ATTEMPTS = 5  # writers that delete and create the same key at the same time are few
+_LONGEST_TTL = 9e9  # seconds: what nanoseconds in 64 bits can say; and infinity is no number
 _OLD = 30 * 60.0  # seconds; the age from which NATS's own clients remove markers
 
 
@@ -80,7 +81,11 @@ class KeyValue(ReadOnlyKeyValue):
 
     @classmethod
     async def update_bucket(cls, jetstream: JetStream, config: KeyValueConfig) -> KeyValue:
-        """Give a bucket other properties. What its stream has besides them stays.
+        """Give a bucket other properties, all of ``config``: what that leaves out ends.
+
+        To change one, begin with ``replace((await kv.status()).config, …)``. What the stream has
+        besides a bucket's properties stays. TTLs on single entries (``limit_marker_ttl``) cannot be
+        forbidden again, servers refuse that; without it only the markers' own TTL ends.
 
         Raises:
             BucketNotFoundError: there is none.
@@ -89,6 +94,8 @@ class KeyValue(ReadOnlyKeyValue):
         """
         await _check_server(jetstream, config)
         present = (await look_up(jetstream, config.bucket)).config
+        for name in ABSENT_WHEN_OFF:
+            present.pop(name, None)
         wanted = {**present, **config.stream_config()}
         answer = await jetstream.call(f"STREAM.UPDATE.{wanted['name']}", wanted)
         return cls(jetstream, Bucket.of(config.bucket, answer["config"]))
@@ -210,7 +217,8 @@ class KeyValue(ReadOnlyKeyValue):
 
         The history before each marker goes away, and the marker too if it is older than
         ``older_than`` seconds by the server's clock (younger ones stay, for watches that have not
-        seen them; 0: none stays). A key that is written meanwhile keeps that value.
+        seen them; 0: none stays). A key that is written meanwhile keeps that value. A marker that
+        somebody wrote to a wildcard (``$KV.fleet.>``) is nobody's, and stays.
 
         Raises:
             ConfigurationError: the bucket is a mirror.
@@ -231,9 +239,10 @@ class KeyValue(ReadOnlyKeyValue):
             info, end, (f"{bucket.prefix}>",), last_per_subject=True, headers_only=True
         )
         markers = [
-            entry for entry in entries if entry.is_marker and not entry.key.startswith(RESERVED)
+            entry
+            for entry in entries
+            if entry.is_marker and not entry.key.startswith(RESERVED) and is_literal(entry.key)
         ]
-        slots = asyncio.Semaphore(IN_FLIGHT)
 
         async def remove(marker: Entry) -> None:
             old = older_than <= 0 or marker.created_ns <= limit
@@ -242,10 +251,9 @@ class KeyValue(ReadOnlyKeyValue):
                 "filter": bucket.prefix + marker.key,
                 "seq": marker.revision + 1 if old else marker.revision,
             }
-            async with slots:
-                await jetstream.call(f"STREAM.PURGE.{bucket.stream}", request)
+            await jetstream.call(f"STREAM.PURGE.{bucket.stream}", request)
 
-        await asyncio.gather(*(remove(marker) for marker in markers))
+        await together(remove, markers)
         return len(markers)
 
     # -- inside ---------------------------------------------------------------------------------
@@ -269,7 +277,7 @@ class KeyValue(ReadOnlyKeyValue):
     def _ttl(self, seconds: float | None) -> dict[str, str]:
         if seconds is None:
             return {}
-        if seconds < 1 or seconds != int(seconds):
+        if not 1 <= seconds <= _LONGEST_TTL or seconds != int(seconds):
             raise ConfigurationError(f"a TTL of {seconds!r} s: it is 1 second or more, whole ones")
         if not self.bucket.message_ttl:
             raise TtlNotSupportedError(

@@ -31,6 +31,21 @@ __all__ = ["MOST_HISTORY", "BucketStatus", "KeyValueConfig", "Republish", "Upstr
 MOST_HISTORY = 64
 _SECOND = 1_000_000_000  # nanoseconds
 _DUPLICATE_WINDOW = 120 * _SECOND  # the server's own
+_SHORTEST_TTL = 0.1  # seconds; the server's own
+_LONGEST_TTL = 9e9  # seconds: what nanoseconds in 64 bits can say
+
+ABSENT_WHEN_OFF = (
+    "placement",
+    "compression",
+    "republish",
+    "subject_delete_marker_ttl",
+    "metadata",
+    "mirror",
+    "mirror_direct",
+    "sources",
+    "subjects",
+)
+"""The fields that :meth:`KeyValueConfig.stream_config` leaves out where they are not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,7 @@ class KeyValueConfig:
         bucket: its name (ADR-8's rules).
         description: free text.
         history: revisions kept of each key, 1 to 64.
-        ttl: seconds that any entry is kept; None for ever.
+        ttl: seconds that any entry is kept, 0.1 or more; None for ever.
         max_value_size: bytes of a message, headers included; None for the server's limit.
         max_bytes: of the whole bucket; None for no limit. A full bucket refuses writes.
         storage: ``file`` or ``memory``.
@@ -90,12 +105,16 @@ class KeyValueConfig:
             raise self._wrong("replicas", self.replicas, "1 to 5")
         if self.storage not in ("file", "memory"):
             raise self._wrong("storage", self.storage, "'file' or 'memory'")
-        for name in ("ttl", "max_value_size", "max_bytes"):
+        for name in ("max_value_size", "max_bytes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise self._wrong(name, value, "more than 0, or None for no limit")
-        if self.limit_marker_ttl is not None and self.limit_marker_ttl < 1:
-            raise self._wrong("limit_marker_ttl", self.limit_marker_ttl, "at least 1 second")
+        # Written so that NaN is refused, too. A shorter one would round to 0, which is no limit.
+        if self.ttl is not None and not _SHORTEST_TTL <= self.ttl <= _LONGEST_TTL:
+            raise self._wrong("ttl", self.ttl, "0.1 seconds or more, or None for no limit")
+        marker_ttl = self.limit_marker_ttl
+        if marker_ttl is not None and not 1 <= marker_ttl <= _LONGEST_TTL:
+            raise self._wrong("limit_marker_ttl", marker_ttl, "at least 1 second")
         if self.mirror is not None and self.sources:
             raise ConfigurationError(
                 f"bucket {self.bucket!r}: a mirror holds its upstream's entries and no others: "
@@ -106,7 +125,7 @@ class KeyValueConfig:
         return ConfigurationError(f"bucket {self.bucket!r}: {name} is {value!r}: {allowed}")
 
     def stream_config(self) -> dict[str, Any]:
-        """The stream's configuration, every property named: what was not asked for, too."""
+        """The stream's configuration. Limits that were not asked for are named, too."""
         ttl = round(self.ttl * _SECOND) if self.ttl else 0
         config: dict[str, Any] = {
             "name": stream_of(self.bucket),

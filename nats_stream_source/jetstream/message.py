@@ -101,11 +101,15 @@ class JsMessage:
         """
         if self.acked or not self._acks:
             return
+        self.acked = True  # before the await, as below
         try:
             await self._connection.request(self.reply, _ACK)
         except NatsSourceError as error:
+            self.acked = False
             raise AckError(f"{self!r}: the acknowledgement was not confirmed: {error}") from error
-        self.acked = True
+        except BaseException:
+            self.acked = False
+            raise
 
     async def _publish(self, payload: bytes, *, terminal: bool = True) -> None:
         if self.acked or not self._acks:
@@ -114,9 +118,9 @@ class JsMessage:
         self.acked = terminal
         try:
             await self._connection.client.publish(self.reply, payload)
-        except (nats.errors.Error, OSError) as error:
-            self.acked = False
+        except BaseException as error:  # also cancelled: it may be tried again
+            if terminal:
+                self.acked = False
+            if not isinstance(error, (nats.errors.Error, OSError)):
+                raise
             raise AckError(f"{self!r}: the acknowledgement was not published: {error}") from error
-        except BaseException:
-            self.acked = False
-            raise

@@ -112,7 +112,7 @@ class ObjectInfo:
             return cls(
                 bucket=_text(raw["bucket"]),
                 name=_text(raw["name"]),
-                nuid=_text(raw.get("nuid")),
+                nuid=_token(raw.get("nuid")),
                 size=_count(raw.get("size")),
                 chunks=_count(raw.get("chunks")),
                 digest=_text(raw.get("digest")),
@@ -143,6 +143,13 @@ def _text(value: object) -> str:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value or ""
+
+
+def _token(value: object) -> str:
+    # What the chunks are purged and read by: a wildcard here would be all objects' chunks.
+    if {".", "*", ">", " "} & set(text := _text(value)):
+        raise TypeError(f"{text!r} is no subject token")
+    return text
 
 
 def _count(value: object) -> int:

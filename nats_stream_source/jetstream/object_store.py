@@ -4,12 +4,14 @@ What is on the wire is what NATS's own clients have (ADR-20; see ``object_info``
 may write what is read here, and the other way round. What is done here:
 
 - **Reads see what was written.** The meta message comes from the stream's leader, once that has
-  reached ``min_last_seq``. The chunks lie before their meta message, so they are the range up to
+  reached ``min_last_seq``. The chunks lie before their meta message, so they are the range before
   it, read by an ordered consumer that waits where a replica lags and never ends short.
 - **What is returned is whole.** Number, size and digest are compared with the meta message; a
   difference is an error. An object that is replaced while it is read is read anew.
 - **Writes.** Chunks with many PubAcks under way, then the meta message, then the old object's
   chunks are removed. A write that fails before the meta message was sent leaves nothing behind.
+  The meta message says which one it takes the place of: of two writers at once the later one then
+  knows whose chunks are to be removed.
 - **Account imports and domains** (ADR-19): writes go below the API prefix as requests do. The
   document calls the first token ``$OBJ``, and that is what servers map by themselves in a domain;
   the subjects of object stores begin with ``$O``, which has to be mapped (:data:`MAPPING`).
@@ -22,7 +24,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from nats.nuid import NUID
 
@@ -30,6 +32,7 @@ from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
     ApiError,
+    BadObjectInfoError,
     BucketExistsError,
     BucketNotFoundError,
     ConfigurationError,
@@ -39,6 +42,7 @@ from nats_stream_source.errors import (
     ObjectIsLinkError,
     ObjectNotFoundError,
     StreamNotFoundError,
+    WrongLastSequenceError,
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.link import SharedLink
@@ -53,12 +57,18 @@ from nats_stream_source.jetstream.object_info import (
 )
 from nats_stream_source.jetstream.object_write import Data, write_chunks
 from nats_stream_source.jetstream.ordered import OrderedReader
-from nats_stream_source.jetstream.publish import ROLLUP, PubAck, Publisher
+from nats_stream_source.jetstream.pub_ack import (
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    ROLLUP,
+    PubAck,
+)
+from nats_stream_source.jetstream.publish import Publisher
 from nats_stream_source.jetstream.range_request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.read_after_write import leader_message, reached
 from nats_stream_source.jetstream.subjects import (
     DEFAULT_API_PREFIX,
     check_bucket,
+    is_literal,
     write_subject,
 )
 from nats_stream_source.wire.acks import ack_tokens
@@ -70,6 +80,15 @@ MAPPING = 'mappings: { "$JS.<domain>.API.$O.>": "$O.>" }'
 log = logging.getLogger(__name__)
 
 _REPLACED = 5  # how often an object that is replaced while it is read is read anew
+_WRITERS = 20  # how often a writer tries anew when another one was faster
+_PAUSE = 0.01  # seconds, more each time
+
+
+class _Present(NamedTuple):
+    """The meta message that an object has now: its sequence (0: none) and what it says."""
+
+    seq: int
+    info: ObjectInfo | None
 
 
 class ObjectStore:
@@ -178,13 +197,16 @@ class ObjectStore:
             raise ObjectIsLinkError(f"object {info.name!r} is a link to {info.link}")
         digest = Digest()
         if info.chunks:
+            subject = chunk_subject(self.bucket, info.nuid)
             stream = await self._stream_info(info.sequence)
+            # The range ends at a message that comes, not at one for which a heartbeat must tell.
+            last = await self.jetstream.message(self.stream, last_by_subj=subject)
             request = RangeRequest(
                 stream=self.stream,
                 created=stream.created,
                 start=0,
-                end=info.sequence,
-                filters=(chunk_subject(self.bucket, info.nuid),),
+                end=last.seq if last is not None else info.sequence,
+                filters=(subject,),
             )
             async with contextlib.aclosing(self._read(request)) as batches:
                 async for frames in batches:
@@ -252,7 +274,7 @@ class ObjectStore:
         if (await self.jetstream.stream_info(self.stream)).last_seq > stream.last_seq:
             # An object that was replaced before its turn came is beyond the range now.
             present = await self.jetstream.subjects(self.stream, all_meta(self.bucket))
-            for subject in sorted(present - found.keys()):
+            for subject in sorted(filter(is_literal, present - found.keys())):
                 message = await self.jetstream.message(self.stream, last_by_subj=subject)
                 if message is not None:
                     found[subject] = ObjectInfo.of(message)
@@ -325,14 +347,14 @@ class ObjectStore:
             metadata=metadata or {},
             chunk_size=chunk_size,
         )
-        old = await self._existing(name)
+        old = await self._present(name)
         sent = False
         try:
             subject = self._write_to(chunk_subject(self.bucket, info.nuid))
             digest = await write_chunks(self.jetstream.connection, subject, data, chunk_size)
             info = replace(info, size=digest.size, chunks=digest.chunks, digest=digest.text)
             sent = True
-            ack = await self._write_meta(info)
+            ack, old = await self._replace(info, old)
         except BaseException as error:
             # Once the meta message may be there, its chunks must stay.
             unknown = isinstance(error, AckLostError | AckTimeoutError | asyncio.CancelledError)
@@ -341,8 +363,8 @@ class ObjectStore:
             if isinstance(error, NoStreamError):
                 raise self._no_way(error) from None
             raise
-        if old is not None and not old.deleted:
-            await self._clean_up(old)
+        if old.info is not None and not old.info.deleted:
+            await self._clean_up(old.info)
         return replace(info, sequence=ack.seq)
 
     async def delete(self, name: str) -> ObjectInfo:
@@ -354,30 +376,59 @@ class ObjectStore:
         Raises:
             ObjectNotFoundError: there never was one.
         """
-        old = await self.info(name, deleted=True)
-        if old.deleted:
-            return old
-        info = replace(old, deleted=True, size=0, chunks=0, digest="")
-        try:
-            ack = await self._write_meta(info)
-        except NoStreamError as error:
-            raise self._no_way(error) from None
+        for attempt in range(_WRITERS):
+            old = await self.info(name, deleted=True)
+            if old.deleted:
+                return old
+            info = replace(old, deleted=True, size=0, chunks=0, digest="")
+            try:
+                ack = await self._write_meta(info, old.sequence)
+                break
+            except NoStreamError as error:
+                raise self._no_way(error) from None
+            except WrongLastSequenceError:
+                if attempt + 1 == _WRITERS:
+                    raise
         await self._clean_up(old)
         return replace(info, sequence=ack.seq, modified_ns=0)
 
-    async def _existing(self, name: str) -> ObjectInfo | None:
+    async def _present(self, name: str) -> _Present:
         try:
-            return await self.info(name, deleted=True)
-        except ObjectNotFoundError:
-            return None
+            message = await self.jetstream.message(
+                self.stream, last_by_subj=meta_subject(self.bucket, name)
+            )
+        except StreamNotFoundError as error:
+            raise self._no_bucket(error) from None
+        if message is None:
+            return _Present(0, None)
+        try:
+            return _Present(message.seq, ObjectInfo.of(message))
+        except BadObjectInfoError as error:
+            log.warning("%r: what %r had is replaced, its chunks stay: %s", self, name, error)
+            return _Present(message.seq, None)
 
-    async def _write_meta(self, info: ObjectInfo) -> PubAck:
+    async def _replace(self, info: ObjectInfo, old: _Present) -> tuple[PubAck, _Present]:
+        """Write the meta message; its PubAck, and what it took the place of."""
+        for attempt in range(_WRITERS):
+            try:
+                return await self._write_meta(info, old.seq), old
+            except WrongLastSequenceError:
+                await asyncio.sleep(attempt * _PAUSE)
+                old = await self._present(info.name)
+        return await self._write_meta(info, None), old  # more writers than one can keep up with
+
+    async def _write_meta(self, info: ObjectInfo, expected: int | None) -> PubAck:
         publisher = self.jetstream.connection.companion(Publisher)
         subject = self._write_to(meta_subject(self.bucket, info.name))
-        return await publisher.publish(subject, info.encoded(), headers={ROLLUP: "sub"})
+        headers = {ROLLUP: "sub"}
+        if expected is not None:
+            headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expected)
+        return await publisher.publish(subject, info.encoded(), headers=headers)
 
     async def _clean_up(self, info: ObjectInfo) -> None:
         """Remove an object's chunks; where that fails they take room, and nothing reads them."""
+        if not info.nuid:
+            return  # of a link
         request = {"filter": chunk_subject(self.bucket, info.nuid)}
         try:
             await self.jetstream.call(f"STREAM.PURGE.{self.stream}", request)

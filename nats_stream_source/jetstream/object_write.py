@@ -57,14 +57,15 @@ async def _pieces(data: Data, size: int) -> AsyncIterator[bytes]:
         for begin in range(0, len(view), size):
             yield bytes(view[begin : begin + size])
         return
-    rest = b""
+    rest = bytearray()
     async for part in data if isinstance(data, AsyncIterable) else _read_file(data, size):
         rest += part
-        while len(rest) >= size:
-            yield rest[:size]
-            rest = rest[size:]
+        whole = len(rest) - len(rest) % size
+        for begin in range(0, whole, size):
+            yield bytes(rest[begin : begin + size])
+        del rest[:whole]
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 async def _read_file(file: Readable, size: int) -> AsyncIterator[bytes]:

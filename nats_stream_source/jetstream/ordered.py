@@ -20,7 +20,8 @@ How it ends. Either the cursor is done, or an error is raised: too many rebuilds
 (ConsumerLostError), a replica that does not reach ``end`` (MinLastSequenceError), a stream that is
 not the planned one any more (DataLossError), no server (ConnectError). In every case the consumer
 is deleted and the subscription ended, and a PING/PONG makes sure that nothing of it is still under
-way on the connection; where that fails, the connection is closed.
+way on the connection; where that fails, the connection is closed. A consumer that cannot be deleted
+is removed by the server, since nobody listens any more.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
+from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.jetstream.range_request import (
@@ -61,8 +63,19 @@ from nats_stream_source.wire.headers import parse_headers
 log = logging.getLogger(__name__)
 
 _PONG_DEADLINE = 2.0  # seconds; a server that does not answer for so long is taken for lost
+_HELD_BACK = 0.05  # seconds that an answer to flow control is held back near the end of a range
 _FIRST_PAUSE = 0.02  # seconds before a rebuild that follows a fruitless one; doubles up to …
 _LONGEST_PAUSE = 2.0
+_MOST_ORPHANS = 16  # the server removes them by itself within a minute
+
+_ADVICE = {
+    Rebuild.NO_ANSWER: "A server that is slow to answer needs a larger option 'requestTimeout'",
+    Rebuild.MISSED_HEARTBEAT: (
+        "A consumer that is heard of never delivers to a subject that does not lead here: the "
+        "option 'inboxPrefix' must be one that the user may subscribe to, and in an account of "
+        "imports one that is imported"
+    ),
+}
 
 
 class OrderedReader:
@@ -112,7 +125,7 @@ class OrderedReader:
                     announced = True
                     yield Frames.join([])
         finally:
-            await self._leave()
+            await finish(self._leave())
         while (batch := self._kept.rest()) is not None:
             yield batch
         log.debug("read %s of %s", cursor, self.request.stream)
@@ -130,11 +143,12 @@ class OrderedReader:
         """One attempt to have a consumer that delivers from the cursor's position on."""
         cursor, request = self.cursor, self.request
         if cursor.fruitless > request.attempts:
-            reasons = ", ".join(reason.value for reason in cursor.rebuilds[-cursor.fruitless :])
+            reasons = cursor.rebuilds[-cursor.fruitless :]
+            said = ", ".join(reason.value for reason in reasons)
+            advice = "".join(f". {text}" for reason, text in _ADVICE.items() if reason in reasons)
             raise ConsumerLostError(
                 f"reading {request.stream} stopped after sequence {cursor.position}: "
-                f"{cursor.fruitless} consumers in a row were lost without progress ({reasons}). "
-                f"A server that is slow to answer needs a larger option 'requestTimeout'"
+                f"{cursor.fruitless} consumers in a row were lost without progress ({said}){advice}"
             )
         if cursor.fruitless > 1:
             await asyncio.sleep(min(_FIRST_PAUSE * 2**cursor.fruitless, _LONGEST_PAUSE))
@@ -173,15 +187,18 @@ class OrderedReader:
         if info.created != request.created:
             raise DataLossError(
                 f"stream {request.stream} was deleted and made again while it was read: created "
-                f"{info.created}, planned {request.created}. The option failOnDataLoss=false goes "
-                f"on with the new stream after a restart of the query"
+                f"{info.created}, planned {request.created}. A query goes on with the new stream "
+                f"after a restart with the option failOnDataLoss=false; a watch or subscription "
+                f"must be begun anew"
             )
-        known = self.cursor.seen_through if request.end == ENDLESS else request.end
+        # A mirror may not have got yet what its upstream has, and then it is a replica that lags.
+        planned = request.end != ENDLESS and not info.config.get("mirror")
+        known = request.end if planned else self.cursor.seen_through
         if info.last_seq < known:
             raise DataLossError(
                 f"stream {request.stream} was set back to sequence {info.last_seq} while it was "
-                f"read; it had {known}. The option failOnDataLoss=false goes on from there "
-                f"after a restart of the query"
+                f"read; it had {known}. A query goes on from there after a restart with the "
+                f"option failOnDataLoss=false; a watch or subscription must be begun anew"
             )
 
     async def _retire(self) -> None:
@@ -199,13 +216,15 @@ class OrderedReader:
                 self.request.stream,
             )
         await self._drop_inbox()
-        self._orphans.append(self._consumer)
+        self._orphans = [*self._orphans, self._consumer][-_MOST_ORPHANS:]
         if connection.client.is_connected:
-            # Where this fails, the server may have it still, and _leave tries again.
+            # Where this fails, the server may have it still: tried again with the next, or at the
+            # end.
             with contextlib.suppress(asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
-                deletion = self._delete(connection, self._consumer)
-                await asyncio.wait_for(deletion, _PONG_DEADLINE)
-                self._orphans.pop()
+                while self._orphans:
+                    deletion = self._delete(connection, self._orphans[-1])
+                    await asyncio.wait_for(deletion, _PONG_DEADLINE)
+                    self._orphans.pop()
 
     async def _delete(self, connection: Connection, consumer: str) -> None:
         # Gone already is what is wanted.
@@ -224,18 +243,21 @@ class OrderedReader:
             consumers = [*consumers, self._consumer]
         if connection is None or not consumers:
             return
+        clean = False
         try:
             await self._drop_inbox()
-            for consumer in consumers:
-                await self._delete(connection, consumer)
+            await connection.until_connected(_PONG_DEADLINE)
+            # With the PONG, all that was sent before the UNSUB is here, and gone.
             clean = await connection.alive(_PONG_DEADLINE)
+            if clean:
+                for consumer in consumers:
+                    await self._delete(connection, consumer)
         except (NatsSourceError, nats.errors.Error, OSError) as error:
             log.warning(
-                "%s: the connection is closed, since its consumer could not be deleted: %s",
+                "%s: its consumer could not be deleted: %s. The server removes it by itself",
                 self.request.stream,
                 error,
             )
-            clean = False
         if not clean:
             await self._link.drop()
 
@@ -313,6 +335,10 @@ class OrderedReader:
         assert inbox is not None
         assert connection is not None
         loop = asyncio.get_running_loop()
+        if self.cursor.holds_back:
+            if not await inbox.wait(_HELD_BACK):
+                await self._answer(self.cursor.waited())
+            return
         began = loop.time()
         silent = not await inbox.wait(3 * self.request.heartbeat)
         if self.cursor.seen_through < self.request.target:

@@ -9,12 +9,14 @@ MinLastSequenceError, ConnectError.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
 from nats_stream_source.errors import (
+    NatsSourceError,
     NextTimeoutError,
     SubscribeError,
     SubscriptionClosedError,
@@ -22,10 +24,12 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.consumer_reach import consumer_reached
+from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.turn import Turn
 from nats_stream_source.jetstream.workflow import SubscribeRequest
 from nats_stream_source.wire.ack_reply import AckReply
 from nats_stream_source.wire.frames import Frames
@@ -64,8 +68,12 @@ async def ordered_range(
         start = await _place(jetstream, stream, request, filters)
     elif policy not in ("all", "last_per_subject"):
         raise SubscribeError(f"deliver_policy {policy!r} is not known")
-    if policy == "last_per_subject" and not filters:
-        filters = (">",)  # servers refuse it without (10094)
+    reach = min_last_seq
+    if policy == "last_per_subject":
+        filters = filters or (">",)  # servers refuse it without (10094)
+        # Where the list ends: a consumer made anew behind it must not leave out what is no longer
+        # the last of its subject.
+        reach = max(info.last_seq, min_last_seq or 0)
     return RangeRequest(
         stream=stream,
         created=info.created,
@@ -75,7 +83,7 @@ async def ordered_range(
         last_per_subject=policy == "last_per_subject",
         headers_only=bool(config.headers_only),
         eager=True,
-        reach=min_last_seq,
+        reach=reach,
         heartbeat=config.idle_heartbeat or _HEARTBEAT,
         catch_up=timeout,
     )
@@ -103,9 +111,12 @@ async def _place(
         config["filter_subject"] = filters[0]
     elif filters:
         config["filter_subjects"] = list(filters)
-    info = ConsumerInfo.parse(await jetstream.add_consumer(stream, config))
-    await jetstream.delete_consumer(stream, info.name)
-    return info.stream_seq
+    try:
+        return ConsumerInfo.parse(await jetstream.add_consumer(stream, config)).stream_seq
+    finally:
+        # Where this fails, the server removes it by itself.
+        with contextlib.suppress(NatsSourceError):
+            await finish(jetstream.delete_consumer(stream, config["name"]))
 
 
 class OrderedSubscription:
@@ -124,7 +135,7 @@ class OrderedSubscription:
         self._batches: AsyncIterator[Frames] = self.reader.batches()
         self._frames: Frames | None = None
         self._next = 0
-        self._turn = asyncio.Lock()
+        self._turn = Turn()
         self._read: asyncio.Task[Frames | None] | None = None
         self._end: Exception | None = None
         self._closed = False
@@ -143,15 +154,15 @@ class OrderedSubscription:
             MinLastSequenceError: not within the reader's ``catch_up`` (412, 10180).
         """
         wanted, cursor = self.reader.request, self.reader.cursor
-        async with self._turn:
-            if self._frames is None:
-                self._frames = await self._batch(None)
-            if not len(self._frames) or cursor.seen_through >= wanted.target:
-                return
-            name = AckReply.parse(self._frames.reply(0).decode()).consumer
-            jetstream = JetStream(self._connection)
-            info = ConsumerInfo.parse(await jetstream.consumer_info(wanted.stream, name))
-            await consumer_reached(jetstream, info, wanted.target, wanted.catch_up)
+        # Nobody else has the subscription yet.
+        if self._frames is None:
+            self._frames = await self._batch(None)
+        if not len(self._frames) or cursor.seen_through >= wanted.target:
+            return
+        name = AckReply.parse(self._frames.reply(0).decode()).consumer
+        jetstream = JetStream(self._connection)
+        info = ConsumerInfo.parse(await jetstream.consumer_info(wanted.stream, name))
+        await consumer_reached(jetstream, info, wanted.target, wanted.catch_up)
 
     async def next(self, timeout: float | None = None) -> JsMessage:
         """The next message; waits at most ``timeout`` seconds, or for ever.
@@ -163,12 +174,16 @@ class OrderedSubscription:
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        async with self._turn:
+        if not await self._turn.take(timeout):
+            raise self._late()
+        try:
             while self._frames is None or self._next == len(self._frames):
                 left = None if deadline is None else deadline - loop.time()
                 self._frames, self._next = await self._batch(left), 0
             frames, i = self._frames, self._next
             self._next += 1
+        finally:
+            self._turn.give()
         subject, reply = frames.subject(i), frames.reply(i)
         return JsMessage(
             self._connection,
@@ -190,7 +205,7 @@ class OrderedSubscription:
             self._read = asyncio.create_task(self._advance())
         done, _ = await asyncio.wait({self._read}, timeout=timeout)
         if not done:
-            raise NextTimeoutError(f"{self!r}: no message in time")
+            raise self._late()
         task, self._read = self._read, None
         frames: Frames | None = None
         try:
@@ -203,6 +218,9 @@ class OrderedSubscription:
         if frames is None:
             raise SubscriptionClosedError(f"{self!r} was ended")
         return frames
+
+    def _late(self) -> NextTimeoutError:
+        return NextTimeoutError(f"{self!r}: no message in time")
 
     async def _advance(self) -> Frames | None:
         return await anext(self._batches, None)
@@ -221,6 +239,9 @@ class OrderedSubscription:
         if self._closed:
             return
         self._closed = True
+        await finish(self._leave())
+
+    async def _leave(self) -> None:
         read = self._read
         if read is not None:
             read.cancel()

@@ -124,7 +124,8 @@ class Publisher:
         Raises:
             ConfigurationError: a header that cannot be sent.
             MessageTooLargeError: more than the server's ``max_payload``.
-            ConnectError: closed, or no connection within ``request_timeout``.
+            ConnectError: closed, or no connection within ``request_timeout``; AuthorizationError
+                where that is for the credentials.
             PermissionDeniedError: answers cannot be received.
 
         The future raises:
@@ -139,6 +140,7 @@ class Publisher:
         size = len(payload) + (_header_size(headers) if headers else 0)
         if self._broken is not None:
             raise self._broken
+        connection.check_inboxes()
         if self._inbox is None:
             await self._start()
         if size > client.max_payload:
@@ -194,8 +196,6 @@ class Publisher:
 
     def denied(self, subject: str | None, error: Exception) -> None:
         """The server denied a subject, or with None the inbox: nothing else will answer."""
-        if subject is None:
-            self._broken = error
         for serial, message in list(self._under_way.items()):
             if subject is None:
                 self._settle(serial, error=error)
@@ -331,15 +331,9 @@ class Publisher:
             self._settle(serial, error=error)
 
     async def _until_online(self) -> None:
-        settings = self._connection.settings
-        if self._connection.online.is_set():
-            return
-        try:
-            await asyncio.wait_for(self._connection.online.wait(), settings.request_timeout)
-        except asyncio.TimeoutError:
-            raise ConnectError(
-                f"no connection to {settings.places} within {settings.request_timeout:g} s"
-            ) from None
+        connection = self._connection
+        if not connection.online.is_set():
+            await connection.until_connected(connection.settings.request_timeout)
 
 
 def _header_size(headers: Mapping[str, str]) -> int:

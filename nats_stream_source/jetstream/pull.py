@@ -10,6 +10,7 @@ and takes old statuses for new ones; and the consumer it creates stays.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import TypeVar
@@ -30,6 +31,10 @@ from nats_stream_source.jetstream.pull_request import PullRequest
 from nats_stream_source.jetstream.subscription import OnError
 
 log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05  # seconds before asking again after a refusal; doubles up to …
+_LONGEST_PAUSE = 2.0
+_LONGEST_WAIT = 1e9  # seconds; the server counts nanoseconds in 64 bits
 
 _P = TypeVar("_P", bound="PullSubscription")
 
@@ -61,6 +66,7 @@ class PullSubscription(Closing):
         self._pending_bytes = pending_bytes
         self._open: set[PullRequest] = set()
         self._current: PullRequest | None = None
+        self._refusals = 0
         self._sealed = False
         self._closed = False
 
@@ -105,7 +111,7 @@ class PullSubscription(Closing):
         again if it lasts; ``on_error`` hears of it.
 
         Args:
-            timeout: seconds, 0.001 or more; None to take what is there now and not to wait.
+            timeout: seconds, 0.001 to 1e9; None to take what is there now and not to wait.
             max_bytes: the most bytes of messages, headers and subjects; a first message that is
                 larger alone is an error (ConflictStatusError).
 
@@ -119,7 +125,7 @@ class PullSubscription(Closing):
             PermissionDeniedError: the user may not ask.
             SubscriptionClosedError: the subscription was ended.
         """
-        if batch < 1 or (timeout is not None and timeout < 0.001):
+        if batch < 1 or not (timeout is None or 0.001 <= timeout <= _LONGEST_WAIT):
             raise ValueError(f"fetch of {batch} messages within {timeout} s")
         request = await self._request(batch, timeout, max_bytes)
         messages: list[JsMessage] = []
@@ -166,7 +172,7 @@ class PullSubscription(Closing):
                     message = await request.next()
             except NatsSourceError as error:
                 if request.done:
-                    await self._drop_current()
+                    await self._drop_current(request)
                 # Nothing was lost with the connection: what was not acknowledged comes again.
                 if isinstance(error, ConnectError) and self._connection.client.is_connected:
                     log.warning("%s", error)
@@ -174,14 +180,19 @@ class PullSubscription(Closing):
                 if self._on_error is None or not isinstance(error, ConflictStatusError):
                     raise
                 self._on_error(error)
+                # What refuses a request at once would refuse thousands in a second.
+                await asyncio.sleep(min(_FIRST_PAUSE * 2**self._refusals, _LONGEST_PAUSE))
+                self._refusals += 1
                 continue
             if message is not None:
+                self._refusals = 0
                 return message
-            await self._drop_current()
+            await self._drop_current(request)
 
-    async def _drop_current(self) -> None:
-        request, self._current = self._current, None
-        if request is not None:
+    async def _drop_current(self, request: PullRequest) -> None:
+        # Of two tasks that iterate, one may have asked anew already.
+        if self._current is request:
+            self._current = None
             await self._end(request)
 
     async def unsubscribe(self) -> None:
@@ -205,9 +216,9 @@ class PullSubscription(Closing):
     async def drain(self) -> None:
         """Ask for nothing more, but hand over what has arrived; then delete the consumer.
 
-        Iterating ends after the last message, and then the consumer is deleted if it was created
-        for this subscription. Where that fails, ``on_error`` gets the error, or it is raised where
-        there is none.
+        A fetch under way returns what it has. Iterating ends after the last message, and then the
+        consumer is deleted if it was created for this subscription. Where that fails, ``on_error``
+        gets the error, or it is raised where there is none.
 
         Raises:
             ConnectError: the connection was lost before all that was under way had arrived.
@@ -215,13 +226,17 @@ class PullSubscription(Closing):
         if self._closed or self._sealed:
             return
         self._sealed = True
-        if self._current is None:
-            await self._finish()
-        elif not await self._current.seal():
+        current, alive = self._current, True
+        for request in list(self._open):
+            alive = await request.seal() and alive
+            if request is not current:
+                await request.closed()
+        if not alive:
             self._connection.renew()
             raise ConnectError(f"{self.consumer.where}: no answer while draining")
-        elif self._current.empty:
-            await self._drop_current()
+        if current is not None and current.empty:
+            await self._drop_current(current)
+        if not self._open:
             await self._finish()
 
     async def _finish(self) -> None:

@@ -9,6 +9,7 @@ three intervals without anything are an alarm (MissedHeartbeatError); a shorter 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -57,6 +58,8 @@ class PullRequest:
         self._arrivals: Arrivals | None = None
         self._connection = consumer.jetstream.connection
         self._reconnects = 0
+        self._sealed = False
+        self._closed = asyncio.Event()
         settings, info = self._connection.settings, consumer.info
         self._subject = f"{settings.api_prefix}.CONSUMER.MSG.NEXT.{info.stream}.{info.name}"
         self._interval: float | None = None
@@ -81,8 +84,10 @@ class PullRequest:
         self._reconnects = connection.reconnects
         try:
             await connection.client.publish(self._subject, self._json(), reply=subject)
-        except (nats.errors.Error, OSError) as error:
+        except BaseException as error:  # also cancelled: the inbox must not stay
             await self.close()
+            if not isinstance(error, (nats.errors.Error, OSError)):
+                raise
             raise ConnectError(f"{self.consumer.where}: not asked: {error}") from error
 
     def _json(self) -> bytes:
@@ -118,6 +123,8 @@ class PullRequest:
                 return item
             if isinstance(item, Status):
                 self._status(item)
+            elif self._sealed:
+                self.done = True
             elif self._reconnects != self._connection.reconnects:
                 self.done = True
                 raise ConnectError(f"{self.consumer.where}: the connection was lost: ask again")
@@ -143,8 +150,12 @@ class PullRequest:
         else:
             limit = (self._expires or 0.0) + self._connection.settings.request_timeout
         rest = limit - arrivals.silence
-        # A denied request has no other answer.
-        await self._connection.until_denied(self._subject, lambda: arrivals.wait(rest))
+        try:
+            # A denied request has no other answer.
+            await self._connection.until_denied(self._subject, lambda: arrivals.wait(rest))
+        except NatsSourceError:
+            self.done = True
+            raise
         if arrivals.arrived or arrivals.silence < limit:
             return
         self.done = True
@@ -164,8 +175,15 @@ class PullRequest:
             return True
         await self._arrivals.stop()
         alive = await self._connection.alive(_PONG_DEADLINE)
-        await self._arrivals.seal()
+        if (arrivals := self._arrivals) is not None:
+            self._sealed = True
+            await arrivals.seal()
+            arrivals.wake()
         return alive
+
+    async def closed(self) -> None:
+        """Wait for :meth:`close`."""
+        await self._closed.wait()
 
     @property
     def empty(self) -> bool:
@@ -182,6 +200,7 @@ class PullRequest:
             await give_back(arrivals)
         finally:
             await arrivals.close()
+            self._closed.set()
 
 
 async def give_back(arrivals: Arrivals) -> None:

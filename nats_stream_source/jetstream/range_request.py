@@ -78,8 +78,8 @@ def consumer_config(
         position: the last stream sequence that was kept; delivery begins after it. A
             ``last_per_subject`` list begins anew: from a sequence on, the rest of it would come
             with full history.
-        seen_through: how far the server had looked. Where that is the end of the list, the list is
-            over, and what follows is delivered from ``position`` on.
+        seen_through: how far the server had looked. Where that is ``reach``, the list is over, and
+            what follows is delivered from ``position`` on.
         deliver_subject: the inbox.
         flow_control: off where the server is known not to receive the answers.
     """
@@ -92,7 +92,8 @@ def consumer_config(
         "idle_heartbeat": round(request.heartbeat * 1e9),
         "inactive_threshold": _INACTIVE_THRESHOLD,
     }
-    if request.last_per_subject and not seen_through >= request.target > 0:
+    listed = request.reach is not None and seen_through >= request.reach
+    if request.last_per_subject and not listed:
         config["deliver_policy"] = "last_per_subject"
     else:
         config["deliver_policy"] = "by_start_sequence"

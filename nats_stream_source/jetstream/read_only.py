@@ -13,7 +13,6 @@ far they must read, so they see all writes that were acknowledged before they be
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -39,11 +38,16 @@ from nats_stream_source.jetstream.kv_config import BucketStatus, KeyValueConfig
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import RangeRequest
-from nats_stream_source.jetstream.subjects import RESERVED, check_filters, check_key
+from nats_stream_source.jetstream.subjects import (
+    RESERVED,
+    check_filters,
+    check_key,
+    is_literal,
+)
+from nats_stream_source.jetstream.together import together
 from nats_stream_source.jetstream.watch import Watch, WatchOptions
 
-IN_FLIGHT = 256
-"""Requests under way at once where each key is asked for."""
+_OVERTAKEN = 3  # how often a history that is overwritten while it is read is read anew
 
 R = TypeVar("R", bound="ReadOnlyKeyValue")
 
@@ -121,15 +125,24 @@ class ReadOnlyKeyValue:
     async def history(self, key: str, *, min_last_revision: int | None = None) -> list[Entry]:
         """All entries that the bucket has of a key, markers too, oldest first (ADR-8, "History").
 
-        ``delta`` counts from the end: 0 for the latest, 1 for the one before.
+        ``delta`` counts from the end: 0 for the latest, 1 for the one before. Where writers are so
+        fast that what is read is gone by then, again and again, revisions in between may be
+        missing; the latest is there.
 
         Raises:
             KeyNotFoundError: there are none.
         """
         keys = (check_key(key),)
         info = await info_of(self.jetstream, self.name, min_last_revision)
-        end = await last_matching(self.jetstream, info, self.bucket, keys)
-        found = await self._read(info, end, self.bucket.filters(keys)) if end else []
+        found: list[Entry] = []
+        for _ in range(_OVERTAKEN):
+            end = await last_matching(self.jetstream, info, self.bucket, keys)
+            found = await self._read(info, end, self.bucket.filters(keys)) if end else []
+            if not end or (found and found[-1].revision == end):
+                break
+        else:
+            # Overwritten each time before it was read: what is left and the last one of now.
+            found += await self._last_beyond(key, end)
         if not found:
             raise self._not_found(key, "entry")
         return [replace(entry, delta=len(found) - i) for i, entry in enumerate(found, 1)]
@@ -223,6 +236,14 @@ class ReadOnlyKeyValue:
             raise self._not_found(key, "entry") from None
         return entry_of(message, self.bucket)
 
+    async def _last_beyond(self, key: str, revision: int) -> list[Entry]:
+        """The leader's last entry of the key, if it is newer than ``revision``."""
+        stream, subject = self.bucket.stream, self.bucket.prefix + key
+        message = await self.jetstream.message(stream, last_by_subj=subject)
+        if message is None or message.seq <= revision:
+            return []
+        return [entry_of(message, self.bucket)]
+
     def _not_found(self, key: str, what: str) -> KeyNotFoundError:
         return KeyNotFoundError(f"bucket {self.name!r} has no {what} of the key {key!r}")
 
@@ -244,16 +265,16 @@ class ReadOnlyKeyValue:
         names: set[str] = set()
         for one in filters:
             names |= await jetstream.subjects(bucket.stream, bucket.prefix + one)
-        missing = [name for name in names if name[len(bucket.prefix) :] not in seen]
-        slots = asyncio.Semaphore(IN_FLIGHT)
+        missing = [
+            name for name in names if is_literal(name) and name[len(bucket.prefix) :] not in seen
+        ]
 
         async def last(name: str) -> Entry | None:
-            async with slots:
-                message = await jetstream.message(bucket.stream, last_by_subj=name)
+            message = await jetstream.message(bucket.stream, last_by_subj=name)
             return entry_of(message, bucket) if message else None
 
         # None: gone again since the list was made.
-        found = await asyncio.gather(*(last(name) for name in missing))
+        found = await together(last, missing)
         return {entry.key: entry for entry in found if entry is not None}
 
 

@@ -65,6 +65,15 @@ def check_filter(pattern: str) -> str:
     return pattern
 
 
+def is_literal(subject: str) -> bool:
+    """Whether a subject stands for itself alone, so that it can be asked for by its name.
+
+    Servers also store what somebody publishes to ``$KV.fleet.>``. In a request its name would be a
+    filter: a purge of that one subject would be a purge of the bucket.
+    """
+    return not {"*", ">"} & set(subject.split("."))
+
+
 def stream_of(bucket: str) -> str:
     """The name of the bucket's stream."""
     return f"KV_{check_bucket(bucket)}"
@@ -124,13 +133,22 @@ def check_filters(patterns: Iterable[str]) -> tuple[str, ...]:
         ConfigurationError: two overlap; the server refuses such a consumer (10138).
     """
     checked = tuple(check_filter(pattern) for pattern in patterns)
-    for index, one in enumerate(checked):
-        for other in checked[:index]:
+    # Two keys overlap only if they are the same, so thousands of keys are no work.
+    keys: set[str] = set()
+    wild: list[str] = []
+    for one in checked:
+        literal = is_literal(one)
+        others = wild if literal else [*wild, *keys]
+        for other in [one] if one in keys else others:
             if overlap(one, other):
                 raise ConfigurationError(
                     f"the key filters {other!r} and {one!r} overlap: a key that matches both "
                     f"would be read twice; keep the wider one in the option 'keys'"
                 )
+        if literal:
+            keys.add(one)
+        else:
+            wild.append(one)
     return checked
 
 

@@ -39,6 +39,7 @@ from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig, ConsumerInfo
 from nats_stream_source.jetstream.consumer_reach import consumer_reached
+from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.ordered_subscription import OrderedSubscription, ordered_range
 from nats_stream_source.jetstream.pull import PullSubscription
@@ -275,15 +276,19 @@ async def _create(
             ) from error
         return BoundConsumer(jetstream, info, created=False)
     except BaseException:
-        # No answer, or cancelled: it may exist. An ephemeral one has no other user.
-        if request.durable is None:
-            await _delete_quietly(jetstream, stream, name)
+        # No answer, or cancelled: it may exist.
+        await finish(_undo(jetstream, stream, name, token if request.durable else None))
         raise
     return BoundConsumer(jetstream, ConsumerInfo.parse(answer), created=True)
 
 
-async def _delete_quietly(jetstream: JetStream, stream: str, name: str) -> None:
+async def _undo(jetstream: JetStream, stream: str, name: str, token: str | None) -> None:
+    """Delete a consumer that may have been created; one with another's creator token is left."""
     try:
+        if token is not None:
+            there = await jetstream.consumer_info(stream, name)
+            if (there["config"].get("metadata") or {}).get(CREATOR) != token:
+                return
         await jetstream.delete_consumer(stream, name)
     except NatsSourceError as error:
         log.debug("consumer %r of stream %r was not deleted: %s", name, stream, error)
@@ -301,8 +306,11 @@ async def _bind(
     if consumer is not None:
         inbox = await _listen(connection, consumer.info.config["deliver_subject"], queue)
     else:
-        subject = request.config.deliver_subject or connection.client.new_inbox()
-        inbox = await connection.inbox(subject, queue)
+        if subject := request.config.deliver_subject:
+            inbox = await _listen(connection, subject, queue)
+        else:
+            subject = connection.client.new_inbox()
+            inbox = await connection.inbox(subject, queue)
         try:
             consumer = await _create(jetstream, stream, request, subject)
         except BaseException:
@@ -317,10 +325,10 @@ async def _bind(
 
 
 async def _listen(connection: Connection, subject: str, queue: str) -> Inbox:
-    """Subscribe to an existing consumer's deliver subject; the server's refusal is an error."""
+    """Subscribe to a deliver subject that was named; the server's refusal is an error."""
     inbox = await connection.inbox(subject, queue)
     try:
-        # A refusal comes before the PONG. A new consumer has the answer to its creation for that.
+        # A refusal comes before the PONG. Of an inbox it ends the next request, too.
         if not await connection.until_denied(subject, lambda: connection.alive(_PONG_DEADLINE)):
             connection.renew()
             raise ConnectError(f"{connection.settings.places} does not answer")

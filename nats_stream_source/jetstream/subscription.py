@@ -46,6 +46,7 @@ from nats_stream_source.jetstream.arrivals import Arrivals
 from nats_stream_source.jetstream.bound import BoundConsumer, Closing
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
+from nats_stream_source.jetstream.turn import Turn
 from nats_stream_source.wire.gaps import Gap, GapWatch
 from nats_stream_source.wire.status import CONTROL, Status, status_error
 
@@ -88,7 +89,7 @@ class Subscription(Closing):
         self._connection = consumer.jetstream.connection
         self._arrivals = arrivals
         self._on_error = on_error
-        self._turn = asyncio.Lock()
+        self._turn = Turn()
         self._held: JsMessage | None = None
         self._reconnects = self._connection.reconnects
         self._sealed = False
@@ -141,7 +142,9 @@ class Subscription(Closing):
     async def _next(self, timeout: float | None) -> JsMessage:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        async with self._turn:
+        if not await self._turn.take(timeout):
+            raise self._late()
+        try:
             while True:
                 try:
                     if self._end is not None:
@@ -152,6 +155,11 @@ class Subscription(Closing):
                         await self._wait(deadline)
                 except _ALARMS as error:
                     self._report(error)
+        finally:
+            self._turn.give()
+
+    def _late(self) -> NextTimeoutError:
+        return NextTimeoutError(f"{self.consumer.where}: no message in time")
 
     def _report(self, error: NatsSourceError) -> None:
         if self._on_error is None:
@@ -259,7 +267,7 @@ class Subscription(Closing):
             arrivals.silence = 0.0
             await self._silent(interval)
         if deadline is not None and asyncio.get_running_loop().time() >= deadline:
-            raise NextTimeoutError(f"{self.consumer.where}: no message in time")
+            raise self._late()
 
     async def _look_at_connection(self) -> None:
         if self._connection.client.is_closed:

@@ -27,11 +27,11 @@ before it counts the new one up, so under writes it says 0 too early.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -45,13 +45,15 @@ from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.range_request import ENDLESS, RangeRequest
-from nats_stream_source.jetstream.subjects import RESERVED, check_filters
+from nats_stream_source.jetstream.subjects import RESERVED, check_filters, is_literal
+from nats_stream_source.jetstream.together import together
 from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
 from nats_stream_source.wire.frames import Framer, Frames, Kind
 from nats_stream_source.wire.headers import operations
 
+T = TypeVar("T")
+
 _MOST_SEEN_ROWS = 1 << 20
-_IN_FLIGHT = 256  # requests under way at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,13 @@ class Watch:
                 if entry is None:
                     print("that was all there is; what follows is new")
 
-    The entries come in the order of their revisions, each once. A reader that is slow, or away,
-    makes the server wait.
+    Each entry comes once; each key's in the order of their revisions. So do all together, but for
+    initial values that are fetched ahead of their turn (see the module): who wants to resume from
+    what was seen counts from the last entry after the signal. A reader that is slow, or away, makes
+    the server wait.
+
+    A read that is cancelled, as by ``asyncio.wait_for``, loses nothing: the next one goes on. So a
+    watch has to be closed, by ``async with`` or :meth:`close`, also after that.
 
     Raises, from whichever call meets it:
         StreamNotFoundError, DataLossError: the bucket was deleted, replaced or set back.
@@ -123,6 +130,7 @@ class Watch:
         self._reader: OrderedReader | None = None
         self._reach = 0
         self._position = 0  # the last sequence that was handed over
+        self._least = 0  # the first sequence that is wanted
         self._bound: int | None = None
         self._stretch = 0
         self._seen: list[pa.Array] | None = None  # the subjects that were sent, while that matters
@@ -130,7 +138,9 @@ class Watch:
         self._ahead: set[int] = set()  # sequences that were sent before their turn
         self._pulling: asyncio.Future[Frames] | None = None
         self._batches: AsyncGenerator[Frames | None, None] | None = None
-        self._items: AsyncGenerator[Entry | None, None] | None = None
+        self._ready: deque[Entry | None] = deque()
+        self._refill: asyncio.Future[Frames | None] | None = None
+        self._initial: list[Entry] = []
         self._keeps_reserved = any(key.startswith(RESERVED) for key in options.keys)
 
     def __repr__(self) -> str:
@@ -157,16 +167,17 @@ class Watch:
         return self
 
     async def __anext__(self) -> Entry | None:
-        if self._items is None:
-            self._items = self._entries()
-        return await self._items.__anext__()
+        while not self._ready:
+            await self._read()
+        return self._ready.popleft()
 
     async def initial(self) -> list[Entry]:
         """All entries up to the signal: the bucket as it is, or with its history."""
-        found: list[Entry] = []
-        while not self.initial_done:
-            if (entry := await self.__anext__()) is not None:
-                found.append(entry)
+        while self._ready or not self.initial_done:
+            if (entry := await self.__anext__()) is None:
+                break
+            self._initial.append(entry)
+        found, self._initial = self._initial, []
         return found
 
     async def start(self) -> None:
@@ -187,7 +198,9 @@ class Watch:
         if options.updates_only or not reach:
             start = reach = info.last_seq
         elif options.resume_from_revision is not None:
-            start = options.resume_from_revision - 1
+            # What is to come is waited for from where the stream is: it never was further.
+            start = min(options.resume_from_revision - 1, info.last_seq)
+            self._least = options.resume_from_revision
         elif not options.include_history and bucket.history != 1:
             last_per_subject = True
             filters = filters or (f"{bucket.prefix}>",)
@@ -216,26 +229,36 @@ class Watch:
         """
         if self._batches is not None:
             raise RuntimeError(f"{self!r} is being read already")
+        # A generator: where a read of it is cancelled, it is at its end.
         self._batches = self._run()
         return self._batches
 
     async def close(self) -> None:
-        """End the watch; its consumer is deleted. To be called by the task that reads it."""
-        if self._items is not None:
-            await self._items.aclose()
+        """End the watch; its consumer is deleted. Who is reading it then is at the end, too."""
+        if (refill := self._refill) is not None:
+            refill.cancel()
+            await asyncio.gather(refill, return_exceptions=True)
         if self._batches is not None:
             await self._batches.aclose()
 
     # -- frames ---------------------------------------------------------------------------------
 
-    async def _entries(self) -> AsyncGenerator[Entry | None, None]:
-        async with contextlib.aclosing(self.batches()) as batches:
-            async for frames in batches:
-                if frames is None:
-                    yield None
-                    continue
-                for entry in entries_of(frames, self.bucket):
-                    yield entry
+    async def _read(self) -> None:
+        """Make the next batch ready."""
+        # In a task of its own, which outlives who waits for it: a generator that is cancelled in
+        # the middle is at its end, and the next read would find an end of data that is none.
+        if (refill := self._refill) is None:
+            batches = self._batches or self.batches()
+            refill = self._refill = asyncio.ensure_future(batches.__anext__())
+            refill.add_done_callback(_looked_at)
+        await asyncio.wait({refill})
+        if self._refill is not refill:
+            return  # another reader has it
+        self._refill = None
+        if refill.cancelled():
+            raise StopAsyncIteration  # by `close`
+        frames = refill.result()
+        self._ready.extend([None] if frames is None else entries_of(frames, self.bucket))
 
     async def _run(self) -> AsyncGenerator[Frames | None, None]:
         await self.start()
@@ -251,7 +274,7 @@ class Watch:
                 if len(chosen := self._chosen(frames)):
                     yield chosen
                 if not self.initial_done and await self._ends_initial():
-                    if len(overtaken := self._wanted(await self._overtaken())):
+                    if len(overtaken := self._wanted(await self._patiently(self._overtaken))):
                         yield overtaken
                     self.initial_done, self._seen = True, None
                     yield None
@@ -291,6 +314,10 @@ class Watch:
                 # Many revisions of each key: the keys are what matters.
                 self._seen = [pa.chunked_array(self._seen).unique()]
                 self._seen_rows = 0
+        if self._least:
+            frames = frames.select(ack_tokens(frames).stream_seq >= self._least)
+            if self._position >= self._least:
+                self._least = 0
         if self._ahead:
             again = np.isin(ack_tokens(frames).stream_seq, list(self._ahead))
             frames = frames.select(~again)
@@ -348,6 +375,9 @@ class Watch:
             info = await jetstream.stream_info(self.bucket.stream)
             return await last_matching(jetstream, info, self.bucket, self.options.keys)
 
+        return await self._patiently(ask)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         return await patiently(ask, self._link.settings.connect_timeout)
 
     async def _overtaken(self) -> Frames:
@@ -359,20 +389,24 @@ class Watch:
         names: set[str] = set()
         for key in self.options.keys:
             names |= await jetstream.subjects(bucket.stream, bucket.prefix + key)
-        listed = pa.array(sorted(names), pa.string())
+        listed = pa.array(sorted(filter(is_literal, names)), pa.string())
         seen = pa.chunked_array(self._seen, pa.string())
         unseen = listed.filter(pc.invert(pc.is_in(listed, value_set=seen.combine_chunks())))
-        slots = asyncio.Semaphore(_IN_FLIGHT)
 
         async def first(name: str) -> StoredMessage | None:
-            async with slots:
-                return await jetstream.message(bucket.stream, seq=through + 1, next_by_subj=name)
+            return await jetstream.message(bucket.stream, seq=through + 1, next_by_subj=name)
 
         # None: gone again since the list was made.
-        found = await asyncio.gather(*(first(name) for name in unseen.to_pylist()))
+        found = await together(first, unseen.to_pylist())
         messages = sorted((one for one in found if one is not None), key=lambda one: one.seq)
         self._ahead = {message.seq for message in messages}
         meta_only = self.options.meta_only
         return Framer().feed(
             b"".join(as_delivery(message, bucket.stream, meta_only) for message in messages)
         )
+
+
+def _looked_at(refill: asyncio.Future[Any]) -> None:
+    # Where nobody reads any more, asyncio would complain of an exception that nobody saw.
+    if not refill.cancelled():
+        refill.exception()

@@ -134,13 +134,29 @@ def check_request(request: SubscribeRequest) -> SubscribeRequest:
 
 
 def _check_names(request: SubscribeRequest) -> None:
+    # Names and subjects become part of subjects that the client sends to: what is wrong here would
+    # be a request that nobody answers.
+    config = request.config
     for what in ("stream", "bind", "durable"):
         if (name := getattr(request, what)) is not None:
             _checked_name(what, name)
-    if request.queue is not None and (not request.queue or re.search(r"\s", request.queue)):
-        raise SubscribeError(f"queue: {request.queue!r} is no name of a queue group")
-    if request.subject is not None and not _is_subject(request.subject):
-        raise SubscribeError(f"subject: {request.subject!r} is no subject")
+    if config.durable_name:
+        _checked_name("durable_name", config.durable_name)
+    if request.queue == "":
+        raise SubscribeError("queue: '' is no name of a queue group")
+    for what, group in (("queue", request.queue), ("deliver_group", config.deliver_group)):
+        if group and re.search(r"\s", group):
+            raise SubscribeError(f"{what}: {group!r} is no name of a queue group")
+    if request.subject == "":
+        raise SubscribeError("subject: '' is no subject")
+    for what, subject in (
+        ("subject", request.subject),
+        ("deliver_subject", config.deliver_subject),
+        ("filter_subject", config.filter_subject),
+        *(("filter_subjects", subject) for subject in config.filter_subjects or ()),
+    ):
+        if subject and not _is_subject(subject):
+            raise SubscribeError(f"{what}: {subject!r} is no subject")
 
 
 def _checked_name(what: str, name: str) -> str:
@@ -162,6 +178,17 @@ def _check_ordered(request: SubscribeRequest) -> None:
             f"an ordered subscription makes and remakes a consumer of its own, so these cannot be "
             f"chosen: {', '.join(wrong)}"
         )
+    # The server would say so of a consumer; but where this one starts is decided here.
+    policy = request.config.deliver_policy
+    for start, needed in (
+        ("opt_start_seq", "by_start_sequence"),
+        ("opt_start_time", "by_start_time"),
+    ):
+        if bool(getattr(request.config, start)) != (policy == needed):
+            raise SubscribeError(
+                f"deliver_policy is {policy!r} and {start} {getattr(request.config, start)!r}: "
+                f"{needed!r} and {start} go together"
+            )
 
 
 def _check_pull(request: SubscribeRequest, queue: str | None) -> None:

@@ -2,7 +2,9 @@
 
 Spark makes the stream reader twice: in the planner's process, where it is asked for offsets and
 partitions, and for the tasks, to which it is pickled and where only ``read`` is called. So nothing
-is opened before it is needed, and the planner's state is not pickled.
+is opened before it is needed, and the planner's state is not pickled. Spark also starts a process
+just to find the source, and one to ask for its columns: planner and reader are imported where they
+are used, or each of those would wait for them too.
 """
 
 from __future__ import annotations
@@ -10,9 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -31,13 +32,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import NatsSourceError, OptionError
-from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.options import KvOptions, kv_options
 from nats_stream_source.source.offsets import Offset
-from nats_stream_source.source.planner import Plan, Planner
-from nats_stream_source.source.reader import read_split
-from nats_stream_source.source.rows import KV_DDL
-from nats_stream_source.source.runtime import Runner
+from nats_stream_source.source.plan import Plan
+from nats_stream_source.source.schema import KV_DDL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nats_stream_source.source.planner import Planner
+    from nats_stream_source.source.runtime import Runner
 
 T = TypeVar("T")
 
@@ -111,6 +115,10 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ask(self, question: Callable[[Planner], Awaitable[T]]) -> T:
         """Put a question to the planner, again while the server is away for a moment."""
+        from nats_stream_source.jetstream.patience import patiently
+        from nats_stream_source.source.planner import Planner
+        from nats_stream_source.source.runtime import Runner
+
         settings = self._options.connection
         if self._runner is None or self._planner is None:
             self._runner = Runner(settings)
@@ -125,7 +133,7 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
-        return self._ask(Planner.initial).to_json()
+        return self._ask(lambda planner: planner.initial()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxRowsPerTrigger``, or ``maxBytesPerTrigger``, or no limit."""
@@ -151,7 +159,7 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix what this run reads."""
-        self._ask(Planner.prepare_available_now)
+        self._ask(lambda planner: planner.prepare_available_now())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The splits of a micro-batch."""
@@ -160,6 +168,8 @@ class NatsKvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split."""
+        from nats_stream_source.source.reader import read_split
+
         assert isinstance(partition, Split)
         return read_split(partition.plan, self._options)
 

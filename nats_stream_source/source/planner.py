@@ -31,7 +31,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
@@ -44,32 +44,10 @@ from nats_stream_source.source.cuts import Cuts
 from nats_stream_source.source.idle import Idle
 from nats_stream_source.source.matches import Matches
 from nats_stream_source.source.offsets import Offset, range_between
+from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.ranges import moves_on, row_limit
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One split: what a reader has to deliver, and how to label it.
-
-    Attributes:
-        start, end: the range ``(start, end]``.
-        last_per_subject: read each key's last entry only.
-        complete_from: after the read, the stream must not begin after this sequence, or entries
-            went away unread; None where that does not matter.
-    """
-
-    bucket: str
-    stream: str
-    created: str
-    prefix: str
-    filters: tuple[str, ...]
-    start: int
-    end: int
-    initial_through: int
-    last_per_subject: bool
-    complete_from: int | None
 
 
 class Planner:

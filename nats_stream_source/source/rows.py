@@ -20,11 +20,6 @@ from nats_stream_source.wire.headers import operations
 
 _TIME = pa.timestamp("us", tz="UTC")
 
-KV_DDL = (
-    "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
-    "operation STRING, delta BIGINT, initial BOOLEAN, stream_created TIMESTAMP"
-)
-
 KV_SCHEMA = pa.schema(
     [
         ("bucket", pa.string()),

@@ -19,12 +19,20 @@ READING     heartbeat: last_stream >= end                          DONE     fini
 READING     heartbeat: stalled, not answered yet                   READING  answer flow control
 READING     heartbeat: stalled though the answer arrived           IDLE     rebuild (STALLED)
 READING     flow control                                           READING  answer
+READING     flow control, the rest of the range is on its way      READING  hold the answer back
+READING     waited(): nothing more came                            READING  answer
 READING     lost(reason)                                           IDLE     rebuild (reason)
 IDLE, DONE  a frame of an earlier consumer                         same     ignore it
 ==========  =====================================================  =======  ========================
 
 Why a row at or below ``position`` is skipped, not refused: a rebuilt ``last_per_subject`` consumer
 starts its list again, and nats-server 2.10 moves a start beyond its own end back to that end.
+
+Why an answer to flow control may be held back: what the server sends beyond ``end`` is sent for
+nothing, and each answer lets it send up to twice as much. It asks when half of what it may have
+under way is delivered, so when no more sequences are left than came since it asked last, they are
+on their way already. Where that guess is wrong (the last values are the large ones), nothing
+more comes, and the answer is given a moment later.
 
 Why ``last_stream >= end`` with our ``last_consumer`` is an end and ``pending == 0`` is not: the
 first says that this replica has looked at all sequences up to ``end`` and that we have all it
@@ -105,6 +113,8 @@ class Cursor:
         self.state = State.DONE if start == end else State.IDLE
         self._answered: str | None = None
         self._answer_arrived = False
+        self._held_back: str | None = None
+        self._asked_at = start
 
     def __repr__(self) -> str:
         return (
@@ -125,6 +135,8 @@ class Cursor:
         self.consumer_seq = 0
         self._answered = None
         self._answer_arrived = False
+        self._held_back = None
+        self._asked_at = self.position
 
     def deliver(self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]) -> Step:
         """Messages of the current consumer, in the order of arrival.
@@ -176,16 +188,33 @@ class Cursor:
             self.fruitless = 0
             return _NOTHING
         if stalled != self._answered:
-            return self.flow_control(stalled)
+            return self._answer(stalled)
         if self._answer_arrived:
             self.lost(Rebuild.STALLED)
         return _NOTHING
 
     def flow_control(self, reply: str) -> Step:
         """The server waits for an empty message on ``reply`` before it sends more (ADR-15)."""
-        if self.state is not State.READING or reply == self._answered:
+        if self.state is not State.READING or reply in (self._answered, self._held_back):
             return _NOTHING
-        self._answered = reply
+        window = self.seen_through - self._asked_at
+        self._asked_at = self.seen_through
+        if self.end - self.seen_through <= window:
+            self._held_back = reply
+            return _NOTHING
+        return self._answer(reply)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether an answer to flow control is held back; then :meth:`waited` is due soon."""
+        return self._held_back is not None and self.state is State.READING
+
+    def waited(self) -> Step:
+        """Nothing more came for a moment: give the answer that was held back."""
+        return self._answer(self._held_back) if self.holds_back else _NOTHING
+
+    def _answer(self, reply: str | None) -> Step:
+        self._answered, self._held_back = reply, None
         self._answer_arrived = False
         return Step(answer=reply)
 
