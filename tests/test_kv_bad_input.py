@@ -172,7 +172,7 @@ def test_port_is_open_and_nobody_answers(scene: Scene) -> None:
 
 def test_address_is_none(scene: Scene) -> None:
     options = {"servers": "nats://127.0.0.1:no-port"}
-    play(scene, fails("ConfigurationError", "'servers'", "is not an address", options=options))
+    play(scene, fails("OptionError", "'servers'", "is not an address", options=options))
 
 
 # -- users and permissions ----------------------------------------------------------------------
