@@ -157,7 +157,9 @@ def _counted(connection: RawConnection, expected: int) -> int:
 def _parsed(connection: RawConnection, rows: int) -> int:
     count = size = 0
     while count < rows:
-        frames = connection.framer.feed(connection.socket.recv(_BUFFER))
+        if not (data := connection.socket.recv(_BUFFER)):
+            raise ConnectionError("the server closed the connection")
+        frames = connection.framer.feed(data)
         messages = frames.select(frames.kind != Kind.CONTROL)
         count += len(messages)
         size += messages.nbytes

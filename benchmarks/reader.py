@@ -19,8 +19,10 @@ import asyncio
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,7 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
         rows: how many messages; fewer where the values are large.
     """
     rows = min(rows, _MOST_BYTES // (size + 120))
-    with NatsServer() as server:
+    with _patient_server() as server:
         stream, created = _fill(server, "bench", size, headers, rows)
         watched = max(rows // _WATCH, 1)
         _fill(server, "few", size, headers, watched)
@@ -144,6 +146,16 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
         lost,
         pairs,
     )
+
+
+@contextmanager
+def _patient_server() -> Iterator[NatsServer]:
+    # The bare socket answers no flow control: with the usual 64 MB the server hangs up on it.
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        config = Path(scratch, "server.conf")
+        config.write_text("max_pending: 1GB\n")
+        with NatsServer(config=config) as server:
+            yield server
 
 
 def _run(watch: Stopwatch, rows: int) -> Run:
