@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.entries import entries, fill_bucket
 from benchmarks.machine import Others, cpu_seconds, machine
-from benchmarks.microbatch import HOLES, SMALL, Bucket
+from benchmarks.microbatch import Bucket, chosen
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import ConnectionSettings
@@ -191,9 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the keys")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    buckets = [SMALL, HOLES]
-    if given.quick:
-        buckets = [Bucket(one.keys // 10, one.writes // 10) for one in buckets]
+    buckets = chosen(given.quick)
     console = Console(highlight=False)
     place = machine()
     console.print(str(place))

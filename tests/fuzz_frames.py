@@ -11,11 +11,12 @@ import random
 import sys
 import time
 
+from plain_frames import seen
 from reference_parser import Frame, NotNatsError, parse
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.acks import ack_tokens, is_delivery
-from nats_stream_source.wire.frames import Framer, Kind
+from nats_stream_source.wire.frames import Framer
 
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
 PIECES = [b"\r\n", b" ", b"MSG ", b"HMSG ", b"PING\r\n", b"$JS.ACK.", b".", b"7", b"\n", b"\x00"]
@@ -62,25 +63,14 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 def read(data: bytes, chance: random.Random) -> tuple[list[Frame], int] | str:
     """What the framer makes of it, fed in pieces; and the numbers hold against plain splitting."""
     framer = Framer()
-    found = []
+    found: list[Frame] = []
     position = 0
     try:
         while position < len(data):
             step = chance.choice([1, 50, 3_000, len(data)])
             frames = framer.feed(data[position : position + step])
             position += step
-            found += [
-                Frame(
-                    frames.bytes_of(i),
-                    Kind(int(frames.kind[i])).name,
-                    int(frames.sid[i]),
-                    frames.subject(i),
-                    frames.reply(i),
-                    frames.header(i),
-                    frames.payload(i),
-                )
-                for i in range(len(frames))
-            ]
+            found += seen(frames)
             deliveries = frames.select(is_delivery(frames))
             try:
                 tokens = ack_tokens(deliveries)

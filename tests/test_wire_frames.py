@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
+from plain_frames import seen
 from reference_parser import Frame, NotNatsError, parse
 
 from nats_stream_source.errors import ProtocolError
@@ -115,21 +116,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     frames = {"walk": 1 << 60, "scan": 0, "both": scan._SCAN_PAYS}[request.param]
     with scan_pays(frames):
         yield request.param
-
-
-def seen(frames: Frames) -> list[Frame]:
-    return [
-        Frame(
-            raw=frames.bytes_of(i),
-            kind=Kind(int(frames.kind[i])).name,
-            sid=int(frames.sid[i]),
-            subject=frames.subject(i),
-            reply=frames.reply(i),
-            header=frames.header(i),
-            payload=frames.payload(i),
-        )
-        for i in range(len(frames))
-    ]
 
 
 def feed_all(chunks: list[bytes]) -> list[Frame]:

@@ -12,12 +12,13 @@ import pytest
 from fuzz_frames import fuzz
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_frames import seen
 from reference_parser import Frame, NotNatsError, parse
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import layout, runs, scan
 from nats_stream_source.wire.acks import ack_tokens, is_delivery
-from nats_stream_source.wire.frames import Framer, Frames, Kind
+from nats_stream_source.wire.frames import Framer
 
 FAKE = b"\r\nMSG x 1 5\r\nhello\r\nPING\r\n"
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -58,21 +59,6 @@ def runs_pay(frames: int = 0) -> Iterator[None]:
     """Runs from the first frame on, and never given up for a scan (at 0)."""
     with mock.patch.object(scan, "_RUN_PAYS", frames), mock.patch.object(scan, "_SCAN_PAYS", 0):
         yield
-
-
-def seen(frames: Frames) -> list[Frame]:
-    return [
-        Frame(
-            raw=frames.bytes_of(i),
-            kind=Kind(int(frames.kind[i])).name,
-            sid=int(frames.sid[i]),
-            subject=frames.subject(i),
-            reply=frames.reply(i),
-            header=frames.header(i),
-            payload=frames.payload(i),
-        )
-        for i in range(len(frames))
-    ]
 
 
 def check(stream: bytes, chunks: list[bytes] | None = None) -> int:

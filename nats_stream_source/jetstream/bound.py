@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,6 +18,9 @@ from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.finishing import finish
 
 log = logging.getLogger(__name__)
+
+OnError = Callable[[Exception], None]
+"""Gets what would else be raised to whoever iterates."""
 
 _S = TypeVar("_S", bound="Closing")
 
@@ -85,10 +89,27 @@ class Closing:
     """
 
     consumer: BoundConsumer
+    _on_error: OnError | None
+    _closed: bool
 
     async def unsubscribe(self) -> None:
         """End the subscription."""
         raise NotImplementedError
+
+    def _report(self, error: NatsSourceError) -> None:
+        if self._on_error is None:
+            raise error
+        self._on_error(error)
+
+    async def _finish(self) -> None:
+        """After the last message of a drained one (ADR-15, "Drain")."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.consumer.delete()
+        except NatsSourceError as error:
+            self._report(error)
 
     async def __aenter__(self: _S) -> _S:
         return self

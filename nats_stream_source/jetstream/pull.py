@@ -23,12 +23,11 @@ from nats_stream_source.errors import (
     SubscriptionClosedError,
 )
 from nats_stream_source.jetstream.arrivals import MOST_BYTES
-from nats_stream_source.jetstream.bound import BoundConsumer, Closing
+from nats_stream_source.jetstream.bound import BoundConsumer, Closing, OnError
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.pull_request import PullRequest
-from nats_stream_source.jetstream.subscription import OnError
 
 log = logging.getLogger(__name__)
 
@@ -238,14 +237,3 @@ class PullSubscription(Closing):
             await self._drop_current(current)
         if not self._open:
             await self._finish()
-
-    async def _finish(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            await self.consumer.delete()
-        except NatsSourceError as error:
-            if self._on_error is None:
-                raise
-            self._on_error(error)

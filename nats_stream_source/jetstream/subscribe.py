@@ -34,7 +34,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.arrivals import MOST_BYTES, Arrivals
-from nats_stream_source.jetstream.bound import BoundConsumer
+from nats_stream_source.jetstream.bound import BoundConsumer, OnError
 from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig, ConsumerInfo
@@ -44,7 +44,7 @@ from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.ordered_subscription import OrderedSubscription, ordered_range
 from nats_stream_source.jetstream.pull import PullSubscription
 from nats_stream_source.jetstream.read_after_write import reached
-from nats_stream_source.jetstream.subscription import OnError, OnMessage, Subscription
+from nats_stream_source.jetstream.subscription import OnMessage, Subscription
 from nats_stream_source.jetstream.workflow import (
     SubscribeRequest,
     check_consumer,

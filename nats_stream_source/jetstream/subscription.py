@@ -43,7 +43,7 @@ from nats_stream_source.errors import (
     SubscriptionClosedError,
 )
 from nats_stream_source.jetstream.arrivals import Arrivals
-from nats_stream_source.jetstream.bound import BoundConsumer, Closing
+from nats_stream_source.jetstream.bound import BoundConsumer, Closing, OnError
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.turn import Turn
@@ -52,7 +52,6 @@ from nats_stream_source.wire.status import CONTROL, Status, status_error
 
 log = logging.getLogger(__name__)
 
-OnError = Callable[[Exception], None]
 OnMessage = Callable[[JsMessage], Awaitable[None]]
 _S = TypeVar("_S", bound="Subscription")
 
@@ -160,11 +159,6 @@ class Subscription(Closing):
 
     def _late(self) -> NextTimeoutError:
         return NextTimeoutError(f"{self.consumer.where}: no message in time")
-
-    def _report(self, error: NatsSourceError) -> None:
-        if self._on_error is None:
-            raise error
-        self._on_error(error)
 
     async def _pop(self) -> JsMessage | None:
         """The next message, or None when a status was handled or nothing is there."""
@@ -399,12 +393,3 @@ class Subscription(Closing):
             await self._served()
         elif not self._arrivals.arrived:
             await self._finish()
-
-    async def _finish(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            await self.consumer.delete()
-        except NatsSourceError as error:
-            self._report(error)
