@@ -230,3 +230,23 @@ def test_nothing_begins_on_a_connection_that_is_closed(shared_server: NatsServer
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(work())
+
+
+def test_a_renewal_under_way_ends_with_the_connection(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long nats-py takes to reconnect: no task is left that nobody awaits."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        connection = await Connection.open(ConnectionSettings(servers=(shared_server.url,)))
+        monkeypatch.setattr(connection.client, "force_reconnect", never)
+        connection.renew()
+        renewal = connection._renewal
+        assert renewal is not None
+        await connection.close()
+        assert renewal.done()
+
+    asyncio.run(asyncio.wait_for(work(), 20))

@@ -306,6 +306,10 @@ class Connection:
         companions, self._companions = list(self._companions.values()), {}
         for companion in companions:
             await companion.close()
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
         try:
             await asyncio.wait_for(self.client.close(), _CLOSE_DEADLINE)
         except (
