@@ -5,6 +5,8 @@
 #   SINK     make demo: delta or parquet
 #   TESTS    make test, make test-servers: what pytest is to run
 #   SERVERS  make test-servers: only these versions
+#   SPARKS   make test-spark: only these versions or places
+#   MINUTES  make soak: for how long; SEED: the run to repeat; TOPOLOGY: cluster, single or power-loss
 #   QUICK    make bench: 1 for a look that takes less than a minute and keeps nothing
 #   ONLY     make bench: only these benchmarks
 
@@ -17,6 +19,10 @@ ROWS ?=
 SINK ?= delta
 TESTS ?=
 SERVERS ?=
+SPARKS ?=
+MINUTES ?=
+SEED ?=
+TOPOLOGY ?=
 QUICK ?=
 ONLY ?=
 
@@ -31,7 +37,7 @@ new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
 	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
 
-.PHONY: help setup demo test test-servers check format bench clean java
+.PHONY: help setup demo test test-servers test-faults test-spark soak check docs format bench clean java
 
 help: ## list the targets
 	@echo 'Targets (see the top of the Makefile for variables):'
@@ -49,10 +55,23 @@ test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)
 
+test-faults: java $(stamp) ## run the slow scenarios of trouble: killed servers, lost frames, full disks
+	@$(python) -m pytest -m faults $(TESTS)
+
+test-spark: java $(stamp) ## run the shared scenarios on each Spark version, a cluster and Connect
+	@$(python) tests/sparks $(SPARKS) -- $(TESTS)
+
+soak: java $(stamp) ## write, read and break things for a while, then compare (MINUTES=30, SEED=7)
+	@PYTHONPATH=tests $(python) -m soak --minutes '$(or $(MINUTES),30)' \
+		$(if $(SEED),--seed '$(SEED)') $(if $(TOPOLOGY),--topology '$(TOPOLOGY)')
+
 check: $(stamp) ## ruff (lint, format) and mypy
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/mypy
+
+docs: $(stamp) ## write the parts of the documents that come from the code
+	@$(python) -m docs.generate
 
 format: $(stamp) ## let ruff format and mend the code
 	@$(venv)/bin/ruff format
@@ -62,7 +81,7 @@ bench: $(if $(QUICK),,java) $(stamp) ## measure all, into docs/performance.md (Q
 	@$(python) -m benchmarks $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
 
 clean: ## remove .venv and all that tools have left
-	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target .servers \
+	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target .servers .sparks \
 		spark-warehouse metastore_db derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

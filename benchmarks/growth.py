@@ -31,8 +31,9 @@ from rich.table import Table
 from benchmarks.entries import entries, fill_bucket
 from benchmarks.machine import Others, machine
 from nats_stream_source.embedded import NatsServer, free_port
-from nats_stream_source.source.kv import NatsKvDataSource, NatsKvStreamReader
+from nats_stream_source.source.kv import NatsKvDataSource
 from nats_stream_source.source.runtime import drop_kept_runners
+from nats_stream_source.source.streaming import StreamReader
 
 MESSAGES = (100_000, 1_000_000, 10_000_000)
 SPLITS = (1, 4, 16, 64)
@@ -138,7 +139,7 @@ def _pool(workers: int) -> Executor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _reader(options: dict[str, str]) -> NatsKvStreamReader:
+def _reader(options: dict[str, str]) -> StreamReader:
     return NatsKvDataSource(options).streamReader(StructType())
 
 

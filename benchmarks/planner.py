@@ -38,6 +38,7 @@ from nats_stream_source.jetstream.link import Link
 from nats_stream_source.options import kv_options
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Planner
+from nats_stream_source.source.query import query_of
 
 BUCKET = "big"
 KEYS = {
@@ -87,7 +88,7 @@ async def planning(
     parsed = kv_options(given)
     link = Link(parsed.connection)
     try:
-        yield Planner(parsed, link, clock)
+        yield Planner(query_of(parsed), link, clock)
     finally:
         await link.drop()
 

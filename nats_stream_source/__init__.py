@@ -11,17 +11,30 @@ to a session explicitly::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from nats_stream_source.progress import watch_progress
+
 __version__ = "0.1.0"
-__all__ = ["__version__", "register"]
+__all__ = ["__version__", "register", "watch_progress"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats of this package (``nats_kv``) with a Spark session."""
+    """Register the formats of this package (``nats_kv``, ``nats_stream``) with a Spark session."""
     from nats_stream_source.source.kv import NatsKvDataSource
+    from nats_stream_source.source.stream import NatsStreamDataSource
 
     spark.dataSource.register(NatsKvDataSource)
+    spark.dataSource.register(NatsStreamDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    # Spark starts processes that only look for the formats: what they do not need waits.
+    if name != "watch_progress":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nats_stream_source.progress import watch_progress
+
+    return watch_progress

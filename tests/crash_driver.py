@@ -32,7 +32,9 @@ from nats_stream_source import register
 HIDE_FORMATS = """
 import pkgutil
 _all = pkgutil.iter_modules
-pkgutil.iter_modules = lambda *a, **k: (m for m in _all(*a, **k) if m.name != "pyspark_nats_kv")
+pkgutil.iter_modules = lambda *a, **k: (
+    m for m in _all(*a, **k) if not m.name.startswith("pyspark_nats_")
+)
 """
 
 

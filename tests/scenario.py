@@ -1,4 +1,4 @@
-"""Scenarios: what happens to a bucket and to a query on it, as a list of actions.
+"""Scenarios: what happens to a bucket or a stream and to a query on it, as a list of actions.
 
 A test says what is done and what must be seen, in order, as Spark's own stream tests do::
 
@@ -20,6 +20,12 @@ nothing twice and the order are one comparison. Conditions have deadlines; nothi
 
 A row is written ``<revision> <operation> <key>=<value>``, with `` initial`` behind initial values,
 and without ``=<value>`` where the value is null.
+
+A scene has a format, and the same actions do for both. In a scene of ``nats_stream``, the stream
+has the name that the bucket would have, and its subjects are ``<name>.<key>``: ``Put("a", "1")``
+publishes to ``<name>.a``. A row is written ``<sequence> <key>=<data>`` there. ``ExpectMessages``
+writes rows of both formats so, and ``ALL`` and ``NEW`` have each format's options for the two
+beginnings: what is written with these is one scenario for both (``shared_scenarios.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +48,14 @@ from nats_stream_source.embedded import NatsServer
 
 DEADLINE = 120.0
 """Seconds that a condition may take to come true; only a failing test takes that long."""
+
+KV, STREAM = "nats_kv", "nats_stream"
+
+ALL: Mapping[str, Mapping[str, Any]] = {KV: {"includeHistory": True}, STREAM: {}}
+"""By format: begin with all that there is."""
+
+NEW: Mapping[str, Mapping[str, Any]] = {KV: {"updatesOnly": True}, STREAM: {"deliverPolicy": "new"}}
+"""By format: begin with what comes after the query's start."""
 
 LIVE: Mapping[str, Any] = {"processingTime": "50 milliseconds"}
 
@@ -59,6 +73,7 @@ class Scene:
         attempts: each micro-batch that reached the sink, in order: its id and its rows.
         options: the options of the last ``Start`` or ``Run``, for ``Restart``.
         backup: the copy of the server's store that ``Backup`` made.
+        format: ``KV`` or ``STREAM``.
     """
 
     spark: SparkSession
@@ -69,6 +84,31 @@ class Scene:
     options: dict[str, Any] = field(default_factory=dict)
     query: StreamingQuery | None = None
     backup: Path | None = None
+    format: str = KV
+
+    @property
+    def stream(self) -> str:
+        """The stream's name on the server."""
+        return f"KV_{self.bucket}" if self.format == KV else self.bucket
+
+    @property
+    def prefix(self) -> str:
+        """What stands before a key in every subject."""
+        return f"$KV.{self.bucket}." if self.format == KV else f"{self.bucket}."
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options that say what is read."""
+        name = "bucket" if self.format == KV else "stream"
+        return {"servers": self.url, name: self.bucket}
+
+    def info(self) -> dict[str, Any]:
+        """``STREAM.INFO`` of the stream."""
+        return buckets.api(self.url, f"STREAM.INFO.{self.stream}")
+
+    def write(self, entries: Iterable[tuple[str, bytes]]) -> list[int]:
+        """Write values to keys, in order; their sequences."""
+        return buckets.publish(self.url, ((self.prefix + key, v, None) for key, v in entries))
 
     @property
     def url(self) -> str:
@@ -93,6 +133,10 @@ class Scene:
         logged = (self.checkpoint / "offsets").glob("[0-9]*")
         return [logged_offset(path) for path in sorted(logged, key=lambda path: int(path.name))]
 
+    def sink(self, start: Start) -> Callable[[DataFrame, int], None]:
+        """The sink of a query that ``start`` starts."""
+        return start.collect(self)
+
     def close(self) -> None:
         """Stop a query that still runs."""
         query, self.query = self.query, None
@@ -116,7 +160,14 @@ def play(scene: Scene, *actions: Action) -> None:
             print(f"action {number} of {len(actions)} failed: {action!r}: {type(error).__name__}")
             raise
     # A stream that was set back gives its revisions out again; the time tells them apart.
-    identities = [(row.stream_created, row.revision, row.created) for row in scene.rows]
+    kv = scene.format == KV
+    identities = [
+        (
+            row.stream_created,
+            *((row.revision, row.created) if kv else (row.sequence, row.timestamp)),
+        )
+        for row in scene.rows
+    ]
     assert len(identities) == len(set(identities)), "a row was delivered twice"
 
 
@@ -125,6 +176,7 @@ def eventually(
     what: str,
     alive: Callable[[], None] = lambda: None,
     seen: Callable[[], object] = lambda: "",
+    within: float = DEADLINE,
 ) -> None:
     """Wait until ``condition`` holds.
 
@@ -132,12 +184,13 @@ def eventually(
         what: is waited for, in words.
         alive: raises when it cannot come any more.
         seen: what there is instead, for the error.
+        within: seconds.
     """
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + within
     while not condition():
         alive()
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {DEADLINE:g} s: {what}; {seen()}")
+            raise AssertionError(f"not within {within:g} s: {what}; {seen()}")
         time.sleep(0.01)
 
 
@@ -149,6 +202,11 @@ def logged_offset(path: Path) -> dict[str, Any]:
 
 def shown(row: Row) -> str:
     """A row as ``ExpectRows`` writes it."""
+    if "revision" not in row:
+        subject = row.subject.partition(".")[2]
+        return (
+            f"{row.sequence} {subject}{'' if row.data is None else f'={bytes(row.data).decode()}'}"
+        )
     value = "" if row.value is None else f"={bytes(row.value).decode()}"
     return f"{row.revision} {row.operation} {row.key}{value}{' initial' if row.initial else ''}"
 
@@ -158,13 +216,17 @@ def shown(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Create:
-    """Create the bucket."""
+    """Create the bucket, or a stream, for which ``history`` means nothing."""
 
     history: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, scene: Scene) -> None:
-        buckets.create_bucket(scene.url, scene.bucket, self.history, **self.config)
+        if scene.format == KV:
+            buckets.create_bucket(scene.url, scene.bucket, self.history, **self.config)
+            return
+        wanted = {"name": scene.bucket, "subjects": [f"{scene.prefix}>"], **self.config}
+        buckets.api(scene.url, f"STREAM.CREATE.{scene.stream}", wanted)
 
 
 @dataclass(frozen=True)
@@ -178,7 +240,7 @@ class Put:
     def run(self, scene: Scene) -> None:
         value = self.value.encode() if isinstance(self.value, str) else self.value
         headers = dict(self.headers) if self.headers else None
-        buckets.put(scene.url, scene.bucket, self.key, value, headers)
+        buckets.publish(scene.url, [(scene.prefix + self.key, value, headers)])
 
 
 @dataclass(frozen=True)
@@ -190,13 +252,12 @@ class PutMany:
     prefix: str = "k"
 
     def run(self, scene: Scene) -> None:
-        entries = ((f"{self.prefix}{i % self.keys}", b"%d" % i) for i in range(self.count))
-        buckets.put_many(scene.url, scene.bucket, entries)
+        scene.write((f"{self.prefix}{i % self.keys}", b"%d" % i) for i in range(self.count))
 
 
 @dataclass(frozen=True)
 class Delete:
-    """Write a DEL marker."""
+    """Write a DEL marker (buckets only)."""
 
     key: str
 
@@ -206,12 +267,33 @@ class Delete:
 
 @dataclass(frozen=True)
 class Purge:
-    """Write a PURGE marker."""
+    """Write a PURGE marker (buckets only)."""
 
     key: str
 
     def run(self, scene: Scene) -> None:
         buckets.purge(scene.url, scene.bucket, self.key)
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Delete messages by their sequences, which leaves holes."""
+
+    sequences: tuple[int, ...]
+
+    def run(self, scene: Scene) -> None:
+        for seq in self.sequences:
+            buckets.api(scene.url, f"STREAM.MSG.DELETE.{scene.stream}", {"seq": seq})
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Purge the stream of all messages before ``seq``, as limits do."""
+
+    seq: int
+
+    def run(self, scene: Scene) -> None:
+        buckets.api(scene.url, f"STREAM.PURGE.{scene.stream}", {"seq": self.seq})
 
 
 # -- the bucket's and the server's fate ---------------------------------------------------------
@@ -224,10 +306,10 @@ class Recreate:
     history: int = 1
 
     def run(self, scene: Scene) -> None:
-        before = buckets.stream_info(scene.url, scene.bucket)["created"]
-        buckets.delete_bucket(scene.url, scene.bucket)
-        buckets.create_bucket(scene.url, scene.bucket, self.history)
-        assert buckets.stream_info(scene.url, scene.bucket)["created"] != before
+        before = scene.info()["created"]
+        buckets.api(scene.url, f"STREAM.DELETE.{scene.stream}")
+        Create(self.history).run(scene)
+        assert scene.info()["created"] != before
 
 
 @dataclass(frozen=True)
@@ -247,12 +329,12 @@ class Restore:
 
     def run(self, scene: Scene) -> None:
         assert scene.backup is not None
-        before = buckets.stream_info(scene.url, scene.bucket)
+        before = scene.info()
         scene.server.terminate()
         shutil.rmtree(scene.server.store / "jetstream")
         shutil.copytree(scene.backup, scene.server.store / "jetstream")
         scene.server.start()
-        after = buckets.stream_info(scene.url, scene.bucket)
+        after = scene.info()
         assert after["created"] == before["created"]
         assert after["state"]["last_seq"] < before["state"]["last_seq"]
 
@@ -272,7 +354,7 @@ class ExpectState:
     state: Mapping[str, int]
 
     def run(self, scene: Scene) -> None:
-        state = buckets.stream_state(scene.url, scene.bucket)
+        state = scene.info()["state"]
         assert {name: state[name] for name in self.state} == self.state
 
 
@@ -304,13 +386,15 @@ class Start:
         scene.options = dict(self.options)
         scene.query = (
             read(scene, self.options)
-            .writeStream.foreachBatch(self.sink or self._collect(scene))
+            .writeStream.foreachBatch(self.sink or scene.sink(self))
             .trigger(**self.trigger)
             .option("checkpointLocation", str(scene.checkpoint))
             .start()
         )
 
-    def _collect(self, scene: Scene) -> Callable[[DataFrame, int], None]:
+    def collect(self, scene: Scene) -> Callable[[DataFrame, int], None]:
+        """The sink that collects a micro-batch's rows in the scene."""
+
         def collect(batch: DataFrame, batch_id: int) -> None:
             if self.before is not None:
                 self.before(batch_id)
@@ -324,9 +408,9 @@ class Start:
 
 
 def read(scene: Scene, options: Mapping[str, Any]) -> DataFrame:
-    """The streaming DataFrame of the scene's bucket."""
-    given = {"servers": scene.url, "bucket": scene.bucket, **options}
-    return scene.spark.readStream.format("nats_kv").options(**given).load()
+    """The streaming DataFrame of the scene's bucket or stream; None takes an option away."""
+    given = {name: v for name, v in {**scene.source, **options}.items() if v is not None}
+    return scene.spark.readStream.format(scene.format).options(**given).load()
 
 
 @dataclass(frozen=True)
@@ -451,6 +535,19 @@ class ExpectRows:
         assert [shown(row) for row in scene.rows] == self.expected
 
 
+class ExpectMessages(ExpectRows):
+    """All rows, as ``<sequence> <key>=<value>`` in both formats; no markers."""
+
+    def run(self, scene: Scene) -> None:
+        assert [
+            re.sub(" PUT | initial$", _plain, shown(row)) for row in scene.rows
+        ] == self.expected
+
+
+def _plain(matched: re.Match[str]) -> str:
+    return " " if matched[0].endswith(" ") else ""
+
+
 @dataclass(frozen=True)
 class ExpectInitialThrough:
     """End-Of-Initial-Data as all offsets of the checkpoint have it, and the rows agree."""
@@ -461,7 +558,8 @@ class ExpectInitialThrough:
         offsets = scene.offsets()
         assert offsets, "no offset is logged"
         assert {offset["initial_through"] for offset in offsets} == {self.sequence}
-        assert all(row.initial == (row.revision <= self.sequence) for row in scene.rows)
+        if scene.format == KV:
+            assert all(row.initial == (row.revision <= self.sequence) for row in scene.rows)
 
 
 @dataclass(frozen=True)
@@ -479,7 +577,8 @@ class ExpectNoConsumers:
     """Nothing is left on the server: ordered consumers are deleted when a range is read."""
 
     def run(self, scene: Scene) -> None:
-        assert buckets.consumers(scene.url, scene.bucket) == []
+        names = buckets.api(scene.url, f"CONSUMER.NAMES.{scene.stream}").get("consumers")
+        assert not names
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 
@@ -17,6 +16,9 @@ def delta_session() -> SparkSession:
     Delta's default of 50 partitions for a table's snapshot, and Spark's 200 for a shuffle, are
     made for clusters: on two cores they are nearly all of a small MERGE's time.
     """
+    # Here, since tests on other versions of Spark load this module where Delta Lake is not.
+    from delta import configure_spark_with_delta_pip
+
     # Workers would start from the first `python3` on the PATH, without the packages of this one.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     scratch = Path(tempfile.mkdtemp(prefix="spark-"))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.proxy import Delay
+from proxy import Proxy
 
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import (
@@ -21,10 +23,11 @@ from nats_stream_source.errors import (
     RequestTimeoutError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream, nanoseconds
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.identity import Identity
 from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.times import nanoseconds
 
 pytestmark = pytest.mark.servers
 
@@ -82,6 +85,26 @@ def test_the_second_server_answers(shared_server: NatsServer) -> None:
             await connection.close()
 
     assert asyncio.run(work())
+
+
+def test_one_of_many_servers_is_far_away(shared_server: NatsServer) -> None:
+    """How many are named must not leave a slow one too little time to answer at all."""
+    dead = f"nats://127.0.0.1:{free_port()}"
+
+    def slowly(frame: bytes) -> Delay | bool:
+        return Delay(0.6) if frame.startswith(b"CONNECT ") else True
+
+    async def work(url: str) -> bool:
+        many = ConnectionSettings(servers=(*[dead] * 39, url), connect_timeout=10.0)
+        connection = await Connection.open(many)
+        try:
+            return await connection.alive(5)
+        finally:
+            await connection.close()
+
+    with Proxy(shared_server.port, upward=slowly) as proxy:
+        assert asyncio.run(work(proxy.url))
+        assert any(frame.startswith(b"CONNECT ") for frame in proxy.withheld)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ from nats_stream_source.errors import (
     InvalidNameError,
     OptionError,
 )
-from nats_stream_source.jetstream.api import nanoseconds
+from nats_stream_source.jetstream.times import nanoseconds
 
 pytestmark = pytest.mark.delta
 

@@ -26,9 +26,10 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     TooManySubjectsError,
 )
-from nats_stream_source.jetstream.api import StoredMessage, nanoseconds
+from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get import DirectGet
 from nats_stream_source.jetstream.direct_request import ask
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import payloads
 
 pytestmark = pytest.mark.servers

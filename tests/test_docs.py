@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.options import CONNECTION, KV, Option, markdown_table
-from nats_stream_source.source.schema import KV_DDL
+from docs.generate import FOLDERS, documents
+from nats_stream_source.source.schema import kv_ddl, stream_ddl
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -21,20 +21,16 @@ DOCUMENTS = [
     ROOT / "checkpoints_example/README.md",
 ]
 
-documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-
-
-@pytest.mark.parametrize(("name", "table"), [("kv", KV), ("connection", CONNECTION)])
-def test_readme_has_the_options(name: str, table: tuple[Option, ...]) -> None:
-    shown = re.search(rf"<!-- options: {name} -->\n(.*?)<!-- /options -->", README, re.DOTALL)
-    assert shown is not None
-    assert shown[1] == markdown_table(table)
+each_document = pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
 
 
 def test_readme_has_the_columns() -> None:
     section = README.partition("## Rows\n")[2].partition("\n## ")[0]
     shown = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
-    assert shown == [tuple(column.split()) for column in KV_DDL.split(", ")]
+    columns = f"{kv_ddl()}, {stream_ddl()}".split(", ")
+    assert shown == [tuple(column.split()) for column in columns]
 
 
 def test_readme_names_only_targets_that_exist() -> None:
@@ -44,7 +40,7 @@ def test_readme_names_only_targets_that_exist() -> None:
     assert named <= targets
 
 
-@documents
+@each_document
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
     missing = [
@@ -53,26 +49,25 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not missing
 
 
-@documents
+@each_document
 def test_python_examples_are_python(path: Path) -> None:
     for example in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
         ast.parse(example)
 
 
-def test_architecture_names_each_module_as_it_calls_itself() -> None:
+def test_generated_parts_are_as_generated() -> None:
+    for path, text in documents().items():
+        assert path.read_text() == text, f"{path.name}: run make docs"
+
+
+def test_architecture_names_modules_that_there_are() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    there = {
-        f"{folder}/{file.name}": _first_sentence(file)
-        for folder in ("wire", "jetstream", "source", "delta")
-        for file in (ROOT / "nats_stream_source" / folder).glob("[a-z]*.py")
-    }
-    table = text.partition("<!-- modules -->")[2]
-    assert dict(re.findall(r"^\| `(\w+/\w+\.py)` \| (.*) \|$", table, re.MULTILINE)) == there
-    named = set(re.findall(r"`((?:wire|jetstream|source|delta)/\w+\.py)`", text))
-    assert named <= set(there)
+    named = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})/\w+\.py)`", text))
+    assert not [name for name in named if not (ROOT / "nats_stream_source" / name).exists()]
 
 
-def _first_sentence(module: Path) -> str:
-    """The first paragraph of a module's docstring, as a cell of a table."""
-    doc = ast.get_docstring(ast.parse(module.read_text())) or ""
-    return doc.partition("\n\n")[0].replace("\n", " ").replace("``", "`").rstrip(".")
+def test_reliability_names_tests_that_there_are() -> None:
+    text = (ROOT / "docs/reliability.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+(?:\.py|/))`", text))
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]

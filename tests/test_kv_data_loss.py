@@ -34,6 +34,7 @@ from scenario import (
 from nats_stream_source.options import kv_options
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Planner
+from nats_stream_source.source.query import query_of
 from nats_stream_source.source.runtime import Runner
 
 ACCEPT = {"failOnDataLoss": False}
@@ -64,7 +65,7 @@ def warns(caplog: pytest.LogCaptureFixture, fragment: str, **options: Any) -> Do
         runner = Runner(parsed.connection)
         caplog.clear()
         try:
-            planner = Planner(parsed, runner.link)
+            planner = Planner(query_of(parsed), runner.link)
             with caplog.at_level(logging.WARNING, "nats_stream_source"):
                 runner.run(planner.latest(Offset.parse(scene.offsets()[-1]), None))
         finally:

@@ -17,8 +17,8 @@ def test_defaults() -> None:
     options = kv_options(BASE)
     assert options.connection.servers == ("nats://127.0.0.1:4222",)
     assert options.connection.api_prefix == "$JS.API"
-    assert (options.bucket, options.keys, options.max_rows) == ("fleet", (), None)
-    assert options.fail_on_data_loss
+    assert (options.bucket, options.keys, options.reading.max_rows) == ("fleet", (), None)
+    assert options.reading.fail_on_data_loss
     assert not options.include_history
 
 
@@ -28,7 +28,7 @@ def test_names_are_case_insensitive_and_lists_are_split() -> None:
     )
     assert options.connection.servers == ("a:1", "b:2")
     assert options.keys == ("a.>", "x.*")
-    assert options.max_rows == 7
+    assert options.reading.max_rows == 7
 
 
 REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
@@ -117,7 +117,9 @@ def test_required(name: str) -> None:
 
 
 def test_false_contradicts_nothing() -> None:
-    assert kv_options({**BASE, "updatesOnly": "false", "startSequence": "3"}).start_sequence == 3
+    assert (
+        kv_options({**BASE, "updatesOnly": "false", "startSequence": "3"}).beginning.sequence == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,11 @@ def test_false_contradicts_nothing() -> None:
 )
 def test_limits(text: str, count: int) -> None:
     options = kv_options({**BASE, "maxBytesPerTrigger": text, "minPartitions": "7"})
-    assert (options.max_bytes, options.min_partitions) == (count, 7)
-    assert (kv_options(BASE).max_bytes, kv_options(BASE).min_partitions) == (None, None)
+    assert (options.reading.max_bytes, options.reading.min_partitions) == (count, 7)
+    assert (kv_options(BASE).reading.max_bytes, kv_options(BASE).reading.min_partitions) == (
+        None,
+        None,
+    )
 
 
 def test_prefixes() -> None:

@@ -7,22 +7,25 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import buckets
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.reconcile import _compare, _Row
 from nats_stream_source.demo.writer import Writer, create_bucket
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import PermissionDeniedError
-from nats_stream_source.jetstream.api import nanoseconds
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.publish import Publisher
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 from nats_stream_source.source.kv import NatsKvDataSource
 from nats_stream_source.source.runtime import drop_kept_runners
+from nats_stream_source.source.stream import NatsStreamDataSource
 
 DOCUMENT = (Path(__file__).parent.parent / "docs/security.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- permissions: (\w+) -->\n```\n(.*?)```", DOCUMENT, re.DOTALL))
@@ -64,8 +67,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     with NatsServer(config=config) as server:
         url = as_user(server, "admin")
         buckets.create_bucket(url, "fleet")
-        entries = ((f"a.{i}", bytes(SIZE)) for i in range(ENTRIES))
-        buckets.put_many(url, "fleet", entries)
+        filled = ((f"a.{i}", bytes(SIZE)) for i in range(ENTRIES))
+        buckets.put_many(url, "fleet", filled)
+        orders = {"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}
+        buckets.api(url, "STREAM.CREATE.ORDERS", orders)
+        buckets.publish(url, [(f"orders.{i % 3}", bytes(SIZE), None) for i in range(ENTRIES)])
         yield server
 
 
@@ -92,7 +98,12 @@ def options(server: NatsServer, user: str) -> dict[str, str]:
 def read(server: NatsServer, user: str, keys: str = "a.>") -> int:
     """How many rows a query reads, from its first call to its last."""
     given = {"bucket": "fleet", "keys": keys, "maxRowsPerTrigger": str(LIMIT)}
-    reader = NatsKvDataSource({**options(server, user), **given}).streamReader(StructType())
+    return follow(NatsKvDataSource({**options(server, user), **given}))
+
+
+def follow(source: DataSource) -> int:
+    """How many rows a streaming query reads."""
+    reader: Any = source.streamReader(StructType())
     rows = 0
     try:
         reader.prepareForTriggerAvailableNow()
@@ -124,13 +135,87 @@ def test_a_query_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixt
     assert buckets.consumers(as_user(server, "admin"), "fleet") == []
 
 
+def at_once(source: DataSource) -> int:
+    """How many rows a batch reads."""
+    reader = source.reader(StructType())
+    try:
+        return sum(
+            batch.num_rows  # type: ignore[union-attr]
+            for split in reader.partitions()
+            for batch in reader.read(split)
+        )
+    finally:
+        drop_kept_runners()
+
+
+STREAMS: dict[str, dict[str, str]] = {
+    "the stream": {"stream": "ORDERS"},
+    "its subject": {"subject": "orders.>"},
+    "some of its subjects": {"stream": "ORDERS", "filterSubjects": "orders.0,orders.1,orders.2"},
+}
+
+
+@pytest.mark.parametrize("named", STREAMS.values(), ids=STREAMS)
+def test_a_stream_needs_no_more(
+    server: NatsServer, named: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {**options(server, "nats_stream"), **named}
+    assert follow(NatsStreamDataSource({**given, "maxRowsPerTrigger": str(LIMIT)})) == ENTRIES
+    assert at_once(NatsStreamDataSource(given)) == ENTRIES
+    last = at_once(NatsStreamDataSource({**given, "deliverPolicy": "last_per_subject"}))
+    assert last == 3
+    assert not caplog.records
+    assert not violations(server, "nats_stream")
+
+
+def test_without_the_list_of_streams_a_subject_cannot_be_looked_up(server: NatsServer) -> None:
+    user = f"nats_stream-{subjects('nats_stream').index('$JS.API.STREAM.NAMES')}"
+    given = options(server, user)
+    with pytest.raises(PermissionDeniedError, match=r"STREAM\.NAMES"):
+        at_once(NatsStreamDataSource({**given, "subject": "orders.>"}))
+    assert at_once(NatsStreamDataSource({**given, "stream": "ORDERS"})) == ENTRIES
+
+
+BATCHES: dict[str, dict[str, str]] = {
+    "as it is now": {},
+    "as it was": {"asOfSequence": str(ENTRIES)},
+    "its history": {"includeHistory": "true"},
+    "some keys": {"keys": "a.>"},
+}
+
+
+@pytest.mark.parametrize("state", BATCHES.values(), ids=BATCHES)
+def test_a_batch_needs_no_more(
+    server: NatsServer, state: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {**options(server, "nats_kv"), "bucket": "fleet", **state}
+    assert at_once(NatsKvDataSource(given)) == ENTRIES
+    assert not caplog.records
+    assert not violations(server, "nats_kv")
+
+
+def test_consumers_are_named_as_asked_for(server: NatsServer) -> None:
+    given = {**options(server, "nats_stream"), "stream": "ORDERS", "consumerPrefix": "ours"}
+    reader = NatsStreamDataSource(given).reader(StructType())
+    (split,) = reader.partitions()
+    rows = reader.read(split)
+    try:
+        next(rows)
+        names = buckets.api(as_user(server, "admin"), "CONSUMER.NAMES.ORDERS")["consumers"]
+        assert names
+        assert all(name.startswith("ours-") for name in names)
+    finally:
+        rows.close()  # type: ignore[union-attr]
+        drop_kept_runners()
+
+
 REQUIRED = [
     (f"nats_kv-{i}", subject)
     for i, subject in enumerate(subjects("nats_kv"))
     if re.search(r"INFO|MSG\.GET|CREATE|INBOX", subject)
 ]
 FALLBACKS = {
-    "$JS.API.CONSUMER.DELETE.KV_fleet.*": "its consumer could not be deleted: .*CONSUMER.DELETE",
+    "$JS.API.CONSUMER.DELETE.KV_fleet.*": "consumer could not be deleted.*CONSUMER.DELETE",
     "$JS.API.DIRECT.GET.KV_fleet": None,
     "$JS.FC.KV_fleet.>": r"flow-control answers do not reach the server.*\$JS\.FC\.>",
 }

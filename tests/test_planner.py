@@ -34,6 +34,7 @@ from nats_stream_source.options import kv_options
 from nats_stream_source.source import ranges
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Planner
+from nats_stream_source.source.query import query_of
 
 pytestmark = pytest.mark.servers
 
@@ -56,7 +57,7 @@ async def planning(
     # Ranks take no time, so that no answer hangs on how busy the machine is.
     jumps, no_time = (lambda: float(next(ticks))), (lambda: 0.0)
     try:
-        yield Planner(parsed, link, clock or jumps, sleep, cores, no_time)
+        yield Planner(query_of(parsed), link, clock or jumps, sleep, cores, no_time)
     finally:
         await link.drop()
 

@@ -382,6 +382,9 @@ def test_the_private_names_of_nats_py_are_as_they_are_needed() -> None:
         "info",
         "initial_connection",
     ]
+    assert list(inspect.signature(Client._process_connect_init).parameters) == ["self"]
+    assert "await self._process_connect_init()" in inspect.getsource(Client._attempt_reconnect)
+    assert Client()._server_pool == []
     connect = inspect.getsource(Client._process_connect_init)
     greeting = connect.index("await self._process_info(srv_info, initial_connection=True)")
     assert greeting < connect.index('"tls_required" in self._server_info')

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nats_stream_source.archive import FINDERS
 from nats_stream_source.demo import preflight
 
 ROOT = Path(__file__).parent.parent
@@ -143,8 +144,9 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 def test_make_lists_its_targets(machine: Path) -> None:
     done = make(machine)
     assert done.returncode == 0, done.stderr
-    listed = re.findall(r"^  make (\w+) +\S", done.stdout, re.MULTILINE)
-    assert listed[:5] == ["help", "setup", "demo", "test", "check"]
+    listed = re.findall(r"^  make ([\w-]+) +\S", done.stdout, re.MULTILINE)
+    assert listed[:4] == ["help", "setup", "demo", "test"]
+    assert {"test-servers", "test-faults", "test-spark", "soak", "check"} < set(listed)
 
 
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "check"])
@@ -187,3 +189,33 @@ def test_ci_runs_the_checks_and_the_tests() -> None:
     lines = script.read_text().splitlines()
     assert "set -eu" in lines
     assert lines[-1] == "make check test"
+
+
+def test_the_archive_of_a_reproducible_installation(tmp_path: Path) -> None:
+    """Such installers give every file the time 0, which zip files do not know."""
+    installed, archive = tmp_path / "installed", tmp_path / "package.zip"
+    shutil.copytree(
+        ROOT / "nats_stream_source",
+        installed / "nats_stream_source",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    for finder in FINDERS:
+        shutil.copy(ROOT / finder, installed)
+    for file in installed.rglob("*.py"):
+        os.utime(file, (0, 0))
+
+    def python(path: Path, *words: str) -> str:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+
+    said = python(installed, "-m", "nats_stream_source.archive", str(archive))
+    assert said == f"{archive}\n"
+    found = "import nats_stream_source.source.kv as kv, pyspark_nats_kv; print(kv.__file__)"
+    assert python(archive, "-c", found).startswith(str(archive))

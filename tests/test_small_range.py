@@ -21,6 +21,7 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.options import kv_options
 from nats_stream_source.source import small_range
 from nats_stream_source.source.plan import Plan
+from nats_stream_source.source.query import query_of
 from nats_stream_source.source.reader import read_split
 from nats_stream_source.source.runtime import drop_kept_runners
 
@@ -53,7 +54,6 @@ def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **changed: Any) -> 
     info = buckets.stream_info(url, name)
     prefix = f"$KV.{name}."
     plan = Plan(
-        bucket=name,
         stream=f"KV_{name}",
         created=info["created"],
         prefix=prefix,
@@ -72,8 +72,10 @@ Rows = list[dict[str, Any]]
 
 def rows(url: str, plan: Plan, **options: str) -> Rows:
     """The rows of a split."""
-    found = kv_options({"servers": url, "bucket": plan.bucket, "requestTimeout": "2", **options})
-    return [row for batch in read_split(plan, found) for row in batch.to_pylist()]
+    found = kv_options(
+        {"servers": url, "bucket": plan.stream[3:], "requestTimeout": "2", **options}
+    )
+    return [row for batch in read_split(plan, query_of(found)) for row in batch.to_pylist()]
 
 
 def through(server: NatsServer, plan: Plan, proxy: Proxy | None = None) -> tuple[Rows, bool]:
@@ -282,7 +284,7 @@ def test_a_stream_made_anew_in_between(shared_server: NatsServer, bucket: str) -
     with Proxy(shared_server.port, verdict) as proxy:
         given = kv_options({"servers": proxy.url, "bucket": bucket})
         with pytest.raises(DataLossError, match="deleted and made again"):
-            found.extend(read_split(plan, given))
+            found.extend(read_split(plan, query_of(given)))
         drop_kept_runners()
     assert not found
     assert next(infos) == 2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ConfigurationError, ProtocolError
-from nats_stream_source.jetstream.api import nanoseconds, rfc3339
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 
 
 @pytest.mark.parametrize(

@@ -130,11 +130,17 @@ class Line:
             self._tasks.discard(task)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rest = b""
         while data := await reader.read(65536):
             await self._open.wait()
-            writer.write(data)
+            lines, end, rest = (rest + data).rpartition(b"\r\n")
+            writer.write(self.changed(lines + end))
             await writer.drain()
         raise ConnectionResetError
+
+    def changed(self, data: bytes) -> bytes:
+        """What goes on in the place of ``data``, which ends with a line's end."""
+        return data
 
 
 # Clusters
@@ -347,7 +353,11 @@ class HubAndLeaf:
 
 @contextlib.contextmanager
 def hub_and_leaf(
-    binary: str | None = None, *, options: str = "", hub_options: str = ""
+    binary: str | None = None,
+    *,
+    options: str = "",
+    hub_options: str = "",
+    line: Callable[[int], Line] = Line,
 ) -> Iterator[HubAndLeaf]:
     """A hub and a leaf node, each with a domain; entered, the leaf reaches the hub's JetStream.
 
@@ -355,24 +365,27 @@ def hub_and_leaf(
         binary: the executable, as for :class:`NatsServer`.
         options: more lines for both configurations.
         hub_options: more lines for the hub's.
+        line: what joins them, to a port; what it carries is not compressed.
     """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (port,) = free_ports(1)
-        line = stack.enter_context(Line(port))
+        joined = stack.enter_context(line(port))
 
         def server(name: str, leafnodes: str, more: str = "") -> NatsServer:
             config = directory / f"{name}.conf"
             config.write_text(
                 f"server_name: {name}\njetstream {{ domain: {name} }}\n"
-                f"leafnodes {{ {leafnodes} }}\n{options}\n{more}\n"
+                f"leafnodes {{ {leafnodes}, compression: off }}\n{options}\n{more}\n"
             )
             return stack.enter_context(NatsServer(config=config, binary=binary))
 
         hub = server("hub", f"listen: '127.0.0.1:{port}'", hub_options)
-        leaf = server("leaf", f"remotes: [ {{ url: 'nats://127.0.0.1:{line.port}' }} ]")
+        leaf = server(
+            "leaf", f"remotes: [ {{ url: 'nats://127.0.0.1:{joined.port}', compression: off }} ]"
+        )
         wait_until("the hub's domain at the leaf", lambda: _answers(leaf.url, "$JS.hub.API"))
-        yield HubAndLeaf(hub, leaf, line)
+        yield HubAndLeaf(hub, leaf, joined)
 
 
 def _answers(url: str, prefix: str) -> bool:

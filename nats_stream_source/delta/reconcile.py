@@ -55,10 +55,11 @@ from nats_stream_source.errors import (
     DataLossError,
     InvalidNameError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
 from nats_stream_source.jetstream.bucket import Bucket, look_up
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.subjects import check_bucket
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 from nats_stream_source.wire.headers import operations
 

@@ -55,9 +55,9 @@ def _count(text: str) -> int:
     return number
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
-    given = arguments()
+    given = arguments(words)
     problem = preflight.java_problem()
     if problem is not None:
         print(problem, file=sys.stderr)

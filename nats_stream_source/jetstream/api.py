@@ -7,23 +7,27 @@ as the server writes them (RFC 3339, nanoseconds) or integers in nanoseconds sin
 
 from __future__ import annotations
 
-import base64
-import calendar
 import json
-import re
-import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from nats_stream_source.errors import (
     ApiError,
-    ConfigurationError,
     ConsumerNotFoundError,
     JetStreamNotEnabledError,
     MessageNotFoundError,
     ProtocolError,
     StreamNotFoundError,
+)
+from nats_stream_source.jetstream.answer import (
+    decoded,
+    items,
+    moment,
+    number,
+    octets,
+    stream_config,
+    table,
+    text,
 )
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.finishing import finish
@@ -41,45 +45,6 @@ _BY_CODE: dict[int, type[ApiError]] = {
 
 _PAGES_OVERLAP = 100  # subjects that may go away between two pages of a list, unnoticed
 
-_RFC3339 = re.compile(
-    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))"
-)
-
-
-def nanoseconds(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time; ProtocolError when it is none."""
-    match = _RFC3339.fullmatch(text)
-    if match is None:
-        raise ProtocolError(f"not a time: {text!r}")
-    date, clock, fraction, sign, hours, minutes = match.groups()
-    seconds = calendar.timegm(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
-    if sign:
-        shift = int(hours) * 3600 + int(minutes) * 60
-        seconds += shift if sign == "-" else -shift
-    return seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
-
-
-def rfc3339(when: str | int | datetime) -> str:
-    """A time as the server writes it: RFC 3339 in UTC, nanoseconds, no trailing zeros.
-
-    Args:
-        when: such a text already (any offset), nanoseconds since 1970, or an aware ``datetime``.
-
-    Raises:
-        ProtocolError: a text that is no time.
-        ConfigurationError: a ``datetime`` without a time zone.
-    """
-    if isinstance(when, str):
-        when = nanoseconds(when)
-    elif isinstance(when, datetime):
-        if when.tzinfo is None:
-            raise ConfigurationError(f"{when!r} has no time zone: say which one is meant")
-        since = when - datetime(1970, 1, 1, tzinfo=timezone.utc)
-        when = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    seconds, fraction = divmod(when, 1_000_000_000)
-    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
-
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
@@ -90,7 +55,8 @@ class StreamInfo:
     ``subjects`` is how many subjects have messages, ``messages`` how many there are and ``nbytes``
     what they take in the store; ``lag`` is how many operations a replica is behind the leader, the
     slowest one, as far as the leader knows.
-    ``config`` is the server's own configuration object.
+    ``config`` is the server's own configuration object, ``now`` the server's time, ``leader`` the
+    name of the server that leads the stream, None outside of a cluster.
     """
 
     name: str
@@ -103,26 +69,31 @@ class StreamInfo:
     nbytes: int
     lag: int
     config: dict[str, Any]
+    now: str | None = None
+    leader: str | None = None
 
     @classmethod
     def parse(cls, answer: dict[str, Any]) -> StreamInfo:
-        """From the API's JSON object."""
-        state = answer["state"]
+        """From the API's JSON object; ProtocolError when it is none of a stream."""
+        last_time = moment(answer, "state", "last_ts")
+        cluster = table(answer, "cluster", default={})
+        config = stream_config(answer, "config")
         return cls(
-            name=answer["config"]["name"],
-            created=answer["created"],
-            first_seq=state["first_seq"],
-            last_seq=state["last_seq"],
+            name=text(config, "name"),
+            created=moment(answer, "created"),
+            first_seq=number(answer, "state", "first_seq"),
+            last_seq=number(answer, "state", "last_seq"),
             # The year 1 is the server's way to say that it does not know.
-            last_time=None if state["last_ts"].startswith("0001-") else state["last_ts"],
-            subjects=state.get("num_subjects", 0),
-            messages=state["messages"],
-            nbytes=state["bytes"],
+            last_time=None if last_time.startswith("0001-") else last_time,
+            subjects=number(answer, "state", "num_subjects", default=0),
+            messages=number(answer, "state", "messages"),
+            nbytes=number(answer, "state", "bytes"),
             lag=max(
-                (one.get("lag", 0) for one in answer.get("cluster", {}).get("replicas") or ()),
-                default=0,
+                (number(one, "lag", default=0) for one in items(cluster, "replicas")), default=0
             ),
-            config=answer["config"],
+            config=config,
+            now=moment(answer, "ts") if "ts" in answer else None,
+            leader=text(cluster, "leader", default="") or None,
         )
 
 
@@ -153,19 +124,17 @@ class JetStream:
         full = f"{self.connection.settings.api_prefix}.{subject}"
         payload = json.dumps(request).encode() if request is not None else b""
         message = await self.connection.request(full, payload)
-        try:
-            answer = json.loads(message.data)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise ProtocolError(f"the answer on {full!r} is not a JSON object")
-        if error := answer.get("error"):
+        answer = decoded(message.data, full)
+        if error := table(answer, "error", default={}):
             raise api_error(subject, error)
         return answer
 
     async def stream_info(self, stream: str) -> StreamInfo:
         """State and configuration of a stream; StreamNotFoundError when there is none."""
-        return StreamInfo.parse(await self.call(f"STREAM.INFO.{stream}"))
+        info = StreamInfo.parse(await self.call(f"STREAM.INFO.{stream}"))
+        if info.name != stream:
+            raise ProtocolError(f"asked for stream {stream!r}, the server answers of {info.name!r}")
+        return info
 
     async def message(
         self,
@@ -198,36 +167,42 @@ class JetStream:
             answer = await self.call(f"STREAM.MSG.GET.{stream}", request)
         except MessageNotFoundError:
             return None
-        message = answer["message"]
+        message = table(answer, "message")
         return StoredMessage(
-            subject=message["subject"],
-            seq=message["seq"],
-            time=message["time"],
-            data=base64.b64decode(message.get("data", "")),
-            headers=base64.b64decode(message.get("hdrs", "")),
+            subject=text(message, "subject"),
+            seq=number(message, "seq"),
+            time=moment(message, "time"),
+            data=octets(message, "data"),
+            headers=octets(message, "hdrs"),
         )
 
     async def api_level(self) -> int:
         """Which API the servers speak: 0 before 2.11, 1 from there on, more with later ones."""
-        return int((await self.call("INFO")).get("api", {}).get("level", 0))
+        return number(await self.call("INFO"), "api", "level", default=0)
 
     async def subjects(self, stream: str, filter_subject: str, most: int | None = None) -> set[str]:
         """The subjects that have messages now and match a filter, as the leader knows them.
 
         With ``most`` it stops when more than so many were found.
         """
-        names: set[str] = set()
+        return set(await self.subject_counts(stream, filter_subject, most))
+
+    async def subject_counts(
+        self, stream: str, filter_subject: str, most: int | None = None
+    ) -> dict[str, int]:
+        """:meth:`subjects`, and how many messages each of them has."""
+        names: dict[str, int] = {}
         offset, last = 0, ""
         while True:
             request = {"subjects_filter": filter_subject, "offset": offset}
             answer = await self.call(f"STREAM.INFO.{stream}", request)
-            found = answer["state"].get("subjects") or {}
+            found = table(answer, "state", "subjects", default={})
             if offset and (not found or min(found) > last):
                 # Subjects went away, and the sorted list moved up by more than the pages overlap.
                 offset = max(0, offset - 10 * _PAGES_OVERLAP)
                 continue
             names.update(found)
-            if not found or offset + len(found) >= answer.get("total", 0):
+            if not found or offset + len(found) >= number(answer, "total", default=0):
                 return names
             if most is not None and len(names) > most:
                 return names
@@ -244,7 +219,7 @@ class JetStream:
         if config.get("filter_subject"):
             subject += f".{config['filter_subject']}"
         request = {"stream_name": stream, "config": {"name": name, **config}, "action": "create"}
-        return int((await finish(self.call(subject, request)))["num_pending"])
+        return number(await finish(self.call(subject, request)), "num_pending")
 
     async def add_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create the consumer ``config["name"]``; the server's consumer info.
@@ -267,7 +242,8 @@ class JetStream:
 
     async def streams_with(self, subject: str) -> list[str]:
         """The names of the streams that take ``subject``, which may have wildcards."""
-        return list((await self.call("STREAM.NAMES", {"subject": subject})).get("streams") or [])
+        answer = await self.call("STREAM.NAMES", {"subject": subject})
+        return [str(name) for name in items(answer, "streams")]
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         """Delete a consumer; ConsumerNotFoundError when there is none."""
@@ -276,10 +252,10 @@ class JetStream:
 
 def api_error(subject: str, error: dict[str, Any]) -> ApiError:
     """The exception for the ``error`` object of an answer on ``subject``."""
-    code, err_code = error.get("code"), error.get("err_code")
-    text = f"{subject}: {error.get('description')} (code {code}, err_code {err_code})"
+    code, err_code = number(error, "code", default=0), number(error, "err_code", default=0)
+    said = f"{subject}: {error.get('description')} (code {code}, err_code {err_code})"
     if err_code == JetStreamNotEnabledError.err_code:
-        text += (
+        said += (
             ". If another account or domain has it, the options 'domain' and 'apiPrefix' lead to it"
         )
-    return _BY_CODE.get(err_code or 0, ApiError)(text, code, err_code)
+    return _BY_CODE.get(err_code, ApiError)(said, code or None, err_code or None)

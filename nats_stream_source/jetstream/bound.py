@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
@@ -16,8 +15,9 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.finishing import finish
+from nats_stream_source.logs import field_logger
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 OnError = Callable[[Exception], None]
 """Gets what would else be raised to whoever iterates."""
@@ -78,7 +78,7 @@ class BoundConsumer:
                 description="Consumer Deleted",
             ) from error
         except NatsSourceError as error:
-            log.debug("%s: no answer: %s", self.where, error)
+            log.debug("no answer", consumer=self.where, error=error)
 
 
 class Closing:
@@ -125,4 +125,4 @@ class Closing:
         except NatsSourceError as failed:
             if error is None:
                 raise
-            log.warning("%s: %s", self.consumer.where, failed)
+            log.warning("not unsubscribed", consumer=self.consumer.where, error=failed)

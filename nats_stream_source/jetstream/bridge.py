@@ -25,12 +25,16 @@ import asyncio
 from collections import deque
 from typing import Any
 
+import nats.errors
 import numpy as np
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.frames import Framer, Frames
+
+log = field_logger(__name__)
 
 _MOST_UNREAD = 4 << 20  # bytes received ahead of the read loop; then the server has to wait
 _SPARSE = 64  # frames that are less than one part in so many of their block are copied out of it
@@ -141,6 +145,20 @@ class _Tap:
         self._inner.reset()
 
     async def parse(self, data: bytes = b"") -> None:
+        try:
+            await self._parse(data)
+        except (OSError, nats.errors.Error):
+            raise
+        except Exception as error:
+            # Bytes that are no frame, or one that nats-py stumbles over (an INFO without JSON, a
+            # subject that is not UTF-8). Its read loop would end at this, and the connection go on
+            # without it, deaf. As an error of the protocol it makes nats-py connect anew.
+            log.warning(
+                "the connection is made anew: what was received cannot be read", error=error
+            )
+            raise nats.errors.ProtocolError from error
+
+    async def _parse(self, data: bytes) -> None:
         if not self._begun:
             self._begun = True
             data += await self._take_over()

@@ -8,7 +8,6 @@ joined to the request that met them, and a liveness check that is a PING/PONG an
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -36,13 +35,15 @@ from nats_stream_source.jetstream.bridge import (
 )
 from nats_stream_source.jetstream.handshake import (
     PlainServerError,
+    check_greetings,
     demand_tls,
     forget_attempt,
     give_up,
 )
 from nats_stream_source.jetstream.identity import Identity, UnusableError
-from nats_stream_source.jetstream.repairs import outlive
+from nats_stream_source.jetstream.repairs import REFUSALS, outlive
 from nats_stream_source.jetstream.settings import ConnectionSettings
+from nats_stream_source.logs import field_logger
 
 __all__ = ["Companion", "Connection", "ConnectionSettings"]
 
@@ -63,12 +64,12 @@ class Companion(Protocol):
 
 C = TypeVar("C", bound=Companion)
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 _CLOSE_DEADLINE = 2.0  # seconds
+_LEAST_ATTEMPT = 1.0  # seconds that a server is given for each step of connecting
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
 _REFUSED_WAIT = 1.0  # the same, once it has refused the credentials: some lock out who hammers
-_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
 
 
@@ -85,6 +86,8 @@ class Connection:
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
         self.client: Client = tapped_client()
+        in_the_clear = settings.encrypted and not settings.tls_handshake_first
+        check_greetings(self.client, believe=settings.websocket or not in_the_clear)
         if settings.encrypted and not settings.websocket:
             demand_tls(self.client)
         outlive(self.client)
@@ -148,12 +151,18 @@ class Connection:
 
     async def _connect(self) -> None:
         settings = self.settings
+        # A server that accepts and stays silent must leave time for the others; but where many are
+        # named, one that is far away must have the time to answer at all.
+        one_attempt = min(
+            settings.connect_timeout,
+            max(settings.connect_timeout / len(settings.servers), _LEAST_ATTEMPT),
+        )
         try:
             await self.client.connect(
                 servers=list(settings.servers),
                 name="nats-stream-source",
                 inbox_prefix=settings.inbox_prefix,
-                connect_timeout=settings.connect_timeout,  # type: ignore[arg-type]
+                connect_timeout=one_attempt,  # type: ignore[arg-type]
                 reconnect_time_wait=_RECONNECT_WAIT,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 error_cb=self._on_error,
@@ -209,7 +218,7 @@ class Connection:
                 f"{self.settings.places} does not encrypt, and TLS was asked for (tls:// in the "
                 f"option 'servers', or an option of TLS): nothing was sent to it"
             )
-        if any(sign in text for sign in _REFUSALS):
+        if any(sign in text for sign in REFUSALS):
             return self._identity.refused()
         return tls.explain(error, self.settings.places)
 
@@ -321,7 +330,7 @@ class Connection:
         ) as error:
             # AssertionError: nats-py's own check, when connecting failed early. AttributeError:
             # asyncio's TLS transport is written to after it was lost.
-            log.debug("closing %r: %r", self, error)
+            log.debug("while closing", connection=self, error=repr(error))
             abort(self.client)
 
     async def inbox(self, subject: str, queue: str = "") -> Inbox:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nats_stream_source.jetstream.api import nanoseconds
+from nats_stream_source.jetstream.answer import number, table, text
+from nats_stream_source.jetstream.times import nanoseconds
 
 _DURATIONS = frozenset(("ack_wait", "idle_heartbeat", "inactive_threshold", "max_expires"))
 
@@ -106,17 +107,16 @@ class ConsumerInfo:
 
     @classmethod
     def parse(cls, answer: Mapping[str, Any]) -> ConsumerInfo:
-        """From the API's JSON object."""
-        delivered = answer.get("delivered") or {}
+        """From the API's JSON object; ProtocolError when it is none of a consumer."""
         return cls(
-            stream=answer["stream_name"],
-            name=answer["name"],
-            config=answer["config"],
+            stream=text(answer, "stream_name"),
+            name=text(answer, "name"),
+            config=table(answer, "config"),
             push_bound=bool(answer.get("push_bound")),
-            consumer_seq=delivered.get("consumer_seq", 0),
-            stream_seq=delivered.get("stream_seq", 0),
-            num_pending=answer.get("num_pending", 0),
-            leader=(answer.get("cluster") or {}).get("leader") or None,
+            consumer_seq=number(answer, "delivered", "consumer_seq", default=0),
+            stream_seq=number(answer, "delivered", "stream_seq", default=0),
+            num_pending=number(answer, "num_pending", default=0),
+            leader=text(answer, "cluster", "leader", default="") or None,
         )
 
     @property

@@ -23,7 +23,7 @@ import contextlib
 import uuid
 
 from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.arrivals import Arrivals
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.finishing import finish
@@ -68,19 +68,19 @@ async def consumer_reached(
 
 async def _look(jetstream: JetStream, info: ConsumerInfo, min_last_seq: int) -> bool:
     """One look at who serves the consumer, and how far that store is."""
-    answer = await jetstream.call(f"STREAM.INFO.{info.stream}")
-    if answer["state"]["last_seq"] < min_last_seq:
+    stream = StreamInfo.parse(await jetstream.call(f"STREAM.INFO.{info.stream}"))
+    if stream.last_seq < min_last_seq:
         # Another leader than the one that had it: one elected since, or deposed and not aware.
         await asyncio.sleep(_HEARTBEAT)
         return False
-    if answer["config"].get("num_replicas", 1) == 1:
+    if stream.config.get("num_replicas", 1) == 1:
         return True
     # Elections move both leaders, so both are asked for each time.
     server = ConsumerInfo.parse(await jetstream.consumer_info(info.stream, info.name)).leader
     if server is None:
         await asyncio.sleep(_HEARTBEAT)
         return False
-    if server == (answer.get("cluster") or {}).get("leader"):
+    if server == stream.leader:
         return True
     return await _probe(jetstream, info, server, min_last_seq)
 

@@ -24,7 +24,6 @@ it has no holes. That is why its messages count as they are, and only its *end* 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -35,16 +34,18 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     ServerTooOldError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.direct_request import Reply, ask, check, one_answer_only
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.page import DeliveredPage, Page
 from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.jetstream.read_after_write import reached
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.answers import EOB, NOBODY, NOT_FOUND
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 _PATIENCE = 4  # pages in a row without an end; one of three replicas may be paused
 _HEARTBEAT = 0.2  # seconds; a range that ends without a match is over one heartbeat later
@@ -122,7 +123,7 @@ class _Reading:
             if reply.code not in (EOB, NOT_FOUND):
                 unfinished += not (reply.lost and page)
                 log.warning(
-                    "%s: a Direct Get ended early after sequence %d", request.stream, self._position
+                    "a Direct Get ended early", stream=request.stream, position=self._position
                 )
                 if unfinished >= _PATIENCE or reply.cut_to_one:
                     break
@@ -257,7 +258,7 @@ async def ordered_pages(
         heartbeat=_HEARTBEAT,
         catch_up=connection.settings.request_timeout if timeout is None else timeout,
     )
-    log.debug("%s: an ordered consumer reads (%d, %d]", info.name, start, end)
+    log.debug("an ordered consumer reads", stream=info.name, start=start, end=end)
     reader = OrderedReader(SharedLink(connection), request)
     async with contextlib.aclosing(reader.batches()) as batches:  # type: ignore[type-var]
         async for frames in batches:

@@ -23,12 +23,13 @@ from datetime import datetime
 from typing import Any
 
 from nats_stream_source.errors import BadRequestError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, rfc3339
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_batch import BatchRequest, pages
 from nats_stream_source.jetstream.direct_multi import last_messages
 from nats_stream_source.jetstream.direct_multi_pages import LastRequest
 from nats_stream_source.jetstream.direct_single import SingleReads
 from nats_stream_source.jetstream.page import Page
+from nats_stream_source.jetstream.times import rfc3339
 
 Time = str | int | datetime
 """RFC 3339 text, nanoseconds since 1970, or an aware ``datetime``."""

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator
 
 from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
 from nats_stream_source.jetstream.direct_batch import check_same, ordered_pages
 from nats_stream_source.jetstream.direct_multi_pages import (
     ATTEMPTS,
@@ -36,9 +35,8 @@ from nats_stream_source.jetstream.direct_multi_pages import (
 from nats_stream_source.jetstream.direct_request import Reply, too_many
 from nats_stream_source.jetstream.read_after_write import reached
 from nats_stream_source.jetstream.subjects import covers, overlap
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.answers import EOB, NOBODY, NOT_FOUND
-
-log = logging.getLogger(__name__)
 
 MOST_SUBJECTS = 1024
 _IN_FLIGHT = 64  # message gets at the leader

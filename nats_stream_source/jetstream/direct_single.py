@@ -10,9 +10,10 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     ServerTooOldError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, nanoseconds
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_request import Reply, ask, check
 from nats_stream_source.jetstream.read_after_write import leader_message
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.answers import NOBODY, NOT_FOUND
 
 

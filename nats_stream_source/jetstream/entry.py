@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.api import StoredMessage, nanoseconds
+from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.bucket import Bucket
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import Headers, operations, parse_headers

@@ -8,13 +8,14 @@ nobody waits for may come after the deletion. That matters most where cancelling
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from nats_stream_source.logs import field_logger
+
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
@@ -35,4 +36,4 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.debug("after a cancellation: %s", error)
+        log.debug("after a cancellation", error=error)

@@ -1,9 +1,19 @@
-"""Three things that nats-py leaves out while it connects.
+"""What nats-py leaves out while it connects.
 
 *A server that does not encrypt is refused before anything is sent to it.* nats-py goes on in the
 clear where a server's greeting (INFO) asks for no TLS, whatever the address says, and sends the
 credentials. The greeting is the one thing that comes before them, at the first connect and at each
 reconnect, so it is looked at there.
+
+*Who may say where else to go.* A server announces its cluster's servers in INFO
+(``connect_urls``), and nats-py goes to them, with the credentials, when it reconnects. Where TLS
+was asked for, what the greeting announces is not believed: it comes before TLS does (but for
+``tls_handshake_first``), and whoever is on the way could name a host of his own, with a sound
+certificate for it. Servers from 2.12 on say it again behind TLS. What is no address is dropped, and
+a list that grows without end is cut off.
+
+*A greeting that is none* (no JSON, a text where a number should be) is a failed attempt like any
+other. nats-py's task for reconnecting would end at it without a word.
 
 *An attempt that failed is over.* nats-py keeps its socket open; and where the TLS handshake failed,
 it waits for ever for that socket to be closed, and never comes to the next server.
@@ -12,23 +22,90 @@ it waits for ever for that socket to be closed, and never comes to the next serv
 its transport; when it is cancelled in between, its ``close()`` does nothing any more.
 
 Beside ``bridge`` and ``repairs`` this is the one place that touches private names of nats-py,
-``Client._process_info`` and ``Client._transport``; ``tests/test_security.py`` checks them.
+``Client._process_info``, ``_process_connect_init``, ``_server_pool`` and ``_transport``;
+``tests/test_security.py`` checks them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
+from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.bridge import abort
+
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s/@:?#\[\]]+):\d{1,5}")
+_MOST_SERVERS = 1000  # that are known at a time; the largest clusters have some dozens
 
 
 class PlainServerError(nats.errors.Error):
     """The server does not encrypt, and the client asked for TLS."""
+
+
+class BadGreetingError(nats.errors.Error):
+    """What greets is no NATS server, or one that nothing here can speak with."""
+
+
+def check_greetings(client: Client, *, believe: bool) -> None:
+    """Let ``client`` survive any greeting, and follow only those that may be believed.
+
+    Args:
+        believe: whether the greeting may announce servers; what comes later always may.
+    """
+    look, go_on = client._process_info, client._process_connect_init
+
+    async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            _check(info)
+        info["connect_urls"] = (
+            _addresses(info.get("connect_urls"), _MOST_SERVERS - len(client._server_pool))
+            if believe or not initial_connection
+            else []
+        )
+        await look(info, initial_connection)
+
+    async def process_connect_init() -> None:
+        try:
+            await go_on()
+        except (OSError, nats.errors.Error, asyncio.TimeoutError, NatsSourceError):
+            raise
+        except Exception as error:
+            # Whatever a greeting can make nats-py stumble over; its text may hold anything.
+            raise BadGreetingError(
+                f"what the server says first cannot be read ({type(error).__name__})"
+            ) from error
+
+    client._process_info = process_info  # type: ignore[method-assign]
+    client._process_connect_init = process_connect_init  # type: ignore[method-assign]
+
+
+def _check(info: dict[str, Any]) -> None:
+    for name, kind in (("max_payload", int), ("nonce", str), ("version", str)):
+        if name in info and type(info[name]) is not kind:
+            raise BadGreetingError(f"the server's greeting has no sound {name!r}")
+    if info.get("max_payload", 1) < 1:
+        raise BadGreetingError("the server takes no messages: its 'max_payload' is not positive")
+
+
+def _addresses(announced: Any, most: int) -> list[str]:
+    if not isinstance(announced, list):
+        return []
+    return [one for one in announced if _is_address(one)][: max(most, 0)]
+
+
+def _is_address(announced: Any) -> bool:
+    if not isinstance(announced, str) or not _ADDRESS.fullmatch(announced):
+        return False
+    try:
+        return bool(urlsplit(f"nats://{announced}").port)
+    except ValueError:  # what stands in brackets is no IPv6 address, or the port is too high
+        return False
 
 
 def demand_tls(client: Client) -> None:

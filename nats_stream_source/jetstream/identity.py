@@ -7,7 +7,6 @@ certificate) counts at the next reconnect.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import ssl
 import time
 from datetime import datetime, timezone
@@ -24,8 +23,9 @@ from nats_stream_source.jetstream.credentials import (
 )
 from nats_stream_source.jetstream.settings import ConnectionSettings
 from nats_stream_source.jetstream.tls import load_identity, make_context
+from nats_stream_source.logs import field_logger
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 
 class UnusableError(nats.errors.Error):
@@ -108,7 +108,7 @@ class Identity:
         try:
             load_identity(self._context, settings.tls_cert_file, settings.tls_key_file)
         except ConfigurationError as error:
-            log.warning("the client's certificate stays as it was: %s", error)
+            log.warning("the client's certificate stays as it was", error=error)
 
     def refused(self) -> AuthorizationError:
         """The error for a server that does not accept what it was shown."""

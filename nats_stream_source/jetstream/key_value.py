@@ -18,7 +18,8 @@ from nats_stream_source.errors import (
     TtlNotSupportedError,
     WrongLastSequenceError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.answer import stream_config
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.bucket import EVERYTHING, Bucket, last_matching, look_up
 from nats_stream_source.jetstream.entry import Entry, entry_of
 from nats_stream_source.jetstream.kv_config import ABSENT_WHEN_OFF, KeyValueConfig
@@ -38,6 +39,7 @@ from nats_stream_source.jetstream.subjects import (
     is_literal,
     stream_of,
 )
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.jetstream.together import together
 from nats_stream_source.wire.headers import KV_OPERATION
 
@@ -77,7 +79,7 @@ class KeyValue(ReadOnlyKeyValue):
                 f"bucket {config.bucket!r} exists with other properties: open it, or change them "
                 f"with update_bucket (code 400, err_code 10058)"
             ) from error
-        return cls(jetstream, Bucket.of(config.bucket, answer["config"]))
+        return cls(jetstream, Bucket.of(config.bucket, stream_config(answer, "config")))
 
     @classmethod
     async def update_bucket(cls, jetstream: JetStream, config: KeyValueConfig) -> KeyValue:
@@ -98,7 +100,7 @@ class KeyValue(ReadOnlyKeyValue):
             present.pop(name, None)
         wanted = {**present, **config.stream_config()}
         answer = await jetstream.call(f"STREAM.UPDATE.{wanted['name']}", wanted)
-        return cls(jetstream, Bucket.of(config.bucket, answer["config"]))
+        return cls(jetstream, Bucket.of(config.bucket, stream_config(answer, "config")))
 
     @classmethod
     async def delete_bucket(cls, jetstream: JetStream, bucket: str) -> None:

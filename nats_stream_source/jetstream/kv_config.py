@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nats_stream_source.errors import ConfigurationError, UnsupportedStreamError
+from nats_stream_source.jetstream.answer import number, stream_config, table
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
     check_bucket,
@@ -246,15 +247,15 @@ class BucketStatus:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> BucketStatus:
         """From the answer of ``STREAM.INFO``; UnsupportedStreamError when it is no bucket."""
-        config, state = KeyValueConfig.of(answer["config"]), answer["state"]
+        config, state = KeyValueConfig.of(stream_config(answer, "config")), table(answer, "state")
         return cls(
             bucket=config.bucket,
-            values=state["messages"],
-            bytes=state["bytes"],
+            values=number(state, "messages"),
+            bytes=number(state, "bytes"),
             history=config.history,
             ttl=config.ttl,
             backing_store="JetStream",
-            last_revision=state["last_seq"],
+            last_revision=number(state, "last_seq"),
             config=config,
             stream_info=answer,
         )

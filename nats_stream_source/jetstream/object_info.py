@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nats_stream_source.errors import BadObjectInfoError, ObjectDamagedError
-from nats_stream_source.jetstream.api import StoredMessage, nanoseconds
+from nats_stream_source.jetstream.api import StoredMessage
+from nats_stream_source.jetstream.times import nanoseconds
 
 CHUNK_SIZE = 128 * 1024
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -71,13 +70,14 @@ from nats_stream_source.jetstream.subjects import (
     is_literal,
     write_subject,
 )
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.acks import ack_tokens
 from nats_stream_source.wire.frames import Frames
 
 MAPPING = 'mappings: { "$JS.<domain>.API.$O.>": "$O.>" }'
 """What the configuration of a domain's servers, or their account, needs for writes from outside."""
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 _REPLACED = 5  # how often an object that is replaced while it is read is read anew
 _WRITERS = 20  # how often a writer tries anew when another one was faster
@@ -404,7 +404,7 @@ class ObjectStore:
         try:
             return _Present(message.seq, ObjectInfo.of(message))
         except BadObjectInfoError as error:
-            log.warning("%r: what %r had is replaced, its chunks stay: %s", self, name, error)
+            log.warning("replaced, and its chunks stay", store=self, object=name, error=error)
             return _Present(message.seq, None)
 
     async def _replace(self, info: ObjectInfo, old: _Present) -> tuple[PubAck, _Present]:
@@ -433,7 +433,7 @@ class ObjectStore:
         try:
             await self.jetstream.call(f"STREAM.PURGE.{self.stream}", request)
         except NatsSourceError as error:
-            log.warning("%r: chunks of %r were not removed: %s", self, info.name, error)
+            log.warning("chunks not removed", store=self, object=info.name, error=error)
 
     def _no_way(self, error: NoStreamError) -> NoStreamError:
         if self.jetstream.connection.settings.api_prefix == DEFAULT_API_PREFIX:

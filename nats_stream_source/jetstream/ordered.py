@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import nats.errors
 import numpy as np
@@ -41,11 +41,14 @@ from nats_stream_source.errors import (
     DataLossError,
     MinLastSequenceError,
     NatsSourceError,
+    ProtocolError,
+    RequestTimeoutError,
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
+from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import passes
@@ -54,18 +57,21 @@ from nats_stream_source.jetstream.range_request import (
     RangeRequest,
     consumer_config,
 )
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.batches import Batcher
 from nats_stream_source.wire.columns import ack_tokens, is_delivery, with_acks
 from nats_stream_source.wire.cursor import Cursor, Rebuild, State, Step
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
+from nats_stream_source.wire.status import Status
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 _PONG_DEADLINE = 2.0  # seconds; a server that does not answer for so long is taken for lost
 _HELD_BACK = 0.05  # seconds that an answer to flow control is held back near the end of a range
 _FIRST_PAUSE = 0.02  # seconds before a rebuild that follows a fruitless one; doubles up to …
 _LONGEST_PAUSE = 2.0
+_MOST_PLACES = 30  # consumers until the leader is given one; servers place them at random
 _MOST_ORPHANS = 16  # the server removes them by itself within a minute
 
 _ADVICE = {
@@ -93,6 +99,7 @@ class OrderedReader:
         self._reconnects = 0
         self._flow_control = True
         self._stalled = False
+        self._detail = ""
         self._waited = 0.0
         self._kept = Batcher(request.batch_rows, request.batch_bytes)
 
@@ -128,7 +135,7 @@ class OrderedReader:
             await finish(self._leave())
         while (batch := self._kept.rest()) is not None:
             yield batch
-        log.debug("read %s of %s", cursor, self.request.stream)
+        log.debug("range read", stream=request.stream, cursor=cursor)
 
     def _next_batch(self) -> Frames | None:
         return self._kept.rest() if self.request.eager else self._kept.full()
@@ -171,15 +178,50 @@ class OrderedReader:
             if cursor.rebuilds:
                 await self._check_stream(jetstream)
             self._inbox = await connection.inbox(subject)
-            await jetstream.create_consumer(request.stream, self._consumer, config)
+            await self._create(jetstream, config)
         except (NatsSourceError, nats.errors.Error) as error:
             if isinstance(error, NatsSourceError) and not passes(error):
                 raise
             # A server that starts, or a stream without a leader, answers so for a while.
-            log.warning("%s: no consumer yet: %s", request.stream, error)
-            cursor.lost(Rebuild.NO_ANSWER)
+            self._lost(Rebuild.NO_ANSWER, str(error))
             return
         cursor.created()
+
+    async def _create(self, jetstream: JetStream, config: dict[str, Any]) -> None:
+        """The consumer; with ``at_leader`` as often as it takes until the right server has it."""
+        request = self.request
+        leader = await self._leader(jetstream) if request.at_leader else None
+        if leader is None:
+            await jetstream.create_consumer(request.stream, self._consumer, config)
+            return
+        for _ in range(_MOST_PLACES):
+            made = ConsumerInfo.parse(
+                await jetstream.add_consumer(request.stream, {"name": self._consumer, **config})
+            )
+            if made.leader == leader:
+                return
+            await self._delete(jetstream.connection, self._consumer)
+            self._serial += 1
+            # Another inbox too: what the one that was deleted has sent may be under way.
+            await self._drop_inbox()
+            config["deliver_subject"] = jetstream.connection.client.new_inbox()
+            self._inbox = await jetstream.connection.inbox(config["deliver_subject"])
+        raise RequestTimeoutError(
+            f"the server {leader!r}, which leads stream {request.stream}, was given none of "
+            f"{_MOST_PLACES} consumers"
+        )
+
+    async def _leader(self, jetstream: JetStream) -> str | None:
+        """The server that leads the stream and has ``end``; None where there is only one store."""
+        request = self.request
+        info = await jetstream.stream_info(request.stream)
+        if info.config.get("num_replicas", 1) == 1:
+            return None
+        if info.leader is None or info.last_seq < request.target:
+            raise RequestTimeoutError(
+                f"stream {request.stream} has no leader that has reached {request.target}"
+            )
+        return info.leader
 
     async def _check_stream(self, jetstream: JetStream) -> None:
         request = self.request
@@ -207,13 +249,13 @@ class OrderedReader:
         if connection is None or not self.cursor.rebuilds:
             return
         reason = self.cursor.rebuilds[-1]
-        log.warning("%s: consumer rebuilt: %s; %r", self.request.stream, reason.value, self.cursor)
+        self._log_rebuild(reason)
         if reason is Rebuild.STALLED:
             self._flow_control = False
             log.warning(
-                "%s: flow-control answers do not reach the server, so the next consumer does "
+                "flow-control answers do not reach the server, so the next consumer does "
                 "without: the user's permissions, or the account's import, lack '$JS.FC.>'",
-                self.request.stream,
+                stream=self.request.stream,
             )
         await self._drop_inbox()
         self._orphans = [*self._orphans, self._consumer][-_MOST_ORPHANS:]
@@ -225,6 +267,27 @@ class OrderedReader:
                     deletion = self._delete(connection, self._orphans[-1])
                     await asyncio.wait_for(deletion, _PONG_DEADLINE)
                     self._orphans.pop()
+
+    def _lost(self, reason: Rebuild, detail: str) -> None:
+        """Give the consumer up; ``detail`` is what the server, or the lack of one, said."""
+        self._detail = detail
+        self.cursor.lost(reason)
+
+    def _log_rebuild(self, reason: Rebuild) -> None:
+        """The line that ``nats_stream_source.rebuilds`` counts."""
+        request, cursor = self.request, self.cursor
+        log.warning(
+            "consumer rebuilt",
+            stream=request.stream,
+            start=request.start,
+            end="none" if request.end == ENDLESS else request.end,
+            position=cursor.position,
+            reason=reason.value,
+            attempt=cursor.fruitless,
+            consumer=self._consumer,
+            detail=self._detail,
+        )
+        self._detail = ""
 
     async def _delete(self, connection: Connection, consumer: str) -> None:
         # Gone already is what is wanted.
@@ -254,9 +317,10 @@ class OrderedReader:
                     await self._delete(connection, consumer)
         except (NatsSourceError, nats.errors.Error, OSError) as error:
             log.warning(
-                "%s: its consumer could not be deleted: %s. The server removes it by itself",
-                self.request.stream,
-                error,
+                "a consumer could not be deleted; the server removes it by itself",
+                stream=self.request.stream,
+                consumer=consumers[-1],
+                error=error,
             )
         if not clean:
             await self._link.drop()
@@ -289,31 +353,30 @@ class OrderedReader:
         headers = parse_headers(frames.header(i)) if len(frames.header(i)) else None
         status = headers.status if headers else None
         if headers is None or status is None:
-            log.warning("%s: a message that is no delivery was ignored", self.request.stream)
+            log.warning("a message that is no delivery was ignored", stream=self.request.stream)
             return
         if status != 100:
-            log.warning("%s: status %s %s", self.request.stream, status, headers.description)
-            self.cursor.lost(Rebuild.CONSUMER_GONE)
+            self._lost(Rebuild.CONSUMER_GONE, f"{status} {headers.description}".strip())
             return
-        if reply := frames.reply(i):
-            await self._answer(self.cursor.flow_control(reply.decode()))
+        said = Status.of(headers, frames.reply(i).decode("utf-8", "surrogateescape"))
+        if said.reply is not None:
+            await self._answer(self.cursor.flow_control(said.reply))
             return
-        stalled = headers.get("Nats-Consumer-Stalled")
-        self._stalled = stalled is not None
-        await self._answer(
-            self.cursor.heartbeat(
-                int(headers.get("Nats-Last-Consumer") or 0),
-                int(headers.get("Nats-Last-Stream") or 0),
-                stalled,
-            )
-        )
+        self._stalled = said.stalled is not None
+        step = self.cursor.heartbeat(said.last_consumer or 0, said.last_stream or 0, said.stalled)
+        await self._answer(step)
 
     async def _answer(self, step: Step) -> None:
         if step.answer is None or self._connection is None:
             return
         # Where the connection is closed, the main loop sees it next.
-        with contextlib.suppress(nats.errors.Error):
-            await self._connection.client.publish(step.answer)
+        try:
+            with contextlib.suppress(nats.errors.Error):
+                await self._connection.client.publish(step.answer)
+        except UnicodeEncodeError:
+            raise ProtocolError(
+                f"flow control is to be answered on a subject that is not UTF-8: {step.answer!r}"
+            ) from None
         # Two turns, in which nats-py's flusher writes: if Spark pauses us now, no loop runs, and
         # an answer that waits in a buffer would stall the server.
         await asyncio.sleep(0)

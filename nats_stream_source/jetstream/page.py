@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nats_stream_source.jetstream.api import StoredMessage, rfc3339
+from nats_stream_source.jetstream.api import StoredMessage
+from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.wire.answer_columns import Answers, texts
 from nats_stream_source.wire.columns import ack_tokens
 from nats_stream_source.wire.frames import Frames

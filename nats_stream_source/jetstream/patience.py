@@ -6,7 +6,6 @@ request that this package makes can be repeated, so a passing failure is no reas
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -25,10 +24,11 @@ from nats_stream_source.errors import (
     RequestTimeoutError,
     TlsError,
 )
+from nats_stream_source.logs import field_logger
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 
 def passes(error: BaseException) -> bool:
@@ -42,7 +42,7 @@ def passes(error: BaseException) -> bool:
 
 def _say(attempt: RetryCallState) -> None:
     assert attempt.outcome is not None
-    log.warning("asking again after: %s", attempt.outcome.exception())
+    log.warning("asking again", attempt=attempt.attempt_number, error=attempt.outcome.exception())
 
 
 async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:

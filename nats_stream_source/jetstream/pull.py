@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TypeVar
 
 from nats_stream_source.errors import (
@@ -28,8 +27,9 @@ from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.pull_request import PullRequest
+from nats_stream_source.logs import field_logger
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 _FIRST_PAUSE = 0.05  # seconds before asking again after a refusal; doubles up to …
 _LONGEST_PAUSE = 2.0
@@ -134,7 +134,12 @@ class PullSubscription(Closing):
         except NatsSourceError as error:
             if not messages:
                 raise
-            log.warning("%s: after %d messages: %s", self.consumer.where, len(messages), error)
+            log.warning(
+                "a fetch ended early",
+                consumer=self.consumer.where,
+                messages=len(messages),
+                error=error,
+            )
             if self._on_error is not None:
                 self._on_error(error)
         except BaseException:  # cancelled: what was received is given back, then it is passed on
@@ -174,7 +179,7 @@ class PullSubscription(Closing):
                     await self._drop_current(request)
                 # Nothing was lost with the connection: what was not acknowledged comes again.
                 if isinstance(error, ConnectError) and self._connection.client.is_connected:
-                    log.warning("%s", error)
+                    log.warning("asking again", consumer=self.consumer.where, error=error)
                     continue
                 if self._on_error is None or not isinstance(error, ConflictStatusError):
                     raise

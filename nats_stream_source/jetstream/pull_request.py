@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from typing import Any
 
 import nats.errors
@@ -25,9 +24,10 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.arrivals import MOST_BYTES, Arrivals
 from nats_stream_source.jetstream.bound import BoundConsumer
 from nats_stream_source.jetstream.message import JsMessage
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.status import CONFLICT, CONTROL, Status, status_error
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 _ALARM_AFTER = 3  # heartbeat intervals (ADR-15, "Heartbeats")
 _SHORTEST = 0.5  # seconds that a request with heartbeats lasts at least
@@ -214,4 +214,4 @@ async def give_back(arrivals: Arrivals) -> None:
                 await item.nak()
         except NatsSourceError as error:
             # Not more than a delay is lost: the ack wait brings them back.
-            log.debug("not given back: %s", error)
+            log.debug("not given back", error=error)

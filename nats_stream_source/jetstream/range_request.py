@@ -25,6 +25,9 @@ class RangeRequest:
         last_per_subject: deliver only the last message of each subject (then ``start`` is 0).
         headers_only: leave payloads out.
         batch_rows, batch_bytes: the most that one yielded ``Frames`` holds.
+        at_leader: only consumers that the stream's leader serves, once it has ``end``. What a
+            subject's last message is, a replica that lags does not know: it would deliver an older
+            one, and later the right one.
         eager: yield what has arrived at once, instead of full batches; and an empty batch when
             ``reach`` is reached though no message said so.
         reach: the sequence that what delivers must have looked at (ADR-53); ``end`` when None, and
@@ -41,6 +44,7 @@ class RangeRequest:
     filters: tuple[str, ...] = ()
     last_per_subject: bool = False
     headers_only: bool = False
+    at_leader: bool = False
     batch_rows: int = 8192
     batch_bytes: int = 8 << 20
     eager: bool = False

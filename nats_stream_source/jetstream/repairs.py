@@ -22,7 +22,7 @@ import asyncio
 import nats.errors
 from nats.aio.client import Client
 
-_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 _TOO_MANY = "maximum subscriptions exceeded"
 
 
@@ -48,7 +48,7 @@ def _refusals(client: Client) -> None:
 
     async def process_err(err_msg: str) -> None:
         lower = err_msg.lower()
-        refused = client.is_connected and any(sign in lower for sign in _REFUSALS)
+        refused = client.is_connected and any(sign in lower for sign in REFUSALS)
         if not refused and _TOO_MANY not in lower:
             await go_on(err_msg)
             return

@@ -125,28 +125,77 @@ def covers(wide: str, narrow: str) -> bool:
     return len(left) == len(right)
 
 
+def intersection(one: str, other: str) -> str | None:
+    """The filter for what both filters match; None where they do not overlap."""
+    left, right = one.split("."), other.split(".")
+    common: list[str] = []
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a == ">":
+            return ".".join(common + right[index:])
+        if b == ">":
+            return ".".join(common + left[index:])
+        if a != b and "*" not in (a, b):
+            return None
+        common.append(b if a == "*" else a)
+    return ".".join(common) if len(left) == len(right) else None
+
+
+def check_subject_filter(pattern: str) -> str:
+    """Return ``pattern`` if it is a subject, or one with wildcards; InvalidNameError if not."""
+    tokens = pattern.split(".")
+    for index, token in enumerate(tokens):
+        if token == "*" or (token == ">" and index == len(tokens) - 1):
+            continue
+        # Within a token the server takes '*' and '>' for themselves; nobody means that here.
+        if not token or set(token) & set("*> \t\r\n\f\0"):
+            raise InvalidNameError(
+                f"{pattern!r} is not a subject filter: tokens between dots, without spaces; a "
+                f"token may be '*', and the last one '>'"
+            )
+    return pattern
+
+
+def check_stream(name: str) -> str:
+    """Return ``name`` if a stream can have it; raise InvalidNameError otherwise."""
+    if not name or set(name) & set(". *>/\\\t\r\n\f\0"):
+        raise InvalidNameError(
+            f"{name!r} is not a stream's name: no spaces, dots, slashes or wildcards. The option "
+            f"'subject' looks a stream up by a subject that it has"
+        )
+    return name
+
+
 def check_filters(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the filters if each is valid and no two overlap, as one consumer needs them.
+    """Return the key filters if each is valid and no two overlap, as one consumer needs them.
 
     Raises:
         InvalidNameError: one is no filter.
         ConfigurationError: two overlap; the server refuses such a consumer (10138).
     """
-    checked = tuple(check_filter(pattern) for pattern in patterns)
-    # Two keys overlap only if they are the same, so thousands of keys are no work.
-    keys: set[str] = set()
+    return _apart(tuple(check_filter(pattern) for pattern in patterns), "key", "keys")
+
+
+def check_subject_filters(patterns: Iterable[str]) -> tuple[str, ...]:
+    """:func:`check_filters` for subjects of any stream."""
+    checked = tuple(check_subject_filter(pattern) for pattern in patterns)
+    return _apart(checked, "subject", "filterSubjects")
+
+
+def _apart(checked: tuple[str, ...], what: str, option: str) -> tuple[str, ...]:
+    # Two literals overlap only if they are the same, so thousands of them are no work.
+    literals: set[str] = set()
     wild: list[str] = []
     for one in checked:
         literal = is_literal(one)
-        others = wild if literal else [*wild, *keys]
-        for other in [one] if one in keys else others:
+        others = wild if literal else [*wild, *literals]
+        for other in [one] if one in literals else others:
             if overlap(one, other):
                 raise ConfigurationError(
-                    f"the key filters {other!r} and {one!r} overlap: a key that matches both "
-                    f"would be read twice; keep the wider one in the option 'keys'"
+                    f"the {what} filters {other!r} and {one!r} overlap: a {what} that matches both "
+                    f"would be read twice; keep the wider one in the option {option!r}"
                 )
         if literal:
-            keys.add(one)
+            literals.add(one)
         else:
             wild.append(one)
     return checked

@@ -19,7 +19,6 @@ the same configuration would both be told that they created it, and both would d
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from typing import Literal, TypeVar, overload
 
@@ -51,10 +50,11 @@ from nats_stream_source.jetstream.workflow import (
     check_request,
     new_consumer,
 )
+from nats_stream_source.logs import field_logger
 
 __all__ = ["ConsumerConfig", "JsMessage", "find_stream", "subscribe"]
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 CREATOR = "nats-stream-source.creator"
 """The metadata key of a durable consumer's creator."""
@@ -231,7 +231,7 @@ async def _look_up(
             raise
         # A pull subscription goes on (ADR-15, "Consumer name"): its user may be one who may pull
         # and not look; and if the consumer is missing, the first request says so.
-        log.warning("consumer %r of stream %r was not looked up: %s", name, stream, error)
+        log.warning("consumer not looked up", stream=stream, consumer=name, error=error)
         unknown = {"ack_policy": "explicit"}
         info = ConsumerInfo(stream, name, unknown, False, 0, 0, 0, None)
         return BoundConsumer(jetstream, info, created=False)
@@ -291,7 +291,7 @@ async def _undo(jetstream: JetStream, stream: str, name: str, token: str | None)
                 return
         await jetstream.delete_consumer(stream, name)
     except NatsSourceError as error:
-        log.debug("consumer %r of stream %r was not deleted: %s", name, stream, error)
+        log.debug("consumer not deleted", stream=stream, consumer=name, error=error)
 
 
 async def _bind(
@@ -354,7 +354,7 @@ async def _reached(
         try:
             await subscription.unsubscribe()
         except NatsSourceError as error:
-            log.warning("%s: %s", consumer.where, error)
+            log.warning("not unsubscribed", consumer=consumer.where, error=error)
         raise
     return subscription
 

@@ -25,7 +25,6 @@ limits drop messages; it never deletes the consumer that it created.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -47,10 +46,11 @@ from nats_stream_source.jetstream.bound import BoundConsumer, Closing, OnError
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.turn import Turn
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.gaps import Gap, GapWatch
 from nats_stream_source.wire.status import CONTROL, Status, status_error
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 OnMessage = Callable[[JsMessage], Awaitable[None]]
 _S = TypeVar("_S", bound="Subscription")
@@ -226,7 +226,7 @@ class Subscription(Closing):
             await self._connection.client.publish(subject)
         except (nats.errors.Error, OSError) as error:
             # Not answered: the next heartbeat says again that the server waits.
-            log.warning("%s: flow control not answered: %s", self.consumer.where, error)
+            log.warning("flow control not answered", consumer=self.consumer.where, error=error)
             return
         self._answered = subject
         self._answered_at = asyncio.get_running_loop().time()
@@ -280,7 +280,7 @@ class Subscription(Closing):
             try:
                 await asyncio.wait_for(self._check(), _LOOK_DEADLINE)
             except asyncio.TimeoutError:
-                log.debug("%s: no answer in %g s", self.consumer.where, _LOOK_DEADLINE)
+                log.debug("no answer", consumer=self.consumer.where, seconds=_LOOK_DEADLINE)
         if interval is not None:
             raise MissedHeartbeatError(
                 f"{self.consumer.where}: neither message nor heartbeat for "
@@ -314,13 +314,13 @@ class Subscription(Closing):
             except Exception as error:
                 if self._on_error is not None:
                     self._on_error(error)
-                log.error("%s: no message is handed over any more: %s", self.consumer.where, error)
+                log.error("no message is handed over", consumer=self.consumer.where, error=error)
                 raise
             try:
                 await callback(message)
             except Exception as error:  # the user's code may raise anything
                 if self._on_error is None:
-                    log.error("%s: the callback failed on %r", self.consumer.where, message)
+                    log.error("the callback failed", consumer=self.consumer.where, message=message)
                     raise
                 self._on_error(error)
 

@@ -7,7 +7,7 @@ Three things can be wrong, and each is data loss to the query:
   backup), or it has grown past it again and has another message at ``stream_seq``: its time is not
   the offset's. This cannot be seen where that very message was superseded meanwhile.
 - *aged out*: the stream begins after the offset, so that entries went away unread. Current values
-  of a bucket are exempt, since compaction is their nature; ``includeHistory`` asks for all.
+  are exempt, since compaction is their nature (``Query.complete``).
 
 With ``failOnDataLoss`` (the default) each is an error. Without, it is a warning, and the query goes
 on without repeating a row: in a new epoch, from the beginning of the new stream, or from the first
@@ -16,17 +16,19 @@ message that is later than all it has read; or simply with what is left.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.link import Link
-from nats_stream_source.options import KvOptions
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
+from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.source.offsets import Offset
+from nats_stream_source.source.query import Query
 from nats_stream_source.source.ranges import answered, first_after
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 
 async def time_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | None:
@@ -40,8 +42,8 @@ async def time_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | Non
 class Continuity:
     """Compares offsets with the stream as its leader has it now."""
 
-    def __init__(self, options: KvOptions, link: Link) -> None:
-        self._options = options
+    def __init__(self, query: Query, link: Link) -> None:
+        self._query = query
         self._link = link
 
     async def _jetstream(self) -> JetStream:
@@ -51,8 +53,10 @@ class Continuity:
         """Where reading goes on from ``start``: ``start`` itself, or a new epoch after a loss."""
         if info.created != start.created:
             self._lost(
+                info.name,
                 f"stream {info.name} was deleted and made again (created {info.created}, the "
-                f"checkpoint has {start.created}): what came after revision {start.stream_seq} "
+                f"checkpoint has {start.created}): what came after {self._query.words.sequence} "
+                f"{start.stream_seq} "
                 f"and was not read is gone",
                 "read the new stream from its beginning",
             )
@@ -60,38 +64,62 @@ class Continuity:
         if await self._set_back(start, info):
             at = await self._first_later(start, info)
             self._lost(
+                info.name,
                 f"stream {info.name} was set back: it now ends at {info.last_seq}, or has another "
                 f"message at {start.stream_seq}, which the query had read",
-                f"go on after revision {at}",
+                f"go on after {self._query.words.sequence} {at}",
             )
             return _new_epoch(
                 start, info.created, at, await time_at(await self._jetstream(), info, at)
             )
-        # Where the query has not begun, history goes as far back as it does.
-        begun = start.stream_seq > start.origin or self._options.start_sequence is not None
-        if self._options.include_history and begun and info.first_seq > start.stream_seq + 1:
-            self.aged_out(info, start.stream_seq + 1)
+        # Where the query has not read yet, history goes as far back as it does; not so what came
+        # since the query began, nor a sequence that the user named.
+        chosen = self._query.beginning.policy is DeliverPolicy.BY_START_SEQUENCE
+        begun = start.stream_seq > start.origin or chosen
+        due = start.stream_seq if begun else max(start.stream_seq, start.initial_through)
+        if info.first_seq > due + 1 and self._query.complete(self._query.content(info)):
+            self.aged_out(info, due + 1)
         return start
 
-    def aged_out(self, info: StreamInfo, expected: int) -> None:
-        """Report that the stream begins later than at ``expected``, from where all was wanted."""
+    def aged_out(
+        self,
+        info: StreamInfo,
+        expected: int,
+        end: int | None = None,
+        filters: tuple[str, ...] | None = None,
+    ) -> None:
+        """Report that of ``expected`` to ``end``, of which all was wanted, something is gone.
+
+        Args:
+            filters: the filter subjects of the read; None for those of the query's options, of
+                which the filters of a DataFrame may leave a part only.
+        """
+        gone = info.first_seq - 1 if end is None else min(info.first_seq - 1, end)
+        words = self._query.words
         what = (
-            f"stream {info.name} begins at {info.first_seq} by now: revisions {expected} to "
-            f"{info.first_seq - 1} went away before they were read (option 'includeHistory' asks "
-            f"for all of them; a deeper history keeps them)"
+            f"stream {info.name} begins at {info.first_seq} by now: {words.sequence}s {expected} "
+            f"to {gone} went away before they were read ({words.keeps})"
         )
-        if self._options.keys:
-            # Which keys they were of, nobody knows any more: perhaps none of the query's.
-            log.warning("%s, if there were any of keys=%s", what, ",".join(self._options.keys))
+        content = self._query.content(info)
+        names = self._query.filter if content.counted else ()
+        if filters is not None and filters != content.filters:
+            names = tuple(one.removeprefix(content.prefix) for one in filters)
+        if names:
+            # Which subjects they were of, nobody knows any more: perhaps none of the query's.
+            log.warning(
+                f"{what}, if there were any of {words.filters}={','.join(names)}", stream=info.name
+            )
             return
-        self._lost(what, f"go on with revision {info.first_seq}")
+        self._lost(info.name, what, f"go on with {words.sequence} {info.first_seq}")
 
     async def readable_through(self, end: Offset, info: StreamInfo) -> int:
         """Up to which sequence a range that an earlier process planned can still be read."""
         if info.created != end.created:
             self._lost(
-                f"stream {info.name} was deleted and made again: the micro-batch up to revision "
-                f"{end.stream_seq}, which was planned but not finished, is gone",
+                info.name,
+                f"stream {info.name} was deleted and made again: the micro-batch up to "
+                f"{self._query.words.sequence} {end.stream_seq}, which was planned but not "
+                f"finished, is gone",
                 "leave that micro-batch empty",
             )
             return 0
@@ -99,9 +127,11 @@ class Continuity:
             return end.stream_seq
         at = await self._first_later(end, info)
         self._lost(
-            f"stream {info.name} was set back: of the micro-batch up to revision "
-            f"{end.stream_seq}, which was planned but not finished, what came after {at} is gone",
-            f"read it up to revision {at}",
+            info.name,
+            f"stream {info.name} was set back: of the micro-batch up to "
+            f"{self._query.words.sequence} {end.stream_seq}, which was planned but not finished, "
+            f"what came after {at} is gone",
+            f"read it up to {self._query.words.sequence} {at}",
         )
         return min(at, end.stream_seq)
 
@@ -131,13 +161,13 @@ class Continuity:
 
         return max(0, await answered(first_after(info.first_seq, info.last_seq), later) - 1)
 
-    def _lost(self, what: str, instead: str) -> None:
-        if self._options.fail_on_data_loss:
+    def _lost(self, stream: str, what: str, instead: str) -> None:
+        if self._query.reading.fail_on_data_loss:
             raise DataLossError(
-                f"{what}. Set the option failOnDataLoss=false to {instead}, or use another "
-                f"checkpoint location to begin anew"
+                f"{what}. Set the option failOnDataLoss=false to {instead}; a streaming "
+                f"query can begin anew with another checkpoint location"
             )
-        log.warning("%s; failOnDataLoss=false: %s", what, instead)
+        log.warning(f"data loss accepted: {what}; failOnDataLoss=false: {instead}", stream=stream)
 
 
 def _new_epoch(start: Offset, created: str, origin: int, time: str | None = None) -> Offset:

@@ -4,8 +4,8 @@ The arithmetic is that of ``source.ranges``, the answers come from ``source.coun
 may be asked for what, and for how long.
 
 How many tasks Spark runs at a time, nobody tells the planner: its process has no session, no Spark
-context, no configuration and no variable that says so (Spark 4.2). The driver's cores stand in,
-which is right for ``local[*]``; on a cluster the option ``minPartitions`` says more.
+context, no configuration and no variable that says so (Spark 4.2 and 4.3). The driver's cores stand
+in, which is right for ``local[*]``; on a cluster the option ``minPartitions`` says more.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nats_stream_source.errors import OffsetError
+from nats_stream_source.errors import OffsetError, ProtocolError
+from nats_stream_source.jetstream.times import nanoseconds
 
 VERSION = 1
 
@@ -80,10 +81,10 @@ class Offset:
                 epoch=_typed(json, "epoch", int),
                 origin=_typed(json, "origin", int),
                 stream_seq=_typed(json, "stream_seq", int),
-                time=None if json["time"] is None else _typed(json, "time", str),
+                time=None if json["time"] is None else _time(json, "time"),
                 consumer_seq=_typed(json, "consumer_seq", int),
                 initial_through=_typed(json, "initial_through", int),
-                filter=tuple(str(pattern) for pattern in _typed(json, "filter", list)),
+                filter=_texts(json, "filter"),
             )
         except KeyError as missing:
             raise OffsetError(f"the checkpoint's offset has no {missing}: {dict(json)!r}") from None
@@ -97,6 +98,22 @@ def _typed(json: Mapping[str, Any], name: str, kind: type) -> Any:
     if type(value) is not kind:
         raise OffsetError(f"the checkpoint's offset has {name}={value!r}, not a {kind.__name__}")
     return value
+
+
+def _time(json: Mapping[str, Any], name: str) -> str:
+    value: str = _typed(json, name, str)
+    try:
+        nanoseconds(value)
+    except ProtocolError:
+        raise OffsetError(f"the checkpoint's offset has {name}={value!r}, not a time") from None
+    return value
+
+
+def _texts(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    values: list[Any] = _typed(json, name, list)
+    if not all(type(value) is str for value in values):
+        raise OffsetError(f"the checkpoint's offset has {name}={values!r}, not a list of str")
+    return tuple(values)
 
 
 def range_between(start: Offset, end: Offset) -> tuple[int, int]:

@@ -10,13 +10,14 @@ class Plan:
     """One split: what a reader has to deliver, and how to label it.
 
     Attributes:
+        prefix: what stands before a key in every subject.
         start, end: the range ``(start, end]``.
         last_per_subject: read each key's last entry only.
-        complete_from: after the read, the stream must not begin after this sequence, or entries
-            went away unread; None where that does not matter.
+        initial_through: rows up to this sequence are initial values.
+        complete_from: the first sequence that the stream had of the range, where all messages are
+            wanted: those that go away before they are read are a loss. None where not.
     """
 
-    bucket: str
     stream: str
     created: str
     prefix: str

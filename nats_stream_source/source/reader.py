@@ -15,45 +15,62 @@ import pyarrow as pa
 
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.bucket import look_up
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.range_request import RangeRequest
-from nats_stream_source.options import KvOptions
 from nats_stream_source.source.continuity import Continuity
 from nats_stream_source.source.plan import Plan
-from nats_stream_source.source.rows import kv_rows
+from nats_stream_source.source.query import Query
 from nats_stream_source.source.runtime import Runner, kept_runner
 from nats_stream_source.source.small_range import small_range
+from nats_stream_source.source.unbroken import Unbroken
+from nats_stream_source.wire.columns import ack_tokens
 from nats_stream_source.wire.frames import Frames
 
 
-def read_split(plan: Plan, options: KvOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a split in the order of their revisions.
+def read_split(plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a split in the order of their sequences.
 
     Raises:
         DataLossError: the stream was replaced, or rows of the range were gone before they were
             read and ``failOnDataLoss`` is set.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered``.
     """
-    runner = kept_runner(options.connection)
-    if (small := runner.run(_small(runner.link, plan, options))) is not None:
+    runner = kept_runner(query.connection)
+    unbroken = None if plan.complete_from is None else Unbroken(plan.complete_from)
+    if (small := runner.run(_small(runner.link, plan, query))) is not None:
         frames, info = small
-        _check(info, runner.link, plan, options)
-        yield from _rows(frames, plan, options)
+        _check(info, runner.link, plan, query, _followed(unbroken, frames))
+        yield from rows_of(frames, plan, query)
         return
-    with contextlib.closing(_consume(runner, plan, options)) as batches:
+    with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
-            yield from _rows(frames, plan, options)
-    info = runner.run(
-        patiently(lambda: _look(runner.link, plan), options.connection.connect_timeout)
-    )
-    _check(info, runner.link, plan, options)
+            _followed(unbroken, frames)
+            yield from rows_of(frames, plan, query)
+    _check(stream_after(runner, plan, query), runner.link, plan, query, unbroken)
 
 
-def _consume(runner: Runner, plan: Plan, options: KvOptions) -> Generator[Frames, None, None]:
-    """The messages of the range, from an ordered consumer."""
+def _followed(unbroken: Unbroken | None, frames: Frames) -> Unbroken | None:
+    if unbroken is not None and len(frames):
+        unbroken.add(ack_tokens(frames).stream_seq)
+    return unbroken
+
+
+def consume(
+    runner: Runner,
+    plan: Plan,
+    query: Query,
+    *,
+    headers_only: bool | None = None,
+    at_leader: bool = False,
+) -> Generator[Frames, None, None]:
+    """The messages of the range, from an ordered consumer.
+
+    Args:
+        headers_only: leave payloads out; as the query has it where that is not said.
+        at_leader: see :class:`RangeRequest`.
+    """
     reader = OrderedReader(
         runner.link,
         RangeRequest(
@@ -63,45 +80,53 @@ def _consume(runner: Runner, plan: Plan, options: KvOptions) -> Generator[Frames
             end=plan.end,
             filters=plan.filters,
             last_per_subject=plan.last_per_subject,
-            headers_only=options.meta_only,
+            headers_only=query.headers_only if headers_only is None else headers_only,
+            at_leader=at_leader,
         ),
     )
     return runner.iterate(reader.batches())
 
 
-def _rows(frames: Frames, plan: Plan, options: KvOptions) -> Iterator[pa.RecordBatch]:
+def rows_of(frames: Frames, plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
     """Their rows, if there are any."""
     if not len(frames):
         return
-    rows = kv_rows(
-        frames,
-        bucket=plan.bucket,
-        prefix=plan.prefix,
-        stream_created=plan.created,
-        initial_through=plan.initial_through,
-        meta_only=options.meta_only,
-        ignore_deletes=options.ignore_deletes,
-    )
+    rows = query.rows(frames, plan)
     if rows.num_rows:
         yield rows
 
 
-async def _small(link: Link, plan: Plan, options: KvOptions) -> tuple[Frames, StreamInfo] | None:
+async def _small(link: Link, plan: Plan, query: Query) -> tuple[Frames, StreamInfo] | None:
     jetstream = JetStream(await link.connection())
-    return await small_range(jetstream, plan, headers_only=options.meta_only)
+    return await small_range(jetstream, plan, headers_only=query.headers_only)
 
 
-async def _look(link: Link, plan: Plan) -> StreamInfo:
-    return await look_up(JetStream(await link.connection()), plan.bucket)
+def stream_after(runner: Runner, plan: Plan, query: Query) -> StreamInfo:
+    """The stream after the read, as its leader has it; DataLossError when it is another one."""
+
+    async def look() -> StreamInfo:
+        return await query.look(JetStream(await runner.link.connection()), plan.stream)
+
+    info = runner.run(patiently(look, query.connection.connect_timeout))
+    _check_created(info, plan)
+    return info
 
 
-def _check(info: StreamInfo, link: Link, plan: Plan, options: KvOptions) -> None:
+def _check_created(info: StreamInfo, plan: Plan) -> None:
     if info.created != plan.created:
         # Rows of two streams may be mixed: no setting makes them right, only a new plan does.
         raise DataLossError(
             f"stream {plan.stream} was deleted and made again (created {info.created}) while the "
-            f"range ({plan.start}, {plan.end}] of {plan.created} was read. With the option "
-            f"failOnDataLoss=false the restarted query goes on with the new stream"
+            f"range ({plan.start}, {plan.end}] of {plan.created} was read. A batch has to be "
+            f"loaded again; a streaming query that is restarted with the option "
+            f"failOnDataLoss=false goes on with the new stream"
         )
-    if plan.complete_from is not None and info.first_seq > plan.complete_from:
-        Continuity(options, link).aged_out(info, plan.complete_from)
+
+
+def _check(
+    info: StreamInfo, link: Link, plan: Plan, query: Query, unbroken: Unbroken | None
+) -> None:
+    _check_created(info, plan)
+    if unbroken is not None and unbroken.through < min(info.first_seq - 1, plan.end):
+        expected = unbroken.through + 1
+        Continuity(query, link).aged_out(info, expected, plan.end, plan.filters)

@@ -13,15 +13,15 @@ that the answers would need much memory.
 
 from __future__ import annotations
 
-import logging
-
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo, nanoseconds
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.jetstream.subjects import covers
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.jetstream.together import together
+from nats_stream_source.logs import field_logger
 from nats_stream_source.source.plan import Plan
-from nats_stream_source.wire.deliveries import Delivered, deliveries
+from nats_stream_source.wire.deliveries import Delivered, deliveries, with_size
 from nats_stream_source.wire.frames import Frames
 
 MOST_SEQUENCES = 32
@@ -30,7 +30,7 @@ MOST_SEQUENCES = 32
 _MOST_BYTES = 64 << 20  # of answers that may be under way at once, were each of the largest size
 _LARGE = 64 << 10  # bytes; messages of this size on average are left to a consumer
 
-log = logging.getLogger(__name__)
+log = field_logger(__name__)
 
 
 async def small_range(
@@ -51,20 +51,20 @@ async def small_range(
     try:
         return await _read(jetstream, plan, headers_only)
     except PermissionDeniedError as error:
-        log.warning("%s: a small range is read by a consumer: %s", plan.stream, error)
+        log.warning("a small range is read by a consumer", stream=plan.stream, error=error)
     except StreamNotFoundError:
         pass  # the consumer meets it too, if it stays so
     except NatsSourceError as error:
         if not passes(error):
             raise
-        log.info("%s: a small range is read by a consumer: %s", plan.stream, error)
+        log.info("a small range is read by a consumer", stream=plan.stream, error=error)
     return None
 
 
 async def _read(
     jetstream: JetStream, plan: Plan, headers_only: bool
 ) -> tuple[Frames, StreamInfo] | None:
-    before, leader = await _look(jetstream, plan.stream)
+    before = await jetstream.stream_info(plan.stream)
     if before.created != plan.created:
         return Frames.join([]), before
     if before.last_seq < plan.end or before.nbytes > _LARGE * before.messages:
@@ -73,11 +73,13 @@ async def _read(
         lambda seq: jetstream.message(plan.stream, seq=seq), range(plan.start + 1, plan.end + 1)
     )
     found = [message for message in answers if message is not None]
-    after, still = await _look(jetstream, plan.stream)
+    after = await jetstream.stream_info(plan.stream)
     if after.created != plan.created:
         return Frames.join([]), after
-    if still != leader or after.last_seq < plan.end:
-        log.info("%s: the leader changed: a small range is read by a consumer", plan.stream)
+    if after.leader != before.leader or after.last_seq < plan.end:
+        log.info(
+            "a small range is read by a consumer", stream=plan.stream, error="the leader changed"
+        )
         return None
     if any("\ufffd" in message.subject for message in found):
         return None  # may be the server's stand-in for bytes that are not UTF-8
@@ -86,16 +88,10 @@ async def _read(
             message.subject,
             message.seq,
             nanoseconds(message.time),
-            message.headers,
+            with_size(message.headers, len(message.data)) if headers_only else message.headers,
             b"" if headers_only else message.data,
         )
         for message in found
         if not plan.filters or any(covers(one, message.subject) for one in plan.filters)
     ]
     return deliveries(plan.stream, matching), after
-
-
-async def _look(jetstream: JetStream, stream: str) -> tuple[StreamInfo, str | None]:
-    """The stream's state, and the name of the server that says so; None outside of a cluster."""
-    answer = await jetstream.call(f"STREAM.INFO.{stream}")
-    return StreamInfo.parse(answer), (answer.get("cluster") or {}).get("leader")

@@ -148,7 +148,9 @@ def read_status(block: Block) -> Status:
 
     def number(name: str) -> int | None:
         value = headers.get(name)
-        return int(value) if value is not None and value.isdigit() else None
+        # Not all that isdigit() is a number: "²".
+        sound = value is not None and value.isascii() and value.isdigit() and len(value) < 20
+        return int(value) if value is not None and sound else None
 
     return Status(
         headers.status,

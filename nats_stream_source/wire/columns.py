@@ -25,14 +25,15 @@ __all__ = [
 ]
 
 
-def subjects(frames: Frames, *, after: str = "") -> pa.Array:
+def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Array:
     """The subjects: ``pa.string()``, empty for control frames.
 
     Args:
         after: a prefix that every subject has; what follows it is given.
+        replace: what is not UTF-8 becomes U+FFFD.
 
     Raises:
-        ProtocolError: a subject is not UTF-8.
+        ProtocolError: a subject is not UTF-8, without ``replace``.
         ValueError: a subject does not begin with ``after``.
     """
     frames = in_order(frames)
@@ -49,6 +50,8 @@ def subjects(frames: Frames, *, after: str = "") -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
+        if replace:
+            return pa.array([one.decode(errors="replace") for one in raw.to_pylist()], pa.string())
         for subject in raw.to_pylist():
             try:
                 subject.decode()

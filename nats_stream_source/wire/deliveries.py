@@ -43,6 +43,15 @@ def deliveries(stream: str, messages: Sequence[Delivered]) -> Frames:
     )
 
 
+def with_size(block: bytes, size: int) -> bytes:
+    """A header block as a consumer with ``headers_only`` delivers it: the payload's size is in it.
+
+    The server cuts the last two bytes off without a look at them, whatever the publisher sent.
+    """
+    fields = block[:-2] if block else b"NATS/1.0\r\n"
+    return b"%sNats-Msg-Size: %d\r\n\r\n" % (fields, size)
+
+
 def _frame(stream: str, message: Delivered, consumer_seq: int, pending: int) -> bytes:
     subject = (
         f"{message.subject} 1 $JS.ACK.{stream}.{_CONSUMER}.1.{message.stream_seq}.{consumer_seq}."

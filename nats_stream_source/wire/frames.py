@@ -39,6 +39,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 << 10, 4 << 20
 LARGEST_READ = 1 << 20
+_BELIEVED = 64 << 20  # bytes of a frame for which room is made at once
 _LEAST_ROOM = 8  # a read gets at least one part in so many of a block
 _LF = re.compile(b"\n")
 
@@ -239,7 +240,10 @@ class Framer:
         Args:
             least: how many bytes it must hold; it is mostly much larger.
         """
-        least = max(least, self._needed - self.pending, self._size // _LEAST_ROOM)
+        # A line can announce 2 GB that never come: beyond what servers allow, room is made for as
+        # much again as has come.
+        announced = min(self._needed - self.pending, max(_BELIEVED, self.pending))
+        least = max(least, announced, self._size // _LEAST_ROOM)
         if len(self._block) - self._end < least:
             pending = self.pending
             block = np.empty(max(self._size, pending + least), np.uint8).data

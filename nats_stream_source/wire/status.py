@@ -30,6 +30,8 @@ REQUEST_TIMEOUT = 408
 CONFLICT = 409
 NO_RESPONDERS = 503
 
+_MOST_DIGITS = 20  # an unsigned 64-bit integer has no more
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -73,7 +75,11 @@ class Status:
             raise ProtocolError(
                 f"a message that is neither a delivery nor a status: reply {reply!r}, no headers"
             )
-        headers = parse_headers(block)
+        return cls.of(parse_headers(block), reply)
+
+    @classmethod
+    def of(cls, headers: Headers, reply: str = "") -> Status:
+        """From parsed headers; ProtocolError as :meth:`parse`."""
         if headers.status is None:
             raise ProtocolError(f"a message that is neither a delivery nor a status: {reply!r}")
         return cls(
@@ -90,7 +96,7 @@ def _number(headers: Headers, name: str) -> int | None:
     text = headers.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise ProtocolError(f"the header {name} is not a number: {text[:40]!r}")
     return int(text)
 

@@ -1,0 +1,254 @@
+"""``inspect``: what a query's checkpoint says, and how the streams of today compare with it.
+
+The comparison is the planner's own: what it would do if the query were started now. So it finds
+what the start would find (a stream that was made anew, set back, or lacks what was not read yet),
+and its lag is the one that the query would report.
+
+A checkpoint does not tell with which options the query is run. A stream ``KV_<bucket>`` is taken
+for a bucket that is followed without ``includeHistory``, where compaction is no loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoint
+from nats_stream_source.cli.connection import add_connection, connection
+from nats_stream_source.cli.screen import number, print_json
+from nats_stream_source.errors import (
+    ConfigurationError,
+    DataLossError,
+    NatsSourceError,
+    OffsetError,
+    OptionError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.connection import Connection
+from nats_stream_source.jetstream.link import SharedLink
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.options import connection_settings, kv_options, parse, stream_options
+from nats_stream_source.options.connection import CONNECTION
+from nats_stream_source.source.offsets import Offset, range_between
+from nats_stream_source.source.planner import Planner
+from nats_stream_source.source.query import Query, query_of
+
+_BUCKET = "KV_"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A source's stream as it is now, seen from the checkpoint.
+
+    Attributes:
+        problem: what stops the query from going on, in the words with which it would fail; None
+            where it goes on.
+        first_seq, last_seq: of the stream, where it exists.
+        lag: rows that the query has not committed yet.
+        lag_seconds: the time between the message at the committed offset and the newest one.
+    """
+
+    problem: str | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
+    lag: int | None = None
+    lag_seconds: float | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``inspect``."""
+    parser.add_argument("checkpoint", help="a query's checkpointLocation, on this machine")
+    parser.add_argument(
+        "--max-lag",
+        type=int,
+        metavar="ROWS",
+        help="exit with status 1 when a source is further behind than so many rows",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_connection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; 0, or 1 where a source cannot go on or lags more than it may."""
+    options = connection(arguments)
+    if arguments.max_lag is not None and not options.get("servers"):
+        raise OptionError("--max-lag needs --servers: without the streams of today there is no lag")
+    checkpoint = read_checkpoint(arguments.checkpoint)
+    live: dict[str, Live] = {}
+    if options.get("servers"):
+        live = asyncio.run(_compare(checkpoint, options))
+    if arguments.json:
+        print_json(_as_json(checkpoint, live))
+    else:
+        _print(checkpoint, live)
+        if not live and any(source.committed or source.planned for source in checkpoint.sources):
+            print("with --servers, the streams of today are compared with it")
+    broken = any(source.problem for source in checkpoint.sources)
+    broken = broken or any(one.problem for one in live.values())
+    most = arguments.max_lag
+    late = most is not None and any((one.lag or 0) > most for one in live.values())
+    return 1 if broken or late else 0
+
+
+# -- the live streams ---------------------------------------------------------------------------
+
+
+async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> dict[str, Live]:
+    opened = await Connection.open(connection_settings(parse(options, CONNECTION)))
+    try:
+        return {
+            source.name: await _live(SharedLink(opened), source, options)
+            for source in checkpoint.sources
+            if source.committed or source.planned
+        }
+    finally:
+        await opened.close()
+
+
+async def _live(link: SharedLink, source: Source, options: Mapping[str, str]) -> Live:
+    at = _position(source)
+    query = _query(at, options)
+    planner = Planner(query, link)
+    try:
+        info = await query.look(JetStream(await link.connection()), at.stream)
+    except NatsSourceError as error:
+        if error.code != 404 and not isinstance(error, ConfigurationError):
+            raise
+        return Live(str(error))
+    live = Live(None, info.first_seq, info.last_seq)
+    try:
+        if source.planned is not None:
+            await planner.plans(at, source.planned)
+        # A micro-batch may end before the stream does, with a bucket's initial values.
+        end = await planner.latest(at, None)
+        end = planner.newest() or end
+    except (ConfigurationError, DataLossError, OffsetError) as error:
+        return replace(live, problem=str(error))
+    seconds = None
+    if at.time is not None and end.time is not None:
+        seconds = max(0, nanoseconds(end.time) - nanoseconds(at.time)) / 1e9
+    return replace(live, lag=max(0, end.consumer_seq - at.consumer_seq), lag_seconds=seconds)
+
+
+def _position(source: Source) -> Offset:
+    """Up to where the source is committed; its beginning before the first commit."""
+    if source.committed is not None:
+        return source.committed
+    assert source.planned is not None
+    planned = source.planned
+    return replace(planned, stream_seq=planned.origin, time=None, consumer_seq=0)
+
+
+def _bucket(offset: Offset) -> str | None:
+    """The bucket that the offset's query reads, by the name of its stream."""
+    of_subjects = any(one.startswith("$KV.") for one in offset.filter)
+    return None if of_subjects or not offset.stream.startswith(_BUCKET) else offset.stream[3:]
+
+
+def _query(offset: Offset, options: Mapping[str, str]) -> Query:
+    filters = ",".join(offset.filter)
+    if (bucket := _bucket(offset)) is not None:
+        keys = {"keys": filters} if filters else {}
+        return query_of(kv_options({**options, "bucket": bucket, **keys}))
+    subjects = {"filterSubjects": filters} if filters else {}
+    return query_of(stream_options({**options, "stream": offset.stream, **subjects}))
+
+
+# -- the report ---------------------------------------------------------------------------------
+
+
+def _as_json(checkpoint: Checkpoint, live: Mapping[str, Live]) -> dict[str, Any]:
+    return {
+        "checkpoint": str(checkpoint.path),
+        "query": checkpoint.query_id,
+        "committed_batch": checkpoint.committed,
+        "planned_batch": checkpoint.planned,
+        "sources": [_source_json(source, live.get(source.name)) for source in checkpoint.sources],
+    }
+
+
+def _source_json(source: Source, live: Live | None) -> dict[str, Any]:
+    offset = source.planned or source.committed
+    return {
+        "source": source.name,
+        "stream": offset.stream if offset else None,
+        "bucket": _bucket(offset) if offset else None,
+        "committed": source.committed.to_json() if source.committed else None,
+        "planned": source.planned.to_json() if source.planned else None,
+        "problem": source.problem or (live.problem if live else None),
+        "other": source.other,
+        "first_seq": live.first_seq if live else None,
+        "last_seq": live.last_seq if live else None,
+        "lag": live.lag if live else None,
+        "lag_seconds": live.lag_seconds if live else None,
+    }
+
+
+def _print(checkpoint: Checkpoint, live: Mapping[str, Live]) -> None:
+    print(f"checkpoint {checkpoint.path}")
+    print(f"query      {checkpoint.query_id}")
+    committed, planned = checkpoint.committed, checkpoint.planned
+    if planned is None:
+        print("nothing was planned yet: the next start begins where its options say")
+    elif committed is None:
+        print(f"batch {planned} is planned, none is committed: the next start reads it again")
+    elif planned == committed:
+        print(f"batch {committed} is committed, and none is under way")
+    else:
+        print(
+            f"batch {committed} is committed; batch {planned} is planned and under way, or was "
+            f"cut: then the next start reads it again"
+        )
+    for source in checkpoint.sources:
+        print()
+        for line in _lines(source, live.get(source.name), checkpoint):
+            print(line)
+
+
+def _lines(source: Source, live: Live | None, checkpoint: Checkpoint) -> list[str]:
+    """A source in words."""
+    if source.problem is not None:
+        return [f"source {source.name}: {source.problem}"]
+    if source.other is not None:
+        return [f"source {source.name} is not of this package: {source.other}"]
+    offset = source.committed or source.planned
+    if offset is None:
+        return [f"source {source.name} has no offset yet"]
+    bucket = _bucket(offset)
+    word, filters = ("revision", "keys") if bucket is not None else ("sequence", "filterSubjects")
+    what = f"bucket {bucket}, stream" if bucket is not None else "stream"
+    lines = [
+        f"source {source.name}: {what} {offset.stream}, made {offset.created}",
+        f"  began     after {word} {number(offset.origin)}; "
+        f"initial values up to {number(offset.initial_through)}",
+    ]
+    if offset.filter:
+        lines.append(f"  filter    {filters}={','.join(offset.filter)}")
+    if offset.epoch:
+        lines.append(f"  epoch     {offset.epoch}: so often was the stream replaced or set back")
+    if (done := source.committed) is not None:
+        when = f", written {done.time}" if done.time else ""
+        lines.append(
+            f"  committed up to {word} {number(done.stream_seq)}{when}; "
+            f"{number(done.consumer_seq)} rows delivered by then"
+        )
+    if (ahead := source.planned) is not None:
+        try:
+            start, end = range_between(_position(source), ahead)
+        except OffsetError as error:
+            return [*lines, f"  planned   {error}"]
+        lines.append(
+            f"  planned   batch {checkpoint.planned}: {word}s "
+            + (f"{number(start + 1)} to {number(end)}" if end > start else "none")
+        )
+    if live is None:
+        return lines
+    if live.last_seq is not None:
+        lines.append(f"  today     {number(live.first_seq)} to {number(live.last_seq)}")
+    if live.problem is not None:
+        return [*lines, f"  differs   {live.problem}"]
+    behind = "" if live.lag_seconds is None else f", {live.lag_seconds:,.3f} s"
+    return [*lines, f"  lag       {number(live.lag)} rows{behind}"]

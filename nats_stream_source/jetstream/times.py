@@ -1,0 +1,52 @@
+"""Times as the server writes them: RFC 3339, to the nanosecond. Pure."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from datetime import datetime, timezone
+
+from nats_stream_source.errors import ConfigurationError, ProtocolError
+
+_RFC3339 = re.compile(
+    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))"
+)
+
+
+def nanoseconds(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time; ProtocolError when it is none."""
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise ProtocolError(f"not a time: {text!r}")
+    date, clock, fraction, sign, hours, minutes = match.groups()
+    try:
+        seconds = calendar.timegm(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+    except ValueError:  # a thirteenth month
+        raise ProtocolError(f"not a time: {text!r}") from None
+    if sign:
+        shift = int(hours) * 3600 + int(minutes) * 60
+        seconds += shift if sign == "-" else -shift
+    return seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+
+
+def rfc3339(when: str | int | datetime) -> str:
+    """A time as the server writes it: RFC 3339 in UTC, nanoseconds, no trailing zeros.
+
+    Args:
+        when: such a text already (any offset), nanoseconds since 1970, or an aware ``datetime``.
+
+    Raises:
+        ProtocolError: a text that is no time.
+        ConfigurationError: a ``datetime`` without a time zone.
+    """
+    if isinstance(when, str):
+        when = nanoseconds(when)
+    elif isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise ConfigurationError(f"{when!r} has no time zone: say which one is meant")
+        since = when - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        when = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+    seconds, fraction = divmod(when, 1_000_000_000)
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
