@@ -1,0 +1,201 @@
+"""Answers of JetStream's API that are not what they should be.
+
+A real server's answers pass through a proxy that damages one at a time: each place in each kind of
+answer, by every value that a place of JSON can have, and the whole of it. A query that meets one
+reads the right rows, or fails with an error of this package's.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from buckets import create_bucket, put_many
+from faults.proxy import Proxy
+
+from attack.victim import read
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NatsSourceError
+
+BUCKET = "attacked"
+ROWS = 40  # more than a small range: read by a consumer
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    2**64,
+    "",
+    "x",
+    "2026-13-45T00:00:00Z",
+    "9999-12-31T23:59:59Z",
+    [],
+    [{}],
+    {},
+    {"a": 1},
+)
+WHOLE = (
+    b"",
+    b"no JSON",
+    b"null",
+    b"5",
+    b'"text"',
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"\xff\xfe",
+    b'{"error": 5}',
+    b'{"error": {}}',
+    b'{"error": {"code": "many", "err_code": [], "description": {}}}',
+    b'{"error": {"code": 404, "err_code": 10059}}',
+    b"[" + b"0," * (4 << 20) + b"0]",
+)
+
+Kind = str
+KINDS = {
+    "stream_info": "stream_info_response",
+    "message": "stream_msg_get_response",
+    "consumer": "consumer_create_response",
+    "deletion": "consumer_delete_response",
+}
+
+
+def payload(frame: bytes) -> bytes:
+    """What a MSG carries; an HMSG is no answer of the API."""
+    line, _, rest = frame.partition(b"\r\n")
+    return rest[: int(line.split(b" ")[-1])] if line.startswith(b"MSG ") else b""
+
+
+def with_payload(frame: bytes, other: bytes) -> bytes:
+    words = frame.split(b"\r\n", 1)[0].split(b" ")
+    return b"%s %d\r\n%s\r\n" % (b" ".join(words[:-1]), len(other), other)
+
+
+def places(found: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value, from the outside in."""
+    if at:
+        yield at
+    children: Any = ()
+    if isinstance(found, dict):
+        children = found.items()
+    elif isinstance(found, list):
+        children = enumerate(found)
+    for name, child in children:
+        yield from places(child, (*at, name))
+
+
+def changed(found: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """``found`` with another value at a place; Ellipsis leaves it out."""
+    other = copy.deepcopy(found)
+    inner = other
+    for name in at[:-1]:
+        inner = inner[name]
+    if value is ...:
+        del inner[at[-1]]
+    else:
+        inner[at[-1]] = value
+    return other
+
+
+class Liar:
+    """A proxy's verdict: damages all answers of one kind, from the ``first``-th on."""
+
+    def __init__(self, kind: Kind, damage: Callable[[bytes], bytes], first: int = 1) -> None:
+        self._type = KINDS[kind].encode()
+        self._damage = damage
+        self._left = first
+        self.lies = 0
+
+    def __call__(self, frame: bytes) -> bool | bytes:
+        answer = payload(frame)
+        if self._type not in answer[:120]:
+            return True
+        self._left -= 1
+        if self._left > 0:
+            return True
+        self.lies += 1
+        return with_payload(frame, self._damage(answer))
+
+
+@pytest.fixture(scope="module")
+def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
+    create_bucket(shared_server.url, BUCKET, history=2)
+    put_many(shared_server.url, BUCKET, ((f"k{i}", b"%d" % i) for i in range(ROWS)))
+    with Proxy(shared_server.port, keep=0) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def sound(proxy: Proxy) -> dict[Kind, bytes]:
+    """One sound answer of each kind."""
+    found: dict[Kind, bytes] = {}
+
+    def look(frame: bytes) -> bool:
+        for kind, name in KINDS.items():
+            if name.encode() in payload(frame)[:120]:
+                found.setdefault(kind, payload(frame))
+        return True
+
+    proxy.verdict = look
+    read(proxy.url, bucket=BUCKET, includeHistory=True)
+    read(proxy.url, bucket=BUCKET, startSequence=ROWS - 3)
+    assert set(found) == set(KINDS)
+    return found
+
+
+def outcome(proxy: Proxy, kind: Kind, damage: Callable[[bytes], bytes], first: int = 1) -> str:
+    """What becomes of a query that is lied to: ``rows``, or the name of its error.
+
+    Args:
+        damage: from a sound answer to another one; ``first``: which one is the first to suffer.
+    """
+    small = kind == "message"
+    options = {"startSequence": ROWS - 3} if small else {"includeHistory": True}
+    liar = proxy.verdict = Liar(kind, damage, first)
+    try:
+        rows = read(proxy.url, bucket=BUCKET, requestTimeout=1, connectTimeout=0.5, **options)
+    except NatsSourceError as error:
+        return type(error).__name__
+    finally:
+        proxy.verdict = lambda frame: True
+        assert liar.lies or first > 1, "no answer was damaged"
+    expected = range(ROWS - 3 if small else 1, ROWS + 1)
+    assert [row["revision"] for row in rows] == list(expected)
+    return "rows"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("whole", WHOLE, ids=lambda text: f"{text[:12]!r}, {len(text)}")
+def test_what_is_no_answer(
+    proxy: Proxy, sound: dict[Kind, bytes], kind: Kind, whole: bytes
+) -> None:
+    # That a consumer is deleted is not waited for at any price: the server does it by itself.
+    assert outcome(proxy, kind, lambda answer: whole) != "rows" or kind == "deletion"
+
+
+@pytest.mark.parametrize("value", [..., *VALUES], ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_place_of_every_answer(
+    proxy: Proxy, sound: dict[Kind, bytes], kind: Kind, value: Any
+) -> None:
+    seen: dict[str, list[str]] = {}
+    for at in places(json.loads(sound[kind])):
+        if kind == "consumer" and at[0] == "config":
+            continue  # never looked at; the server echoes it
+
+        def damage(answer: bytes, at: tuple[Any, ...] = at) -> bytes:
+            return json.dumps(changed(json.loads(answer), at, value)).encode()
+
+        later = kind == "stream_info" and value in (None, -1)
+        for first in (1, 3) if later else (1,):
+            name = ".".join(map(str, at))
+            try:
+                seen.setdefault(outcome(proxy, kind, damage, first), []).append(name)
+            except Exception as error:
+                raise AssertionError(f"{name} = {value!r}, from answer {first} on") from error
+    if kind == "stream_info" and value == -1:
+        assert {"state.first_seq", "state.last_seq", "created"} <= set(seen["ProtocolError"])

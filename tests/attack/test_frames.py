@@ -1,0 +1,362 @@
+"""Frames between a real server and a query, made by an adversary.
+
+A proxy puts other bytes in the place of the server's, while a query reads; and publishers, who need
+no proxy, store what the server lets them. Either the rows are right, or the query fails with an
+error of this package's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from buckets import create_bucket, publish, put_many
+from faults.proxy import Proxy, is_delivery, is_status, with_header
+
+from attack.victim import deadline, peak, read
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NatsSourceError, ProtocolError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.connection import ConnectionSettings
+from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.ordered import OrderedReader
+from nats_stream_source.jetstream.range_request import RangeRequest
+from nats_stream_source.wire.columns import ack_tokens, payloads
+from nats_stream_source.wire.frames import Framer
+
+BUCKET = "attacked"
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
+    create_bucket(shared_server.url, BUCKET, history=2)
+    put_many(shared_server.url, BUCKET, ((f"k{i}", b"%d" % i) for i in range(ROWS)))
+    with Proxy(shared_server.port, keep=0) as proxy:
+        yield proxy
+
+
+def suffer(proxy: Proxy, verdict: Callable[[bytes], Any]) -> str:
+    """What becomes of a range that is read meanwhile: ``rows``, or the name of the error.
+
+    By an ordered consumer that gives up sooner than those of a query do.
+    """
+    proxy.verdict = verdict
+    try:
+        with deadline(60):
+            found = asyncio.run(_consume(proxy.url))
+    except NatsSourceError as error:
+        return type(error).__name__
+    finally:
+        proxy.verdict = lambda frame: True
+    assert found == [(seq, b"%d" % (seq - 1)) for seq in range(1, ROWS + 1)]
+    return "rows"
+
+
+async def _consume(url: str) -> list[tuple[int, bytes]]:
+    link = Link(ConnectionSettings(servers=(url,), connect_timeout=1.0, request_timeout=1.0))
+    try:
+        connection = await link.connection()
+        stream = await JetStream(connection).stream_info(f"KV_{BUCKET}")
+        request = RangeRequest(
+            stream=stream.name,
+            created=stream.created,
+            start=0,
+            end=ROWS,
+            heartbeat=0.1,
+            attempts=2,
+            catch_up=1.0,
+        )
+        found: list[tuple[int, bytes]] = []
+        async for frames in OrderedReader(link, request).batches():
+            numbers = ack_tokens(frames).stream_seq.tolist()
+            found += zip(numbers, payloads(frames).to_pylist(), strict=True)
+        return found
+    finally:
+        await link.drop()
+
+
+class Once:
+    """Does harm to the ``at``-th frame of a kind, or to all from there on."""
+
+    def __init__(
+        self, kind: Callable[[bytes], bool], harm: Callable[[bytes], bytes], always: bool, at: int
+    ) -> None:
+        self._kind, self._harm, self._always, self._at = kind, harm, always, at
+        self.done = 0
+        self._seen = 0
+
+    def __call__(self, frame: bytes) -> bool | bytes:
+        if not self._kind(frame):
+            return True
+        self._seen += 1
+        if self._seen < self._at or (self.done and not self._always):
+            return True
+        self.done += 1
+        return self._harm(frame)
+
+
+def line_of(frame: bytes) -> tuple[list[bytes], bytes]:
+    line, rest = frame.split(b"\r\n", 1)
+    return line.split(b" "), rest
+
+
+def with_reply(frame: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A delivery with another reply subject."""
+    words, rest = line_of(frame)
+    words[3] = change(words[3])
+    return b" ".join(words) + b"\r\n" + rest
+
+
+def token(number: int, text: bytes) -> Callable[[bytes], bytes]:
+    """Puts ``text`` in the place of a token of the ACK subject."""
+
+    def change(reply: bytes) -> bytes:
+        tokens = reply.split(b".")
+        tokens[number] = text
+        return b".".join(tokens)
+
+    return lambda frame: with_reply(frame, change)
+
+
+def with_size(frame: bytes, size: bytes) -> bytes:
+    words, rest = line_of(frame)
+    return b" ".join([*words[:-1], size]) + b"\r\n" + rest
+
+
+def bomb(frame: bytes, lines: int = 10_000, text: bytes = b"a: b") -> bytes:
+    """The delivery with a header block of so many lines."""
+    words, rest = line_of(frame)
+    block = b"NATS/1.0\r\n" + (text + b"\r\n") * lines + b"\r\n"
+    value = rest[: int(words[-1])]
+    sizes = b"%d %d" % (len(block), len(block) + len(value))
+    return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
+
+
+def with_block(block: bytes) -> Callable[[bytes], bytes]:
+    """The delivery with these bytes for a header block."""
+
+    def harm(frame: bytes) -> bytes:
+        words, rest = line_of(frame)
+        value = rest[: int(words[-1])]
+        sizes = b"%d %d" % (len(block), len(block) + len(value))
+        return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
+
+    return harm
+
+
+DELIVERIES: dict[str, Callable[[bytes], bytes]] = {
+    "ack: too few tokens": lambda frame: with_reply(frame, lambda reply: b"$JS.ACK.x"),
+    "ack: 10 tokens": lambda frame: with_reply(frame, lambda reply: reply + b".1"),
+    "ack: 1000 tokens": lambda frame: with_reply(frame, lambda reply: b"$JS.ACK" + b".7" * 1000),
+    "ack: sequence is a text": token(5, b"x"),
+    "ack: sequence is negative": token(5, b"-5"),
+    "ack: sequence is huge": token(5, b"9" * 30),
+    "ack: sequence is the largest": token(5, b"%d" % (2**63 - 1)),
+    "ack: sequence is 0": token(5, b"0"),
+    "ack: consumer sequence is huge": token(6, b"9" * 18),
+    "ack: consumer sequence is 0": token(6, b"0"),
+    "ack: time is the largest": token(7, b"%d" % (2**63 - 1)),
+    "ack: pending is empty": token(8, b""),
+    "ack: not UTF-8": token(3, b"\xff"),
+    "size: one too small": lambda frame: with_size(frame, b"1"),
+    "size: one too large": lambda frame: with_size(frame, b"5"),
+    "size: 99999999999": lambda frame: with_size(frame, b"99999999999"),
+    "size: 2000000000": lambda frame: with_size(frame, b"2000000000"),
+    "size: negative": lambda frame: with_size(frame, b"-1"),
+    "size: a text": lambda frame: with_size(frame, b"many"),
+    "garbage": lambda frame: b"\x00\xff garbage\r\n",
+    "half": lambda frame: frame[: len(frame) // 2],
+    "nothing but LF": lambda frame: b"\n" * 100_000,
+}
+
+# What nobody can know to be wrong, or does not look at.
+UNSEEN = ("ack: time is the largest", "ack: not UTF-8")
+
+# A publisher's headers are data: whatever they are, the row is there.
+HEADERS: dict[str, Callable[[bytes], bytes]] = {
+    "10,000 lines": bomb,
+    "64 KiB in one line": lambda frame: bomb(frame, 1, b"a: " + b"b" * 65_000),
+    "10,000 empty lines": lambda frame: bomb(frame, 10_000, b""),
+    "lines without a colon": lambda frame: bomb(frame, 100, b"abc"),
+    "names of bytes": lambda frame: bomb(frame, 100, b"\xff\x00\xfe: \xff"),
+    "an operation that nobody knows": lambda frame: bomb(frame, 1, b"KV-Operation: EXPLODE"),
+    "a status": with_block(b"NATS/1.0 503 No Responders\r\n\r\n"),
+    "a status without end": with_block(b"NATS/1.0 503"),
+    "no NATS/1.0": with_block(b"HTTP/1.1 200 OK\r\n\r\n"),
+    "one byte": with_block(b"\n"),
+    "zeros": with_block(bytes(1000)),
+}
+
+
+SLOW = ("size: 2000000000", "garbage", "size: one too large", "size: 99999999999")
+
+
+@pytest.mark.parametrize("name", [*DELIVERIES, *HEADERS])
+def test_one_bad_delivery(proxy: Proxy, name: str) -> None:
+    """One bad delivery in the middle of a range: it is asked for again, or refused."""
+    harm = Once(is_delivery, (DELIVERIES | HEADERS)[name], always=False, at=100)
+    with peak() as memory:
+        suffer(proxy, harm)
+    assert harm.done == 1
+    assert memory.grown < 128 << 20
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.faults if n in SLOW else ()) for n in DELIVERIES]
+)
+def test_bad_deliveries(proxy: Proxy, name: str) -> None:
+    """All are bad from the middle of a range on."""
+    harm = Once(is_delivery, DELIVERIES[name], always=True, at=100)
+    with peak() as memory:
+        outcome = suffer(proxy, harm)
+    assert harm.done
+    assert outcome != "rows" or name in UNSEEN
+    assert memory.grown < 128 << 20
+
+
+@pytest.mark.parametrize("subject", [b"$KV.attacker.k", b"$KV.attacked.\xff", b"\xff", b"$KV"])
+def test_subjects_that_are_none_of_the_buckets(proxy: Proxy, subject: bytes) -> None:
+    def harm(frame: bytes) -> bytes:
+        return frame.replace(b"$KV.attacked.k", subject, 1)
+
+    proxy.verdict = Once(is_delivery, harm, always=True, at=100)
+    try:
+        with pytest.raises(ProtocolError):
+            read(proxy.url, bucket=BUCKET, includeHistory=True, requestTimeout=10)
+    finally:
+        proxy.verdict = lambda frame: True
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_are_data(proxy: Proxy, name: str) -> None:
+    harm = proxy.verdict = Once(is_delivery, HEADERS[name], always=True, at=1)
+    try:
+        rows = read(proxy.url, bucket=BUCKET, includeHistory=True, requestTimeout=10)
+    finally:
+        proxy.verdict = lambda frame: True
+    assert [row["value"] for row in rows] == [b"%d" % i for i in range(ROWS)]
+    assert harm.done >= ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Nats-Last-Consumer", b"x"),
+        ("Nats-Last-Consumer", b"-1"),
+        ("Nats-Last-Consumer", b"9" * 5000),
+        ("Nats-Last-Consumer", "²".encode()),
+        ("Nats-Last-Stream", b""),
+        ("Nats-Last-Stream", b"1e9"),
+        ("Nats-Last-Consumer", b"1\r\nNats-Consumer-Stalled: a b"),
+        ("Nats-Last-Consumer", b"1\r\nNats-Consumer-Stalled: \xff"),
+        ("Nats-Last-Consumer", b"1\r\nNats-Consumer-Stalled: "),
+    ],
+    ids=repr,
+)
+def test_heartbeats(proxy: Proxy, name: str, value: bytes) -> None:
+    """The last messages do not come, so that the reader has to rely on heartbeats."""
+    lies = 0
+
+    def verdict(frame: bytes) -> bool | bytes:
+        nonlocal lies
+        if is_delivery(frame) and frame.split(b" ")[1].endswith((b".k298", b".k299")):
+            return False
+        if is_status(frame, b"Idle"):
+            lies += 1
+            return with_header(frame, name.encode(), value)
+        return True
+
+    assert suffer(proxy, verdict) != "rows"
+    assert lies
+
+
+def test_mutated_sessions(proxy: Proxy) -> None:
+    """Any frame of the server's, damaged at random places; the seed is in the failure."""
+    _fuzz(proxy, range(3))
+
+
+@pytest.mark.faults
+def test_many_mutated_sessions(proxy: Proxy) -> None:
+    _fuzz(proxy, range(3, 60))
+
+
+def _fuzz(proxy: Proxy, seeds: range) -> None:
+    seen = set()
+    for seed in seeds:
+        chance = random.Random(seed)
+        rate = chance.choice([0.003, 0.02, 0.3])
+        harmed = 0
+
+        def mutate(frame: bytes, chance: random.Random = chance, rate: float = rate) -> bytes:
+            nonlocal harmed
+            if chance.random() > rate:
+                return frame
+            harmed += 1
+            data = bytearray(frame)
+            for _ in range(chance.choice([1, 1, 3, 10])):
+                at = chance.randrange(len(data) or 1)
+                piece = chance.choice([b"", b"\r\n", b" ", b".", b"9", b"\x00", b"\xff", b"MSG "])
+                data[at : at + chance.randint(0, 2)] = piece
+            return bytes(data)
+
+        try:
+            outcome = suffer(proxy, mutate)
+        except AssertionError:
+            # A value or a sequence that was changed and still is one is no garbage: it is a lie.
+            outcome = "other rows"
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        assert harmed or outcome == "rows", f"seed {seed}"
+        seen.add(outcome)
+    assert {"rows"} < seen
+
+
+def test_what_is_announced_is_not_reserved() -> None:
+    """Room is made for 64 MiB at once, and then for as much again as has come."""
+    framer = Framer()
+    framer.feed(b"MSG a 1 2000000000\r\n")
+    framer.room(1)
+    assert framer._block.nbytes < 65 << 20
+    for _ in range(80):
+        framer.feed(bytes(1 << 20))
+    framer.room(1)
+    assert framer._block.nbytes < 200 << 20
+
+
+# -- what publishers may do ---------------------------------------------------------------------
+
+
+def test_a_value_of_8_mib(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The largest that a server should be set to; many are many batches, not much memory."""
+    config = tmp_path_factory.mktemp("large") / "server.conf"
+    config.write_text("max_payload: 8MB\nmax_pending: 64MB\n")
+    with NatsServer(config=config) as server:
+        create_bucket(server.url, "large")
+        for start in range(0, 12, 4):
+            put_many(
+                server.url,
+                "large",
+                ((f"k{i}", bytes([i]) * (8 << 20)) for i in range(start, start + 4)),
+            )
+        with peak() as memory:
+            rows = read(server.url, bucket="large", requestTimeout=30, connectTimeout=30)
+            assert [(row["revision"], len(row["value"])) for row in rows] == [
+                (i + 1, 8 << 20) for i in range(12)
+            ]
+            assert all(row["value"] == bytes([i]) * (8 << 20) for i, row in enumerate(rows))
+        assert memory.grown < (96 << 20) + (256 << 20)  # the rows themselves, and what is under way
+
+
+def test_every_legal_byte_in_a_subject(shared_server: NatsServer) -> None:
+    """A server takes any bytes but blanks and dots at the wrong place; UTF-8 comes as it is."""
+    url = shared_server.url
+    create_bucket(url, "bytes")
+    ascii_keys = [chr(c) for c in range(33, 127) if chr(c) not in ".*>"]
+    keys = [*ascii_keys, "ключ", "鍵", "🔑", "x" * 1000, "a.b.c", "k*y", "k>y"]
+    publish(url, ((f"$KV.bytes.{key}", b"v", None) for key in keys))
+    rows = read(url, bucket="bytes", startSequence=1, requestTimeout=10)
+    assert [row["key"] for row in rows] == keys

@@ -1,0 +1,100 @@
+"""Attacks as Spark meets them: the query ends with a named error, and the session goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from buckets import create_bucket, put_many
+from certificates import Authority
+from faults.proxy import Proxy, Verdict, is_delivery
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from attack.rogue import Rogue, greeting
+from attack.test_answers import Liar
+from attack.test_frames import Once, bomb
+from nats_stream_source.embedded import NatsServer
+
+SECRET = "xyzzy-marker"
+ROWS = 100
+
+
+@pytest.fixture(scope="module")
+def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
+    create_bucket(shared_server.url, "sparked", history=2)
+    put_many(shared_server.url, "sparked", ((f"k{i}", b"%d" % i) for i in range(ROWS)))
+    with Proxy(shared_server.port, keep=0) as proxy:
+        yield proxy
+
+
+def run(spark: SparkSession, checkpoint: Path, url: str, **options: object) -> list[bytes]:
+    """The values that a query delivers, until it has read all there is or fails."""
+    values: list[bytes] = []
+    given = {"servers": url, "bucket": "sparked", "includeHistory": True, **options}
+    query = (
+        spark.readStream.format("nats_kv")
+        .options(**{name: str(value) for name, value in given.items()})
+        .load()
+        .writeStream.foreachBatch(
+            lambda batch, _: values.extend(bytes(row.value) for row in batch.collect())
+        )
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(120), "the query goes on and on"
+    finally:
+        query.stop()
+    return values
+
+
+def answers_that_are_none() -> Verdict:
+    """On the driver."""
+    return Liar("stream_info", lambda answer: b'{"config": []}')
+
+
+def acks_that_are_none() -> Verdict:
+    """On the executor."""
+    return Once(is_delivery, lambda frame: frame.replace(b" $JS.ACK.", b" $JS.ACK.x.", 1), True, 50)
+
+
+@pytest.mark.parametrize("attack", [answers_that_are_none, acks_that_are_none])
+def test_the_query_fails_and_the_session_goes_on(
+    spark: SparkSession, proxy: Proxy, tmp_path: Path, attack: Callable[[], Verdict]
+) -> None:
+    proxy.verdict = attack()
+    try:
+        with pytest.raises(StreamingQueryException, match=r"ProtocolError: "):
+            run(spark, tmp_path / "checkpoint", proxy.url)
+    finally:
+        proxy.verdict = lambda frame: True
+    # The same query, once the server is itself again; and not a row was lost or doubled.
+    values = run(spark, tmp_path / "checkpoint", proxy.url)
+    assert values == [b"%d" % i for i in range(ROWS)]
+
+
+def test_header_bombs(spark: SparkSession, proxy: Proxy, tmp_path: Path) -> None:
+    proxy.verdict = Once(is_delivery, bomb, always=True, at=1)
+    try:
+        values = run(spark, tmp_path / "checkpoint", proxy.url)
+    finally:
+        proxy.verdict = lambda frame: True
+    assert values == [b"%d" % i for i in range(ROWS)]
+
+
+def test_somebody_else_answers(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without TLS where TLS was asked for: nothing is sent, and nothing said."""
+    ca = Authority(tmp_path, "ca")
+    with Rogue(greeting(auth_required=True)) as rogue:
+        options = {"user": "me", "password": SECRET, "tlsCaFile": ca.path, "connectTimeout": 5}
+        with pytest.raises(StreamingQueryException, match=r"TlsError: ") as caught:
+            run(spark, tmp_path / "checkpoint", rogue.url, **options)
+        assert rogue.received
+        assert rogue.everything == b""
+    out, err = capfd.readouterr()
+    assert SECRET not in str(caught.value) + out + err

@@ -1,0 +1,209 @@
+"""A checkpoint that is used again after something happened to its stream.
+
+Purged, aged out, deleted and made again, set back: what was not read yet and is gone is told, with
+the numbers of what is gone, and what was read already is told by nobody and read by nobody again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from buckets import api
+from topology import wait_until
+
+from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+
+COUNT, MORE = 200, 100
+ACCEPT = {"failOnDataLoss": "false"}
+
+
+@pytest.fixture(params=KINDS)
+def trial(request: pytest.FixtureRequest, shared_server: NatsServer) -> Trial:
+    trial = Trial(request.param, shared_server.url).create()
+    trial.write(COUNT)
+    return trial
+
+
+def read_all(trial: Trial) -> Reading:
+    with trial.reading() as reading:
+        reading.until(trial.last)
+    return reading
+
+
+def purge(trial: Trial, keep: int = 0) -> None:
+    """What ages out goes the same way, only later: see ``test_retention``."""
+    api(trial.url, f"STREAM.PURGE.{trial.stream}", {"keep": keep} if keep else {})
+    assert trial.state()["messages"] == keep
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_purged_after_all_was_read(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is lost, so nothing is said."""
+    first = read_all(trial)
+    purge(trial)
+    trial.write(MORE)
+    caplog.clear()
+    with trial.reading(offsets=first.offsets) as second:
+        second.until(trial.last)
+    trial.check(first.rows + second.rows)
+    assert not [text for text in warnings(caplog) if "went away" in text]
+
+
+def test_purged_with_some_unread(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    """Of 100 unread ones 70 are gone; of current values that is the nature."""
+    first = read_all(trial)
+    trial.write(MORE)
+    purge(trial, keep=30)
+    gone = range(COUNT + 1, COUNT + MORE - 30 + 1)
+    assert trial.state()["first_seq"] == gone.stop
+    if trial.kind != "kv current":
+        lost = pytest.raises(DataLossError, match=f"{gone[0]} to {gone[-1]} went away")
+        with trial.reading(offsets=first.offsets) as refused, lost:
+            refused.plan()
+        assert refused.rows == []
+    caplog.clear()
+    with trial.reading(offsets=first.offsets, **ACCEPT) as second:
+        second.until(trial.last)
+    trial.check(first.rows + second.rows, lost=gone)
+    assert len(second.rows) == 30
+    told = [text for text in warnings(caplog) if f"{gone[0]} to {gone[-1]} went away" in text]
+    assert len(told) == (trial.kind != "kv current")
+
+
+def test_purged_between_planning_and_reading(
+    trial: Trial, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = read_all(trial)
+    trial.write(MORE)
+    gone = range(COUNT + 1, COUNT + MORE - 30 + 1)
+    with trial.reading(offsets=first.offsets) as refused:
+        assert refused.plan()
+        purge(trial, keep=30)
+        if trial.kind != "kv current":
+            with pytest.raises(DataLossError, match=f"{gone[0]} to {gone[-1]} went away"):
+                refused.read()
+    with trial.reading(offsets=first.offsets, **ACCEPT) as second:
+        second.until(trial.last)
+    trial.check(first.rows + second.rows, lost=gone)
+
+
+def test_deleted_and_made_again(trial: Trial) -> None:
+    """The new stream's rows come from its beginning on, in an epoch of their own."""
+    first = read_all(trial)
+    trial.check(first.rows)
+    api(trial.url, f"STREAM.DELETE.{trial.stream}")
+    trial.acknowledged.clear()
+    trial.create()
+    trial.write(MORE)
+    lost = pytest.raises(DataLossError, match="deleted and made again")
+    with trial.reading(offsets=first.offsets) as refused, lost:
+        refused.plan()
+    with trial.reading(offsets=first.offsets, **ACCEPT) as second:
+        second.drain()
+    assert second.offsets[-1]["epoch"] == 1
+    trial.check(second.rows)
+    assert {row.created for row in first.rows}.isdisjoint({row.created for row in second.rows})
+
+
+def test_made_again_between_planning_and_reading(trial: Trial) -> None:
+    """Rows of two streams are never mixed: the micro-batch fails, whatever is accepted."""
+    with trial.reading(**ACCEPT) as reading:
+        assert reading.plan()
+        offsets, logged = list(reading.offsets), reading.logged
+        assert logged is not None
+        api(trial.url, f"STREAM.DELETE.{trial.stream}")
+        trial.acknowledged.clear()
+        trial.create()
+        trial.write(COUNT + MORE)
+        with pytest.raises(DataLossError, match="deleted and made again"):
+            reading.read()
+    with trial.reading(offsets=offsets, **ACCEPT) as second:
+        second.again(logged)
+        assert second.read() == []
+        second.drain()
+    trial.check(second.rows)
+
+
+# -- set back -------------------------------------------------------------------------------------
+
+
+Restorable = Callable[[], Callable[[], None]]
+
+
+@pytest.fixture
+def restorable(nats_server: NatsServer, tmp_path: Path) -> Restorable:
+    """Call it to keep the server's store; call what it gives to put that in place again.
+
+    So does a server that lost power before its fsync, or a backup: acknowledged writes are gone.
+    """
+
+    def keep() -> Callable[[], None]:
+        nats_server.terminate()
+        shutil.copytree(nats_server.store / "jetstream", tmp_path / "kept")
+        nats_server.start()
+
+        def restore() -> None:
+            nats_server.kill()
+            shutil.rmtree(nats_server.store / "jetstream")
+            shutil.copytree(tmp_path / "kept", nats_server.store / "jetstream")
+            nats_server.start()
+
+        return restore
+
+    return keep
+
+
+@pytest.mark.parametrize("after", [0, 40, MORE, 2 * MORE], ids=["", "some", "as many", "more"])
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_restored_to_an_earlier_sequence(
+    nats_server: NatsServer, restorable: Restorable, kind: str, after: int
+) -> None:
+    """With ``after`` more writes before the checkpoint is used again."""
+    trial = Trial(kind, nats_server.url).create()
+    trial.write(COUNT)
+    restore = restorable()
+    trial.write(MORE)
+    first = read_all(trial)
+    trial.check(first.rows)
+
+    restore()
+    assert trial.state()["last_seq"] == COUNT
+    for seq in range(COUNT + 1, COUNT + MORE + 1):
+        del trial.acknowledged[seq]
+    if after:
+        trial.write(after)
+
+    lost = pytest.raises(DataLossError, match="was set back")
+    with trial.reading(offsets=first.offsets) as refused, lost:
+        refused.plan()
+    with trial.reading(offsets=first.offsets, **ACCEPT) as second:
+        second.drain()
+    assert second.offsets[-1]["epoch"] == 1
+    trial.check(second.rows, after=COUNT)
+    assert len(second.rows) == after
+
+
+@pytest.mark.faults  # a replica that lags looks the same for half a minute
+def test_restored_between_planning_and_reading(
+    nats_server: NatsServer, restorable: Restorable
+) -> None:
+    """What was planned is not there any more: never a short batch."""
+    trial = Trial("stream", nats_server.url).create()
+    trial.write(COUNT)
+    restore = restorable()
+    trial.write(MORE)
+    with trial.reading() as reading:
+        assert reading.plan()
+        restore()
+        with pytest.raises(DataLossError, match="set back"):
+            reading.read()
+    wait_until("no consumer is left", lambda: trial.consumers() == [])

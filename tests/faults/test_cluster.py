@@ -1,0 +1,272 @@
+"""Three servers, streams with three replicas, and what happens to one of the servers.
+
+Something is written all the time. In the middle of a split, seen by the proxy, one server is
+killed, stopped, restarted, told to step down or to go. What is acknowledged is read, whoever
+delivers it: the query goes on, or its micro-batch is run again, as Spark does with a task that
+failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import nats.errors
+import pytest
+from buckets import api
+from topology import Cluster, wait_until
+
+from faults.harm import When
+from faults.proxy import Outcome, Proxy, Verdict, is_delivery
+from faults.trial import Reading, Trial
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NatsSourceError
+
+pytestmark = pytest.mark.faults
+
+COUNT = 3000
+_TASK_FAILURES = 4  # as Spark's own spark.task.maxFailures
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(whole: Cluster) -> Iterator[Cluster]:
+    """All servers run, before and after the test."""
+    yield whole
+    for server in whole.servers.values():
+        if server.paused:
+            server.resume()
+
+
+def new_trial(cluster: Cluster, kind: str, count: int = 0) -> Trial:
+    trial = Trial(kind, cluster.url)
+
+    def created() -> bool:
+        try:
+            trial.create(num_replicas=3)
+        except (RuntimeError, OSError, nats.errors.Error):
+            return False  # a server that has just come back counts as offline for a while
+        return True
+
+    wait_until("all servers answer", lambda: _answers(cluster), deadline=60)
+    wait_until("a stream is placed", created, deadline=60)
+    trial.write(count, size=1000)
+    cluster.wait_current(trial.stream)
+    return trial
+
+
+def _answers(cluster: Cluster) -> bool:
+    try:
+        for server in cluster.servers.values():
+            api(server.url, "INFO", timeout=2)
+    except (RuntimeError, OSError, nats.errors.Error):
+        return False
+    return True
+
+
+def urls(cluster: Cluster) -> list[str]:
+    return [server.url for server in cluster.servers.values()]
+
+
+def read_patiently(reading: Reading, seq: int) -> None:
+    """Read up to ``seq``; what fails in a way that passes is run again, as Spark does."""
+    failures = 0
+    while reading.seq < seq:
+        try:
+            if reading.plan():
+                reading.read()
+        except NatsSourceError:
+            failures += 1
+            if failures == _TASK_FAILURES:
+                raise
+
+
+Act = Callable[[Cluster, Trial, NatsServer, str], Callable[[], None]]
+"""Does harm: the cluster, the trial, the server that the reader is connected to, the consumer's
+name. Gives back what ends the harm."""
+
+
+def again(server: NatsServer) -> Callable[[], None]:
+    def start() -> None:
+        server.start()
+
+    return start
+
+
+def kill_stream_leader(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    leader = c.leader_of(t.stream)
+    leader.kill()
+    return again(leader)
+
+
+def kill_connected(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    at.kill()
+    return again(at)
+
+
+def consumers_server(c: Cluster, t: Trial, name: str) -> NatsServer:
+    info = api(c.url, f"CONSUMER.INFO.{t.stream}.{name}")
+    return c.servers[info["cluster"]["leader"]]
+
+
+def kill_consumers_server(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    server = consumers_server(c, t, name)
+    server.kill()
+    return again(server)
+
+
+def stop_consumers_server(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    server = consumers_server(c, t, name)
+    server.pause()
+    return server.resume
+
+
+def stop_connected(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    at.pause()
+    return at.resume
+
+
+def nothing() -> None:
+    """The harm ends by itself."""
+
+
+def step_down(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    before = c.leader_of(t.stream)
+    assert c.step_down(t.stream) is not before
+    return nothing
+
+
+def meta_step_down(c: Cluster, t: Trial, at: NatsServer, name: str) -> Callable[[], None]:
+    # To make it step down takes the system account; to be killed, no account at all.
+    before = c.meta_leader()
+    before.kill()
+    return again(before)
+
+
+HARMS: dict[str, Act] = {
+    "stream leader killed": kill_stream_leader,
+    "connected server killed": kill_connected,
+    "consumer's server killed": kill_consumers_server,
+    "consumer's server stopped": stop_consumers_server,
+    "connected server stopped": stop_connected,
+    "stream leader steps down": step_down,
+    "meta leader killed": meta_step_down,
+}
+
+
+CASES = [
+    *((kind, harm) for kind in ("kv", "stream") for harm in HARMS),
+    ("kv current", "stream leader killed"),
+    ("kv current", "consumer's server killed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "harm"), CASES)
+def test_in_the_middle_of_a_split(cluster: Cluster, kind: str, harm: str) -> None:
+    trial = new_trial(cluster, kind, COUNT)
+    ends: list[Callable[[], None]] = []
+    through: list[NatsServer] = []
+
+    def act() -> None:
+        assert when.consumer is not None
+        ends.append(HARMS[harm](cluster, trial, through[0], when.consumer))
+
+    when = When(COUNT // 2, act)
+
+    def seen_at(server: NatsServer) -> Verdict:
+        def verdict(frame: bytes) -> Outcome:
+            if is_delivery(frame) and not ends:
+                through[:] = [server]
+            return when(frame)
+
+        return verdict
+
+    with contextlib.ExitStack() as stack:
+        # To whichever server the reader connects first: through a proxy.
+        proxies = [
+            stack.enter_context(Proxy(server.port, seen_at(server), keep=300))
+            for server in cluster.servers.values()
+        ]
+        writing = stack.enter_context(trial.writing(urls(cluster)))
+        servers = ",".join(proxy.url for proxy in proxies)
+        reading = stack.enter_context(trial.reading(servers, connectTimeout="20"))
+        writing.wait(200)
+        read_patiently(reading, COUNT)
+        (end,) = ends
+        read_patiently(reading, trial.last)
+        end()
+        wait_until("all servers answer", lambda: _answers(cluster), deadline=60)
+        writing.wait(200)
+        writing.stop()
+        read_patiently(reading, trial.last)
+    trial.check(reading.rows)
+    if kind == "kv" and harm == "consumer's server killed":
+        # It could not be deleted; the server does it after the inactive threshold.
+        wait_until("no consumer is left", lambda: trial.consumers() == [], deadline=120)
+
+
+@pytest.mark.parametrize("how", ["in good order", "lame duck"])
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_rolling_restart(cluster: Cluster, kind: str, how: str) -> None:
+    """One server after the other, while a query reads what is written."""
+    trial = new_trial(cluster, kind)
+    servers = list(cluster.servers.values())
+    done: list[str] = []
+
+    def roll() -> None:
+        for server in servers:
+            if how == "lame duck":
+                os.kill(server.pid, signal.SIGUSR2)
+                wait_until("it is told to go", lambda s=server: "ame duck" in s.log)
+            server.restart()
+            wait_until("it answers", lambda: _answers(cluster), deadline=60)
+            cluster.wait_current(trial.stream)
+            done.append(server.url)
+
+    rolling = threading.Thread(target=roll, daemon=True)
+    with contextlib.ExitStack() as stack:
+        writing = stack.enter_context(trial.writing(urls(cluster)))
+        everywhere = ",".join(urls(cluster))
+        reading = stack.enter_context(trial.reading(everywhere, connectTimeout="20"))
+        writing.wait(200)
+        rolling.start()
+        deadline = time.monotonic() + 240
+        while rolling.is_alive():
+            assert time.monotonic() < deadline
+            read_patiently(reading, trial.last)
+        writing.wait(100)
+        writing.stop()
+        read_patiently(reading, trial.last)
+    rolling.join()
+    assert len(done) == 3
+    trial.check(reading.rows)
+
+
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_no_majority_for_a_while(cluster: Cluster, kind: str) -> None:
+    """Two of three are stopped: nothing can be decided. When one is back, all goes on."""
+    trial = new_trial(cluster, kind, COUNT)
+    with trial.reading(",".join(urls(cluster)), requestTimeout="1", connectTimeout="2") as reading:
+        read_patiently(reading, COUNT)
+        trial.write(500)
+        stopped = cluster.followers_of(trial.stream)
+        with contextlib.ExitStack() as stack:
+            for server in stopped:
+                server.pause()
+                stack.callback(server.resume)
+            # A leader that has not noticed yet may still answer: then the rows are right, too.
+            with contextlib.suppress(NatsSourceError):
+                while reading.plan():
+                    reading.read()
+        wait_until("all servers answer", lambda: _answers(cluster), deadline=60)
+        read_patiently(reading, trial.last)
+    trial.check(reading.rows)

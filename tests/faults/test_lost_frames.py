@@ -1,0 +1,265 @@
+"""Frames that are lost, late, doubled, in disorder or cut: every write is read once, in order.
+
+Each fault is done by the proxy and counted; the consumers that the reader made and deleted are on
+the proxy's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from buckets import api
+
+from faults.harm import (
+    Harm,
+    Last,
+    Nth,
+    Published,
+    Sequences,
+    Share,
+    Silence,
+    Status,
+    When,
+)
+from faults.proxy import (
+    After,
+    CutAt,
+    Delay,
+    Proxy,
+    Twice,
+    consumer_of,
+    is_delivery,
+    is_status,
+    stream_seq,
+)
+from faults.trial import KINDS, KINDS_IN_TURN, Trial
+from nats_stream_source.embedded import NatsServer
+
+COUNT = 1500
+
+
+@pytest.fixture(params=KINDS)
+def trial(request: pytest.FixtureRequest, shared_server: NatsServer) -> Trial:
+    """``COUNT`` values of 1 KB: more than the server sends before it asks for flow control."""
+    trial = Trial(request.param, shared_server.url).create()
+    trial.write(COUNT, size=1000)
+    return trial
+
+
+@pytest.fixture(params=KINDS_IN_TURN)
+def slow(request: pytest.FixtureRequest, shared_server: NatsServer) -> Trial:
+    """As ``trial``, for tests that take seconds."""
+    trial = Trial(request.param, shared_server.url).create()
+    trial.write(COUNT, size=1000)
+    return trial
+
+
+@pytest.fixture
+def plain(shared_server: NatsServer) -> Trial:
+    """As ``trial``, of one kind: where the format makes no difference."""
+    trial = Trial("stream", shared_server.url).create()
+    trial.write(COUNT, size=1000)
+    return trial
+
+
+def read_through(
+    trial: Trial,
+    server: NatsServer,
+    down: Harm | None = None,
+    up: Harm | None = None,
+    rate: float | None = None,
+) -> Proxy:
+    """Read all of it through the proxy, compare, and look for what was left behind."""
+    with Proxy(server.port, down, up, rate=rate) as proxy:
+        with trial.reading(proxy.url) as reading:
+            reading.until(trial.last)
+        trial.check(reading.rows)
+    assert trial.consumers() == []
+    return proxy
+
+
+LOST: dict[str, Callable[[], Harm]] = {
+    "first": lambda: Nth([1]),
+    "one": lambda: Sequences([700]),
+    "many": lambda: Sequences(range(100, COUNT, 97)),
+    "only the last": lambda: Last(),
+    "the last hundred": lambda: Sequences(range(COUNT - 99, COUNT + 1)),
+}
+
+
+@pytest.mark.parametrize("which", LOST)
+def test_messages_are_lost(trial: Trial, shared_server: NatsServer, which: str) -> None:
+    harm = LOST[which]()
+    proxy = read_through(trial, shared_server, harm)
+    assert harm.done == len(proxy.dropped) > 0
+    assert len(proxy.created) > 1
+    assert set(proxy.created) == set(proxy.deleted)
+
+
+def test_a_tenth_of_all_messages_is_lost(shared_server: NatsServer) -> None:
+    """A rebuild every ten messages: each makes progress, so none is one too many."""
+    trial = Trial("stream", shared_server.url).create()
+    trial.write(400)
+    harm = Share(0.1, seed=7)
+    proxy = read_through(trial, shared_server, harm)
+    assert harm.done > 20
+    assert set(proxy.created) == set(proxy.deleted)
+
+
+DISORDER = {
+    "doubled": Twice(),
+    "late by one": After(1),
+    "late by fifty": After(50),
+    "slow": Delay(0.2),
+}
+
+
+@pytest.mark.parametrize("how", DISORDER)
+def test_a_message_comes_otherwise(trial: Trial, shared_server: NatsServer, how: str) -> None:
+    harm = Sequences([1, 500, 1000, COUNT], DISORDER[how])
+    proxy = read_through(trial, shared_server, harm)
+    assert harm.done == 4
+    assert (len(proxy.created) > 1) is (how != "slow")
+
+
+@pytest.mark.parametrize("size", [10, 60, 600], ids=["subject", "reply", "payload"])
+def test_cut_in_the_middle_of_a_frame(plain: Trial, shared_server: NatsServer, size: int) -> None:
+    harm = Sequences([800], CutAt(size))
+    proxy = read_through(plain, shared_server, harm)
+    assert harm.done == 1
+    assert proxy.connections > 2  # the planner's, the reader's, and the reader's next
+
+
+def test_the_connection_is_reset_again_and_again(plain: Trial, shared_server: NatsServer) -> None:
+    harm = Sequences([400, 800], CutAt(0))
+    proxy = read_through(plain, shared_server, harm)
+    assert harm.done == 2
+    assert proxy.connections > 3
+
+
+def test_a_slow_line(plain: Trial, shared_server: NatsServer) -> None:
+    """Slower than flow control expects it: nothing is given up."""
+    proxy = read_through(plain, shared_server, rate=2_000_000)
+    assert len(proxy.created) == 1
+
+
+@pytest.mark.faults
+def test_a_line_of_a_modem(plain: Trial, shared_server: NatsServer) -> None:
+    proxy = read_through(plain, shared_server, rate=100_000)
+    assert proxy.asked("$JS.FC.")
+
+
+# -- flow control and heartbeats ------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(shared_server: NatsServer) -> Trial:
+    """Several windows of flow control."""
+    trial = Trial("kv", shared_server.url).create()
+    trial.write(COUNT, size=20_000)
+    return trial
+
+
+def test_flow_control_is_answered_each_time(large: Trial, shared_server: NatsServer) -> None:
+    proxy = read_through(large, shared_server)
+    asked = sum(b" 100 FlowControl" in frame for frame in proxy.seen)
+    assert 1 <= len(proxy.asked("$JS.FC.")) <= asked
+    assert len(proxy.created) == 1
+
+
+def test_flow_control_is_swallowed(large: Trial, shared_server: NatsServer) -> None:
+    """Heartbeats tell of it: it is answered all the same."""
+    harm = Status("FlowControl", most=2)
+    proxy = read_through(large, shared_server, harm)
+    assert harm.done == 2
+    assert len(proxy.created) == 1
+
+
+def test_one_answer_to_flow_control_is_swallowed(large: Trial, shared_server: NatsServer) -> None:
+    harm = Published("$JS.FC.", most=1)
+    read_through(large, shared_server, up=harm)
+    assert harm.done == 1
+
+
+def test_all_answers_to_flow_control_are_swallowed(large: Trial, shared_server: NatsServer) -> None:
+    """The server stands still: the reader goes on without flow control."""
+    harm = Published("$JS.FC.")
+    proxy = read_through(large, shared_server, up=harm)
+    assert harm.done >= 1
+    creations = [frame for frame in proxy.sent if b"CONSUMER.CREATE" in frame.split(b"\r\n")[0]]
+    assert b'"flow_control"' in creations[0].replace(b" ", b"")
+    assert b'"flow_control"' not in creations[-1].replace(b" ", b"")
+
+
+def test_heartbeats_are_missed(slow: Trial, shared_server: NatsServer) -> None:
+    harm = Silence(700)
+    proxy = read_through(slow, shared_server, harm)
+    assert any(b"Idle Heartbeat" in frame for frame in proxy.dropped)
+    assert len(proxy.created) == 2
+
+
+def test_only_heartbeats_are_lost(plain: Trial, shared_server: NatsServer) -> None:
+    """Messages are a sign of life, too."""
+    harm = Status("Idle Heartbeat")
+    proxy = read_through(plain, shared_server, harm)
+    assert len(proxy.created) == 1
+
+
+# -- the consumer is deleted ----------------------------------------------------------------------
+
+
+def delete_consumers(trial: Trial) -> list[str]:
+    names = trial.consumers()
+    for name in names:
+        api(trial.url, f"CONSUMER.DELETE.{trial.stream}.{name}")
+    return names
+
+
+def test_the_consumer_is_deleted_in_the_middle(slow: Trial, shared_server: NatsServer) -> None:
+    gone: list[str] = []
+    harm = When(800, lambda: gone.extend(delete_consumers(slow)))
+    proxy = read_through(slow, shared_server, harm)
+    assert gone == [harm.consumer] == proxy.created[:1]
+    assert len(proxy.created) == 2
+
+
+def test_the_consumer_is_deleted_before_the_first_message(
+    slow: Trial, shared_server: NatsServer
+) -> None:
+    """As its creation is confirmed: nothing of it comes, and it is gone."""
+    gone: list[str] = []
+
+    class Early(Harm):
+        def hits(self, frame: bytes) -> bool:
+            if b"consumer_create_response" in frame and not gone:
+                gone.extend(delete_consumers(slow))
+                return False
+            return is_delivery(frame) and (not gone or consumer_of(frame) in gone)
+
+    proxy = read_through(slow, shared_server, Early())
+    assert gone == proxy.created[:1]
+    assert len(proxy.created) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_the_consumer_is_deleted_while_idle(shared_server: NatsServer, kind: str) -> None:
+    """It has delivered all, the last message was lost, and its heartbeat says so: gone it is."""
+    trial = Trial(kind, shared_server.url).create()
+    trial.write(COUNT)
+    gone: list[str] = []
+
+    class Idle(Harm):
+        def hits(self, frame: bytes) -> bool:
+            if is_delivery(frame):
+                return not gone and stream_seq(frame) == COUNT
+            if not gone and is_status(frame, b"Idle Heartbeat"):
+                gone.extend(delete_consumers(trial))
+                return True
+            return False
+
+    harm = Idle()
+    proxy = read_through(trial, shared_server, harm)
+    assert harm.done == 2
+    assert gone == proxy.created[:1]
+    assert len(proxy.created) == 2

@@ -1,0 +1,225 @@
+"""Streams that lose their oldest messages while a query reads them.
+
+What went away before it was read is told, with its numbers; what went away afterwards, or never
+matched, is no loss.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from buckets import api, publish, put
+from topology import wait_until
+
+from faults.harm import When
+from faults.proxy import Proxy
+from faults.trial import KINDS, KINDS_IN_TURN, Trial
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+
+ACCEPT = {"failOnDataLoss": "false"}
+KEPT = 500
+"""Messages that a stream of these tests keeps."""
+
+
+def create(kind: str, server: NatsServer) -> Trial:
+    # A bucket refuses what is too much, where it is made as ADR-8 has it.
+    return Trial(kind, server.url).create(max_msgs=KEPT, discard="old")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        one.getMessage()
+        for one in caplog.records
+        if one.levelno >= logging.WARNING and "went away" in one.getMessage()
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_overtakes_a_slow_reader(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """One micro-batch of 200 is read while 900 are written to a stream that keeps 500."""
+    trial = create(kind, shared_server)
+    trial.write(KEPT)
+    with trial.reading(maxRowsPerTrigger="200") as first:
+        # Initial values of a bucket with history are one micro-batch, whatever the limit says.
+        assert first.plan()
+        first.read()
+    read = first.seq
+    assert read == KEPT if kind == "kv current" else read <= 200
+    trial.write(900)
+    state = trial.state()
+    assert state["first_seq"] == 901
+    gone = range(read + 1, 901)
+
+    if kind != "kv current":
+        lost = pytest.raises(DataLossError, match=rf"\b{gone[0]} to {gone[-1]} went away")
+        with trial.reading(offsets=first.offsets) as refused, lost:
+            refused.plan()
+    caplog.clear()
+    with trial.reading(offsets=first.offsets, **ACCEPT) as second:
+        second.drain()
+    trial.check(first.rows + second.rows, lost=gone)
+    assert len(first.rows + second.rows) == 1400 - len(gone)
+    if kind != "kv current":
+        assert f"{gone[0]} to {gone[-1]} went away" in told(caplog)[0]
+
+
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_it_overtakes_a_split(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """The consumer is lost at 200; when it is rebuilt, all up to 350 is gone."""
+    for options in ({}, ACCEPT):
+        trial = create(kind, shared_server)
+        trial.write(KEPT, size=1000)
+
+        def overtake(trial: Trial = trial) -> None:
+            trial.write(350)
+
+        harm = When(200, overtake)
+        caplog.clear()
+        proxied = Proxy(shared_server.port, harm)
+        with proxied as proxy, trial.reading(proxy.url, **options) as reading:
+            assert reading.plan()
+            assert reading.logged is not None
+            assert reading.logged["stream_seq"] == KEPT
+            if not options:
+                with pytest.raises(DataLossError, match=r"\b200 to 350 went away"):
+                    reading.read()
+                continue
+            reading.read()
+            assert any("200 to 350 went away" in text for text in told(caplog))
+            reading.drain()
+        assert harm.consumer
+        assert trial.state()["first_seq"] == 351
+        trial.check(reading.rows, lost=range(200, 351))
+
+
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_it_follows_close_behind(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """What goes away after it was sent is not lost, though the stream now begins in the range."""
+    trial = create(kind, shared_server)
+    trial.write(KEPT)
+    proxied = Proxy(shared_server.port, When(KEPT, lambda: trial.write(300), lose=False))
+    with proxied as proxy, trial.reading(proxy.url) as reading:
+        assert reading.plan()
+        reading.read()
+        assert trial.state()["first_seq"] == 301
+        reading.drain()
+    trial.check(reading.rows)
+    assert told(caplog) == []
+
+
+def test_a_rare_match_while_retention_moves_on(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The offset follows the stream with empty micro-batches now and then: no false loss."""
+    trial = create("stream", shared_server)
+
+    def rare(number: int) -> int:
+        return publish(trial.url, [(f"{trial.name}.rare", b"%d" % number, None)])[0]
+
+    with trial.reading(filterSubjects=f"{trial.name}.rare") as reading:
+        wanted = [rare(0)]
+        reading.drain()
+        micro_batches = len(reading.offsets)
+        for _ in range(8):
+            # Less than the stream keeps between two looks of a running query.
+            trial.write(KEPT * 4 // 5)
+            reading.drain()
+            assert reading.seq >= trial.state()["first_seq"] - 1
+        assert trial.state()["first_seq"] > wanted[0] + 2500
+        empty = len(reading.offsets) - micro_batches
+        wanted.append(rare(1))
+        reading.until(wanted[-1])
+    assert [row.seq for row in reading.rows] == wanted
+    assert 0 < empty < 20
+    assert told(caplog) == []
+
+
+@pytest.mark.faults
+def test_one_match_in_hundreds_of_thousands_while_retention_moves_on(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial = Trial("stream", shared_server.url).create(max_msgs=20_000, storage="memory")
+    rare = [(f"{trial.name}.rare", b"1", None)]
+    noise = [(f"{trial.name}.noise", b"", None)] * 10_000
+    with trial.reading(filterSubjects=f"{trial.name}.rare") as reading:
+        wanted = publish(trial.url, rare)
+        for _ in range(25):
+            publish(trial.url, noise)
+            reading.drain()
+        assert trial.state()["first_seq"] > 220_000
+        wanted += publish(trial.url, rare)
+        reading.until(wanted[-1])
+    assert [row.seq for row in reading.rows] == wanted
+    assert told(caplog) == []
+
+
+# -- age ------------------------------------------------------------------------------------------
+
+
+def expired(trial: Trial) -> None:
+    wait_until("all has expired", lambda: trial.state()["messages"] == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_messages_that_expire(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Without markers. What was read is no loss; what was not, is one where every one counts."""
+    trial = Trial(kind, shared_server.url).create(
+        max_age=1_500_000_000, duplicate_window=1_000_000_000
+    )
+    trial.write(100)
+    with trial.reading() as reading:
+        reading.drain()
+        expired(trial)
+        assert told(caplog) == []
+        trial.write(50)
+        reading.until(trial.last)
+        assert told(caplog) == []
+        trial.check(reading.rows)
+        trial.write(50)
+    expired(trial)
+    # The last 50 were not seen by anybody.
+    trial.write(1)
+    gone = range(151, 201)
+    if kind != "kv current":
+        lost = pytest.raises(DataLossError, match=r"\b151 to 200 went away")
+        with trial.reading(offsets=reading.offsets) as refused, lost:
+            refused.plan()
+    with trial.reading(offsets=reading.offsets, **ACCEPT) as second:
+        second.drain()
+    # The one that was written last may have expired while the query was refused.
+    rows = reading.rows + second.rows
+    trial.check(rows, lost=[*gone, 201])
+
+
+def test_a_bucket_says_at_the_start_that_keys_can_vanish(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a key that expires without a marker no row will tell, so a warning does."""
+    trial = Trial("kv current", shared_server.url).create(max_age=60_000_000_000)
+    put(trial.url, trial.name, "a", b"1")
+    with trial.reading() as reading:
+        reading.drain()
+    assert any("vanish without a marker" in one.getMessage() for one in caplog.records)
+
+
+def test_a_purge_of_one_subject(shared_server: NatsServer) -> None:
+    """Through the API, without a marker: holes are no loss, the beginning has not moved."""
+    trial = Trial("stream", shared_server.url).create()
+    trial.write(100)
+    with trial.reading() as reading:
+        assert reading.plan()
+        for key in ("k50", "k70"):
+            api(trial.url, f"STREAM.PURGE.{trial.stream}", {"filter": trial.prefix + key})
+        reading.read()
+    trial.check(reading.rows, lost=[51, 71])
+    assert len(reading.rows) == 98

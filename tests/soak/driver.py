@@ -1,0 +1,202 @@
+"""The Spark driver of a soak: three queries from checkpoints into sinks; it is there to be killed.
+
+Run as ``python -m soak.driver <file>``, a JSON file::
+
+    {"servers": "nats://…", "directory": "…", "finish": false, "skip": ["full"],
+     "serial": 1}
+
+A query that fails is logged and started again, as a supervisor would, unless it stopped for data
+loss. Ends when its standard input does (a graceful stop); with ``finish``, when all queries have
+read all that there is. ``events.jsonl`` in the directory has a line for each micro-batch, failure,
+start and end.
+
+``full`` and ``stream`` write each micro-batch into ``<query>/<batch id>/<attempt>``, whose
+``_SUCCESS`` says that it is whole: the last whole attempt counts, as for any idempotent sink, and
+earlier ones tell whether a range that is read again has the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from delta import configure_spark_with_delta_pip
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nats_stream_source import register
+from nats_stream_source.delta import merge_changes, reconcile
+from nats_stream_source.progress import BatchProgress, watch_progress
+
+QUERIES = ("full", "current", "stream")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {"bucket": "full", "includeHistory": True, "maxRowsPerTrigger": 4000},
+    "current": {"bucket": "current"},
+    "stream": {"stream": "EVENTS", "minPartitions": 3},
+}
+_EVERY = {"full": "700 milliseconds", "current": "2 seconds", "stream": "700 milliseconds"}
+_AGAIN = 2.0  # seconds after a failure
+
+
+def session(directory: Path) -> SparkSession:
+    """A small session on two cores; a task may fail twice."""
+    # Workers would start from the first `python3` on the PATH, without the packages of this one.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master("local[2,3]")
+        .appName("soak")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.minBatchesToRetain", "20")
+        .config("spark.databricks.delta.snapshotPartitions", "2")
+        # Every MERGE is a new plan, and compiling it takes longer than running it on a few rows.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
+    )
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def linger(batch_id: int) -> None:
+    """Let some micro-batches stand between sink and commit for longer, to be killed there."""
+    if batch_id % 3 == 0:
+        time.sleep(1)
+
+
+def numbered(directory: Path) -> Callable[[DataFrame, int], None]:
+    """A sink for ``foreachBatch``: every attempt of every micro-batch in a place of its own."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        batch.write.parquet(str(directory / f"{batch_id:08d}" / f"{time.time_ns()}"))
+        linger(batch_id)
+
+    return write
+
+
+class Driver:
+    """The queries of one session."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._directory = Path(request["directory"])
+        self._servers = request["servers"]
+        self._serial = request["serial"]
+        self._finish = request["finish"]
+        self._running: dict[str, StreamingQuery] = {}
+        self._read: set[str] = set()  # queries that have finished a micro-batch
+        self._lost = set(request["skip"])
+        self._due = {name: 0.0 for name in QUERIES if name not in request["skip"]}
+        self._log = (self._directory / "events.jsonl").open("a", buffering=1)
+        self._spark = session(self._directory)
+        register(self._spark)
+        watch_progress(self._spark, self._progress)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Keep the queries running, until ``stopped`` or, with ``finish``, until they are done."""
+        self._say("started", serial=self._serial)
+        while not stopped.is_set() and (self._running or self._due or not self._finish):
+            now = time.monotonic()
+            for name, due in list(self._due.items()):
+                # One at a time: each start is half a dozen Python processes.
+                if due <= now and self._running.keys() <= self._read:
+                    del self._due[name]
+                    self._start(name)
+            for name, query in list(self._running.items()):
+                if not query.isActive:
+                    del self._running[name]
+                    self._ended(name, query)
+            stopped.wait(0.1)
+        for query in self._running.values():
+            query.stop()
+        if self._finish and "current" not in self._lost:
+            self._reconcile()
+        self._say("stopped")
+        self._spark.stop()
+
+    def _start(self, name: str) -> None:
+        reader = self._spark.readStream.format("nats_stream" if name == "stream" else "nats_kv")
+        rows = reader.options(servers=self._servers, **OPTIONS[name]).load()
+        sink = (
+            merge_changes(str(self._directory / "table"))
+            if name == "current"
+            else numbered(self._directory / name)
+        )
+        writer = (
+            rows.writeStream.queryName(name)
+            .foreachBatch(sink)
+            .option("checkpointLocation", str(self._directory / "checkpoints" / name))
+        )
+        trigger = (
+            writer.trigger(availableNow=True)
+            if self._finish
+            else writer.trigger(processingTime=_EVERY[name])
+        )
+        self._running[name] = trigger.start()
+
+    def _ended(self, name: str, query: StreamingQuery) -> None:
+        error = query.exception()
+        if error is None:
+            self._say("done", query=name)
+            return
+        self._say("failed", query=name, text=str(error))
+        if "DataLossError" in str(error):
+            self._lost.add(name)
+        else:
+            self._due[name] = time.monotonic() + _AGAIN
+
+    def _reconcile(self) -> None:
+        # Not needed where every expired entry's marker was read; it must do no harm either.
+        table = str(self._directory / "table")
+        before = DeltaTable(table).version()
+        done = reconcile(self._spark, table, bucket="current", servers=self._servers)
+        self._say("reconciled", before=before, result=repr(done))
+
+    def _progress(self, record: BatchProgress) -> None:
+        self._read.add(record.query)
+        self._say(
+            "batch",
+            query=record.query,
+            batch=record.batch,
+            start=record.start,
+            end=record.end,
+            rows=record.rows,
+            lag=record.lag,
+        )
+
+    def _say(self, event: str, **fields: Any) -> None:
+        self._log.write(json.dumps({"at": time.time(), "event": event, **fields}) + "\n")
+
+
+def main(request: dict[str, Any]) -> None:
+    stopped = threading.Event()
+
+    def listen() -> None:
+        os.read(0, 1)  # not through sys.stdin, whose lock would be held when Python ends
+        stopped.set()
+
+    if not request["finish"]:
+        threading.Thread(target=listen, daemon=True).start()
+    Driver(request).run(stopped)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

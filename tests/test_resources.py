@@ -1,0 +1,364 @@
+"""Nothing is left behind, and nothing grows: consumers, connections, tasks, files, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attack.victim import peak, read, resident
+from buckets import create_bucket, delete_bucket, put, put_many
+from faults.proxy import Proxy, is_delivery
+from leftovers import connections, consumers, nothing_left
+from pyspark.sql import SparkSession
+from scenario import eventually
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.connection import ConnectionSettings
+from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.ordered import OrderedReader
+from nats_stream_source.jetstream.range_request import RangeRequest
+from nats_stream_source.options import Mode, kv_options
+from nats_stream_source.source.planner import Planner
+from nats_stream_source.source.query import query_of
+from nats_stream_source.source.reader import read_split
+from nats_stream_source.source.runtime import Runner, drop_kept_runners
+from nats_stream_source.wire.columns import ack_tokens
+
+ROWS = 3000
+VALUE = b"x" * 8000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """Its bucket ``full`` has ``ROWS`` values of 8 KB: three batches, and much flow control."""
+    with NatsServer() as server:
+        create_bucket(server.url, "full", history=2)
+        put_many(server.url, "full", ((f"k{i}", VALUE) for i in range(ROWS)))
+        yield server
+
+
+# -- nothing is left ----------------------------------------------------------------------------
+
+
+def all_rows(server: NatsServer) -> None:
+    assert len(read(server.url, bucket="full", includeHistory=True)) == ROWS
+
+
+def current_values(server: NatsServer) -> None:
+    assert len(read(server.url, bucket="full")) == ROWS
+
+
+def a_few(server: NatsServer) -> None:
+    assert len(read(server.url, bucket="full", startSequence=ROWS - 2)) == 3
+
+
+def several_splits(server: NatsServer) -> None:
+    assert len(read(server.url, bucket="full", includeHistory=True, minPartitions=4)) == ROWS
+
+
+def no_bucket(server: NatsServer) -> None:
+    with pytest.raises(NatsSourceError):
+        read(server.url, bucket="none")
+
+
+def nobody_there(server: NatsServer) -> None:
+    with pytest.raises(NatsSourceError):
+        read("nats://127.0.0.1:1", bucket="full", connectTimeout=0.3)
+
+
+def stopped_in_the_middle(server: NatsServer) -> None:
+    """``limit()``, or a task that is killed: the generator is closed."""
+    batches = _batches(server.url)
+    assert 0 < next(batches) < ROWS / 2
+    assert consumers(server), "it is in the middle"
+    batches.close()
+
+
+def a_row_that_is_none(server: NatsServer) -> None:
+    """The task fails on what it reads."""
+    with (
+        Proxy(server.port, lambda f: f.replace(b"$KV.full.", b"$KV.fool.", 1), keep=0) as proxy,
+        pytest.raises(NatsSourceError, match="does not begin"),
+    ):
+        read(proxy.url, bucket="full", includeHistory=True)
+
+
+def lost_messages(server: NatsServer) -> None:
+    lost = 0
+
+    def verdict(frame: bytes) -> bool:
+        nonlocal lost
+        lost += (drop := is_delivery(frame) and lost < 3)
+        return not drop
+
+    with Proxy(server.port, verdict, keep=0) as proxy:
+        assert len(read(proxy.url, bucket="full", includeHistory=True)) == ROWS
+    assert lost == 3
+
+
+def a_lost_connection(server: NatsServer) -> None:
+    with Proxy(server.port, keep=0) as proxy:
+        batches = _batches(proxy.url)
+        count = next(batches)
+        before = proxy.connections
+        proxy.cut()
+        assert count + sum(batches) == ROWS
+        assert proxy.connections > before
+
+
+def a_server_that_is_restarted(server: NatsServer) -> None:
+    batches = _batches(server.url)
+    count = next(batches)
+    server.kill()
+    server.start()
+    assert count + sum(batches) == ROWS
+
+
+def a_bucket_that_is_deleted(server: NatsServer) -> None:
+    create_bucket(server.url, "gone")
+    put_many(server.url, "gone", ((f"k{i}", VALUE) for i in range(ROWS)))
+    batches = _batches(server.url, "gone")
+    assert next(batches)
+    delete_bucket(server.url, "gone")
+    with pytest.raises(NatsSourceError):
+        list(batches)
+
+
+SCENARIOS: tuple[Callable[[NatsServer], None], ...] = (
+    all_rows,
+    current_values,
+    a_few,
+    several_splits,
+    no_bucket,
+    nobody_there,
+    stopped_in_the_middle,
+    a_row_that_is_none,
+    lost_messages,
+    a_lost_connection,
+    a_server_that_is_restarted,
+    a_bucket_that_is_deleted,
+)
+
+
+@contextlib.contextmanager
+def asking(url: str, **options: Any) -> Iterator[tuple[Runner, Planner, Any]]:
+    """A planner as Spark's driver has one."""
+    given = {"servers": url, "connectTimeout": "20", "requestTimeout": "20", **options}
+    query = query_of(kv_options({k: str(v) for k, v in given.items()}, Mode.STREAMING))
+    runner = Runner(query.connection)
+    try:
+        yield runner, Planner(query, runner.link), query
+    finally:
+        runner.close()
+        drop_kept_runners()
+
+
+def _batches(url: str, bucket: str = "full") -> Generator[int, None, None]:
+    """The row counts of a query's record batches, one by one, as Spark asks for them."""
+    with asking(url, bucket=bucket, includeHistory=True) as (runner, planner, query):
+        start = runner.run(planner.initial())
+        end = runner.run(planner.latest(start, None))
+        for plan in runner.run(planner.plans(start, end)):
+            reading = read_split(plan, query)
+            with contextlib.closing(reading):  # type: ignore[type-var]
+                for batch in reading:
+                    yield batch.num_rows
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_nothing_is_left(server: NatsServer, scenario: Callable[[NatsServer], None]) -> None:
+    with nothing_left(server):
+        scenario(server)
+
+
+def test_what_is_left_is_found(server: NatsServer) -> None:
+    """The counting itself counts: a consumer, a connection, a file, a thread's worth."""
+    link: list[Any] = []
+
+    async def leave() -> None:
+        kept = Link(ConnectionSettings(servers=(server.url,)))
+        jetstream = JetStream(await kept.connection())
+        await jetstream.create_consumer("KV_full", "left", {"inactive_threshold": 10**12})
+        link.append(kept)
+
+    loop = asyncio.new_event_loop()
+    before = consumers(server), connections(server), len(os.listdir("/proc/self/fd"))
+    try:
+        loop.run_until_complete(leave())
+        now = consumers(server), connections(server), len(os.listdir("/proc/self/fd"))
+        assert now[0] == ["KV_full left"]
+        assert now[1] > before[1]
+        assert now[2] > before[2]
+        loop.run_until_complete(_delete(server))
+    finally:
+        loop.run_until_complete(link[0].drop())
+        loop.close()
+
+
+async def _delete(server: NatsServer) -> None:
+    link = Link(ConnectionSettings(servers=(server.url,)))
+    try:
+        await JetStream(await link.connection()).delete_consumer("KV_full", "left")
+    finally:
+        await link.drop()
+
+
+# -- nothing grows ------------------------------------------------------------------------------
+
+
+def test_a_thousand_micro_batches(server: NatsServer) -> None:
+    """Planned and read one after the other, as the driver and a worker do it for days."""
+    create_bucket(server.url, "drip", history=2)
+    put(server.url, "drip", "k", b"first")
+    rows, before = 0, 0
+    with nothing_left(server), asking(server.url, bucket="drip", updatesOnly=True) as asked:
+        runner, planner, query = asked
+        at = runner.run(planner.initial())
+
+        async def write(count: int) -> None:
+            connection = await runner.link.connection()
+            subjects = (f"$KV.drip.k{i}" for i in range(count))
+            await asyncio.gather(*(connection.request(subject, b"v") for subject in subjects))
+
+        for number in range(1000):
+            # Every tenth is one that a consumer has to read.
+            count = 40 if number % 10 == 0 else 1
+            runner.run(write(count))
+            end = runner.run(planner.latest(at, None))
+            seen = []
+            for plan in runner.run(planner.plans(at, end)):
+                for batch in read_split(plan, query):
+                    seen += batch.column("revision").to_pylist()
+            assert seen == list(range(at.stream_seq + 1, at.stream_seq + count + 1))
+            at = end
+            rows += len(seen)
+            if number == 300:
+                before = resident()
+                held = len(os.listdir("/proc/self/fd")), connections(server)
+        grown = resident() - before
+        assert (len(os.listdir("/proc/self/fd")), connections(server)) == held
+        assert consumers(server) == []
+    assert rows == 100 * 40 + 900
+    assert grown < 16 << 20
+
+
+def test_a_reader_that_pauses_longer_than_all_timers(server: NatsServer) -> None:
+    """Nothing runs meanwhile, as while Spark does not ask for more: paused time is no silence."""
+    got, rebuilds = _paused(server.url, heartbeat=0.1, pause=2.0)
+    assert got == list(range(1, ROWS + 1))
+    assert rebuilds == []
+
+
+@pytest.mark.faults
+def test_a_reader_that_pauses_for_minutes(server: NatsServer) -> None:
+    """Longer than a server waits for a write, and keeps a consumer that nobody listens to."""
+    create_bucket(server.url, "backlog")
+    large = b"x" * 50_000
+    for part in range(4):
+        put_many(server.url, "backlog", ((f"k{part}.{i}", large) for i in range(500)))
+    with peak() as memory:
+        got, _ = _paused(server.url, bucket="backlog", end=2000, heartbeat=0.5, pause=180.0)
+    assert got == list(range(1, 2001))
+    assert memory.grown < 256 << 20
+
+
+def _paused(
+    url: str, *, heartbeat: float, pause: float, bucket: str = "full", end: int = ROWS
+) -> tuple[list[int], list[Any]]:
+    """Read a range, and run no event loop for ``pause`` seconds after the first batch."""
+    runner = Runner(ConnectionSettings(servers=(url,), connect_timeout=20.0, request_timeout=20.0))
+    try:
+
+        async def look() -> str:
+            jetstream = JetStream(await runner.link.connection())
+            return (await jetstream.stream_info(f"KV_{bucket}")).created
+
+        request = RangeRequest(
+            stream=f"KV_{bucket}",
+            created=runner.run(look()),
+            start=0,
+            end=end,
+            heartbeat=heartbeat,
+            batch_rows=100,
+        )
+        reader = OrderedReader(runner.link, request)
+        got: list[int] = []
+        with contextlib.closing(runner.iterate(reader.batches())) as batches:
+            for frames in batches:
+                if not got:
+                    time.sleep(pause)
+                got += ack_tokens(frames).stream_seq.tolist()
+        return got, reader.cursor.rebuilds
+    finally:
+        runner.close()
+
+
+@pytest.mark.faults
+def test_a_million_rows(server: NatsServer) -> None:
+    """Memory is that of a batch, whatever the length of the range."""
+    create_bucket(server.url, "million")
+    for part in range(20):
+        put_many(server.url, "million", ((f"k{part}.{i}", b"x" * 100) for i in range(50_000)))
+    list(_batches(server.url))  # warm
+    with peak() as memory:
+        assert sum(_batches(server.url, "million")) == 1_000_000
+    assert memory.grown < 160 << 20
+
+
+# -- Spark --------------------------------------------------------------------------------------
+
+
+@pytest.mark.faults
+def test_a_hundred_queries_in_one_session(
+    spark: SparkSession, server: NatsServer, tmp_path: Path
+) -> None:
+    """Each with a planner process of its own, all with the same Python workers."""
+    create_bucket(server.url, "many")
+    held: dict[int, tuple[int, int, int]] = {}
+    for number in range(1, 101):
+        put(server.url, "many", "k", b"%d" % number)
+        rows: list[Any] = []
+        query = (
+            spark.readStream.format("nats_kv")
+            .options(servers=server.url, bucket="many")
+            .load()
+            .writeStream.foreachBatch(lambda batch, _, rows=rows: rows.extend(batch.collect()))
+            .option("checkpointLocation", str(tmp_path / str(number)))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        query.stop()
+        assert [row.value for row in rows] == [b"%d" % number]
+        if number in (20, 100):
+            # The planner's process ends after the query does.
+            least = held.get(20)
+            eventually(
+                lambda least=least: least is None or all(map(int.__le__, _held(server), least)),
+                "as much as after 20 queries",
+                seen=lambda: (_held(server), held),
+            )
+            held[number] = _held(server)
+    assert consumers(server) == []
+
+
+def _held(server: NatsServer) -> tuple[int, int, int]:
+    """Processes below this one, this process's files, and the server's connections."""
+    return len(_below(os.getpid())), len(os.listdir("/proc/self/fd")), connections(server)
+
+
+def _below(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, path.read_text().split()):
+                found += [child, *_below(child)]
+    return found

@@ -1,0 +1,93 @@
+"""Messages that expire while a range is read: behind the reader no loss, before it one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import buckets
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.link import Link
+from nats_stream_source.options import stream_options
+from nats_stream_source.source.plan import Plan
+from nats_stream_source.source.planner import Planner
+from nats_stream_source.source.query import query_of
+from nats_stream_source.source.reader import read_split
+from nats_stream_source.source.runtime import drop_kept_runners
+
+MANY = 12_000  # more than one batch of rows
+
+
+@pytest.fixture(autouse=True)
+def no_connection_left() -> Iterator[None]:
+    yield
+    drop_kept_runners()
+
+
+def make_stream(url: str, name: str, messages: int, **config: Any) -> None:
+    buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+    buckets.publish(url, [(f"{name}.{n % 7}", b"%d" % n, None) for n in range(messages)])
+
+
+def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Plan]:
+    """The one split of all that the stream has."""
+    given = {"servers": url, "stream": name, **options}
+
+    async def work() -> Plan:
+        parsed = stream_options(given)
+        link = Link(parsed.connection)
+        try:
+            planner = Planner(query_of(parsed), link, cores=1)
+            start = await planner.initial()
+            (plan,) = await planner.plans(start, await planner.latest(start, None))
+            return plan
+        finally:
+            await link.drop()
+
+    return given, asyncio.run(work())
+
+
+def test_what_expires_behind_the_reader_is_no_loss(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    make_stream(url, "BEHIND", MANY, max_msgs=MANY)
+    given, plan = planned(url, "BEHIND")
+    assert (plan.start, plan.end, plan.complete_from) == (0, MANY, 1)
+    batches = read_split(plan, query_of(stream_options(given)))
+    found = next(batches)["sequence"].to_pylist()
+    buckets.publish(url, [("BEHIND.x", b"", None)] * 3000)
+    first_seq = buckets.api(url, "STREAM.INFO.BEHIND")["state"]["first_seq"]
+    assert 1 < first_seq <= found[-1]
+    for batch in batches:
+        found += batch["sequence"].to_pylist()
+    assert found == list(range(1, MANY + 1))
+
+
+@pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
+def test_what_expires_before_it_is_read_is_a_loss(shared_server: NatsServer, span: int) -> None:
+    url, name = shared_server.url, f"BEFORE{span}"
+    make_stream(url, name, span)
+    given, plan = planned(url, name)
+    buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
+    with pytest.raises(DataLossError, match="sequences 1 to 10 went away before they were read"):
+        list(read_split(plan, query_of(stream_options(given))))
+    given["failOnDataLoss"] = "false"
+    rest = [
+        seq
+        for batch in read_split(plan, query_of(stream_options(given)))
+        for seq in batch["sequence"].to_pylist()
+    ]
+    assert rest == list(range(11, span + 1))
+
+
+def test_what_is_gone_beyond_the_range_is_not_counted(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    make_stream(url, "BEYOND", 40)
+    given, plan = planned(url, "BEYOND")
+    buckets.api(url, "STREAM.PURGE.BEYOND", {"seq": 31})
+    with pytest.raises(DataLossError, match="begins at 31 by now: sequences 1 to 20 went away"):
+        list(read_split(replace(plan, end=20), query_of(stream_options(given))))
