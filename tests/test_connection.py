@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,51 @@ def test_no_times(text: str) -> None:
 def test_all_errors_have_one_root_and_their_numbers() -> None:
     assert issubclass(StreamNotFoundError, NatsSourceError)
     assert StreamNotFoundError.err_code == 10059
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 3))
+def test_closed_in_the_middle_of_a_reconnect(shared_server: NatsServer, steps: int) -> None:
+    """However far it had come: no task goes on, no socket is left open."""
+
+    async def work() -> list[Any]:
+        connection = await Connection.open(settings(shared_server.url, connect_timeout=20.0))
+        connection.renew()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await connection.close()
+        assert connection.client.is_closed
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    assert asyncio.run(work()) == []
+    gc.collect()  # what was left open is told here
+
+
+def test_closed_while_a_reconnect_is_cancelled_in_vain(shared_server: NatsServer) -> None:
+    """As by ``wait_for`` up to Python 3.11: it goes on, and opens a socket."""
+
+    async def work() -> None:
+        connection = await Connection.open(settings(shared_server.url, connect_timeout=20.0))
+        client, vain, begun = connection.client, 0, asyncio.Event()
+        connect = client._connect_to_server
+
+        async def stubborn(server: Any) -> None:
+            nonlocal vain
+            if not begun.is_set():
+                begun.set()
+                try:
+                    await asyncio.sleep(20)
+                except asyncio.CancelledError:
+                    vain += 1
+            await connect(server)
+
+        client._connect_to_server = stubborn  # type: ignore[method-assign]
+        connection.renew()
+        await asyncio.wait_for(begun.wait(), 20)
+        await connection.close()
+        assert vain, "it was cancelled"
+        assert client._reconnection_task is not None
+        assert client._reconnection_task.done()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(work())
+    gc.collect()

@@ -143,7 +143,6 @@ class Connection:
             attempt.cancel()
             await asyncio.gather(attempt, return_exceptions=True)
             await connection.close()
-            await give_up(connection.client, _CLOSE_DEADLINE)
             raise
         finally:
             connection._refused.cancel()
@@ -331,7 +330,7 @@ class Connection:
             # AssertionError: nats-py's own check, when connecting failed early. AttributeError:
             # asyncio's TLS transport is written to after it was lost.
             log.debug("while closing", connection=self, error=repr(error))
-            abort(self.client)
+        await give_up(self.client, _CLOSE_DEADLINE)
 
     async def inbox(self, subject: str, queue: str = "") -> Inbox:
         """A tapped subscription; the caller closes it with :meth:`release`.

@@ -19,10 +19,12 @@ other. nats-py's task for reconnecting would end at it without a word.
 it waits for ever for that socket to be closed, and never comes to the next server.
 
 *A connect that was given up leaves no socket behind.* nats-py calls itself closed before it closes
-its transport; when it is cancelled in between, its ``close()`` does nothing any more.
+its transport; when it is cancelled in between, its ``close()`` does nothing any more. And it does
+not wait for the end of a reconnect under way, which may open a socket after that.
 
 Beside ``bridge`` and ``repairs`` this is the one place that touches private names of nats-py,
-``Client._process_info``, ``_process_connect_init``, ``_server_pool`` and ``_transport``;
+``Client._process_info``, ``_process_connect_init``, ``_reconnection_task``, ``_server_pool`` and
+``_transport``;
 ``tests/test_security.py`` checks them.
 """
 
@@ -41,6 +43,7 @@ from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.bridge import abort
 
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s/@:?#\[\]]+):\d{1,5}")
+_CANCELLED_AGAIN = 0.1  # seconds
 _MOST_SERVERS = 1000  # that are known at a time; the largest clusters have some dozens
 
 
@@ -133,7 +136,11 @@ def forget_attempt(client: Client) -> None:
 
 
 async def give_up(client: Client, deadline: float) -> None:
-    """Close the transport of a client whose ``connect`` was cancelled, within ``deadline`` s."""
+    """End what ``client.close()`` has left of a connect or a reconnect.
+
+    ``deadline`` is in seconds, for each of the two.
+    """
+    await _end_reconnecting(client, deadline)
     if client._transport is None:
         return
     abort(client)
@@ -143,3 +150,17 @@ async def give_up(client: Client, deadline: float) -> None:
     closing.cancel()
     # What ended the connection is told again here, and was told to the user already.
     await asyncio.gather(closing, return_exceptions=True)
+
+
+async def _end_reconnecting(client: Client, deadline: float) -> None:
+    task = client._reconnection_task
+    if task is None or task is asyncio.current_task():
+        return
+    end = asyncio.get_running_loop().time() + deadline
+    while not task.done() and asyncio.get_running_loop().time() < end:
+        # More than once: up to Python 3.11 `wait_for` forgets that it was cancelled when what it
+        # waits for is done in the same moment, and nats-py connects by it.
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCELLED_AGAIN)
+    if task.done() and not task.cancelled():
+        task.exception()
