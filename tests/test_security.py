@@ -383,7 +383,11 @@ def test_the_private_names_of_nats_py_are_as_they_are_needed() -> None:
         "initial_connection",
     ]
     assert list(inspect.signature(Client._process_connect_init).parameters) == ["self"]
-    assert "await self._process_connect_init()" in inspect.getsource(Client._attempt_reconnect)
+    reconnect = inspect.getsource(Client._attempt_reconnect)
+    assert "await self._process_connect_init()" in reconnect
+    assert list(inspect.signature(Client._attempt_reconnect).parameters) == ["self"]
+    for beginning in (Client.force_reconnect, Client._process_op_err):
+        assert "create_task(self._attempt_reconnect())" in inspect.getsource(beginning)
     assert Client()._server_pool == []
     connect = inspect.getsource(Client._process_connect_init)
     greeting = connect.index("await self._process_info(srv_info, initial_connection=True)")

@@ -35,6 +35,7 @@ from nats_stream_source.jetstream.bridge import (
 )
 from nats_stream_source.jetstream.handshake import (
     PlainServerError,
+    Reconnects,
     check_greetings,
     demand_tls,
     forget_attempt,
@@ -91,6 +92,7 @@ class Connection:
         if settings.encrypted and not settings.websocket:
             demand_tls(self.client)
         outlive(self.client)
+        self._reconnects = Reconnects(self.client)
         self.reconnects = 0
         self.online = asyncio.Event()
         self._offline = asyncio.Event()
@@ -318,6 +320,7 @@ class Connection:
         if renewal is not None:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+        await self._reconnects.end(_CLOSE_DEADLINE)
         try:
             await asyncio.wait_for(self.client.close(), _CLOSE_DEADLINE)
         except (

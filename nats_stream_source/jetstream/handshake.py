@@ -20,10 +20,11 @@ it waits for ever for that socket to be closed, and never comes to the next serv
 
 *A connect that was given up leaves no socket behind.* nats-py calls itself closed before it closes
 its transport; when it is cancelled in between, its ``close()`` does nothing any more. And it does
-not wait for the end of a reconnect under way, which may open a socket after that.
+not wait for a reconnect under way, which may open a socket after that; nor does a reconnect wait
+for the one that it takes the place of.
 
 Beside ``bridge`` and ``repairs`` this is the one place that touches private names of nats-py,
-``Client._process_info``, ``_process_connect_init``, ``_reconnection_task``, ``_server_pool`` and
+``Client._process_info``, ``_process_connect_init``, ``_attempt_reconnect``, ``_server_pool`` and
 ``_transport``;
 ``tests/test_security.py`` checks them.
 """
@@ -44,6 +45,7 @@ from nats_stream_source.jetstream.bridge import abort
 
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s/@:?#\[\]]+):\d{1,5}")
 _CANCELLED_AGAIN = 0.1  # seconds
+_ONE_AT_A_TIME = 2.0  # seconds that a reconnect waits for the end of the one before
 _MOST_SERVERS = 1000  # that are known at a time; the largest clusters have some dozens
 
 
@@ -135,12 +137,46 @@ def forget_attempt(client: Client) -> None:
         client._transport = None
 
 
-async def give_up(client: Client, deadline: float) -> None:
-    """End what ``client.close()`` has left of a connect or a reconnect.
+class Reconnects:
+    """The reconnects of a client, one at a time, and none when it is closed."""
 
-    ``deadline`` is in seconds, for each of the two.
-    """
-    await _end_reconnecting(client, deadline)
+    def __init__(self, client: Client) -> None:
+        self._go_on = client._attempt_reconnect
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._over = False
+        client._attempt_reconnect = self._reconnect  # type: ignore[method-assign]
+
+    async def _reconnect(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        before = set(self._under_way)
+        self._under_way.add(task)
+        try:
+            await _ended(before, _ONE_AT_A_TIME)
+            if not self._over:
+                await self._go_on()
+        finally:
+            self._under_way.discard(task)
+
+    async def end(self, deadline: float) -> None:
+        """Cancel those under way, and wait for their end ``deadline`` seconds; begin no other."""
+        self._over = True
+        await _ended(set(self._under_way), deadline)
+
+
+async def _ended(tasks: set[asyncio.Task[Any]], deadline: float) -> None:
+    clock = asyncio.get_running_loop().time
+    end = clock() + deadline
+    while tasks and clock() < end:
+        # More than once: up to Python 3.11 `wait_for` forgets that it was cancelled when what it
+        # waits for is done in the same moment, and nats-py connects by it.
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=_CANCELLED_AGAIN)
+
+
+async def give_up(client: Client, deadline: float) -> None:
+    """Close the transport that ``client.close()`` has left open, within ``deadline`` seconds."""
     if client._transport is None:
         return
     abort(client)
@@ -150,17 +186,3 @@ async def give_up(client: Client, deadline: float) -> None:
     closing.cancel()
     # What ended the connection is told again here, and was told to the user already.
     await asyncio.gather(closing, return_exceptions=True)
-
-
-async def _end_reconnecting(client: Client, deadline: float) -> None:
-    task = client._reconnection_task
-    if task is None or task is asyncio.current_task():
-        return
-    end = asyncio.get_running_loop().time() + deadline
-    while not task.done() and asyncio.get_running_loop().time() < end:
-        # More than once: up to Python 3.11 `wait_for` forgets that it was cancelled when what it
-        # waits for is done in the same moment, and nats-py connects by it.
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCELLED_AGAIN)
-    if task.done() and not task.cancelled():
-        task.exception()
