@@ -18,9 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import growth, jetstream, latency, machine, raw, reader, report, small_reads
+from benchmarks import (
+    growth,
+    jetstream,
+    latency,
+    machine,
+    planner,
+    raw,
+    reader,
+    report,
+    small_reads,
+)
+from benchmarks.big_bucket import KEYS, fill
 from benchmarks.entries import entries, fill_bucket, write_parquet
 from benchmarks.microbatch import Bucket
+from benchmarks.steps import steps, within
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.source.runtime import drop_kept_runners
 
@@ -118,6 +130,43 @@ def test_put_steadily(shared_server: NatsServer) -> None:
         state = connection.request("$JS.API.STREAM.INFO.KV_bench", {})["state"]
         assert state["last_seq"] == 501
     assert time.time_ns() - before >= 500 / 10_000 * 1e9
+
+
+def test_planner(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the smallest bucket that it takes."""
+    monkeypatch.setattr(planner, "_SECONDS", 0.2)
+    fill(nats_server, 20_000, 2000)
+    plans, rests = planner.measure(nats_server, 2)
+    places = {"beginning", "half", "99 %", "last 5000"}
+    assert {(one.filters, one.where) for one in plans} == {
+        (filters, where) for filters in KEYS for where in places
+    }
+    assert all(one.rows > 0 and one.requests > 0 for one in plans)
+    assert all(one.limit is None or one.rows <= one.limit for one in plans)
+    assert [(one.filters, one.writes) for one in rests] == [
+        *((filters, 0) for filters in KEYS),
+        ("one narrow", 200),
+        ("fifty", 200),
+    ]
+
+
+def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each tenth, where there is no terminal."""
+    with steps("filling", 40) as step:
+        for _ in range(20):
+            step(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" after ")[0] for line in lines] == [
+        f"filling: {done} of 40" for done in range(4, 41, 4)
+    ]
+
+
+def test_what_never_ends_is_an_error() -> None:
+    async def work() -> None:
+        await within(0.01, "idling", asyncio.Event().wait())
+
+    with pytest.raises(RuntimeError, match=r"idling did not end within 0\.01 s"):
+        asyncio.run(work())
 
 
 def test_others_are_told_from_children() -> None:

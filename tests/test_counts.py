@@ -102,20 +102,61 @@ def test_what_is_written_meanwhile_counts_as_rows_before_not_behind(bucket: Nats
     assert total - behind >= after(960) - after(970)
 
 
-def test_a_lagging_replica_adds_to_the_upper_bound_only(
-    bucket: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parse = StreamInfo.parse
-    monkeypatch.setattr(
-        StreamInfo, "parse", classmethod(lambda cls, answer: replace(parse(answer), lag=5))
-    )
+def test_sequences_without_a_row(bucket: NatsServer) -> None:
+    """Known from the stream's own numbers, or from a rank and what went away since."""
 
     async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
         counts.begin(jetstream, info, ())
+        found = [counts.gaps(950)]
+        entries = [(f"k{i}", b"again") for i in range(60, 70)]  # they were 961 to 970
+        await asyncio.to_thread(put_many, bucket.url, "b", entries)
+        counts.begin(jetstream, await jetstream.stream_info(info.name), ())
         counts.allow(1)
-        return await counts.total(970), await counts.after(970)
+        found += [counts.gaps(950), counts.gaps(980)]
+        await counts.total(980)
+        found += [counts.gaps(979), counts.gaps(980), counts.gaps(990)]
+        await asyncio.to_thread(put_many, bucket.url, "b", [("k0", b"again"), ("new", b"v")])
+        counts.begin(jetstream, await jetstream.stream_info(info.name), ())
+        return [*found, counts.gaps(980)]
 
-    assert count(bucket, work) == (after(970) + 5, after(970))
+    assert count(bucket, work) == [0, 10, 10, 10, 0, 0, 1]
+
+
+def test_sequences_without_a_row_under_a_filter(bucket: NatsServer) -> None:
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        filters = ("$KV.b.k1", "$KV.b.k2")  # 1002 and 1003
+        counts.begin(jetstream, info, filters)
+        counts.allow(1)
+        found = [counts.gaps(1000)]
+        await counts.total(1000)
+        found += [counts.gaps(999), counts.gaps(1000)]
+        # Two entries, of which one takes another's place, and which may not match.
+        await asyncio.to_thread(put_many, bucket.url, "b", [("k3", b"again"), ("new", b"v")])
+        counts.begin(jetstream, await jetstream.stream_info(info.name), filters)
+        return [*found, counts.gaps(1000)]
+
+    assert count(bucket, work) == [None, None, 48, 51]
+
+
+def test_while_a_replica_lags_no_count_is_an_upper_bound(
+    bucket: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it kept; also one that was, is not any more."""
+    parse, lag = StreamInfo.parse, 0
+    monkeypatch.setattr(
+        StreamInfo, "parse", classmethod(lambda cls, answer: replace(parse(answer), lag=lag))
+    )
+
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        nonlocal lag
+        counts.begin(jetstream, info, ())
+        counts.allow(1)
+        found = [await counts.total(970), counts.known(970, 0)]
+        lag = 1
+        found += [await counts.total(970), counts.known(970, 0), await counts.after(970)]
+        return found
+
+    assert count(bucket, work) == [after(970), after(970), None, None, after(970)]
 
 
 def test_lag_is_the_slowest_replicas() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.options import kv_options
-from nats_stream_source.source import ranges
+from nats_stream_source.source import counts, ranges
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Planner
 from nats_stream_source.source.query import query_of
@@ -154,6 +154,32 @@ def test_limits_count_rows_on_a_bucket_of_mostly_holes(nats_server: NatsServer) 
     assert max(rows) <= 20
     assert sum(rows) == 100
     assert len(found) <= 12
+
+
+def test_a_limit_needs_no_rank_where_nearly_all_sequences_have_a_row(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank takes longer than all the rest, and could not make the micro-batches fewer."""
+    ranks: list[int] = []
+    ask = counts.count_from
+
+    async def asked(jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]) -> int:
+        ranks.append(seq)
+        return await ask(jetstream, stream, seq, filters)
+
+    monkeypatch.setattr(counts, "count_from", asked)
+    create_bucket(nats_server.url, "b", history=1)
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(1000)))
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(500, 520)))
+    assert plan(nats_server.url, "b", lambda planner: ends(planner, 102)) == [
+        *range(102, 1020, 102),
+        1020,
+    ]
+    assert not ranks
+    # Half of all sequences: now it is worth a question.
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(0, 1000, 2)))
+    assert len(plan(nats_server.url, "b", lambda planner: ends(planner, 102))) < 1520 // 102
+    assert ranks
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])

@@ -87,6 +87,34 @@ def test_a_bucket_of_mostly_holes_is_cut_by_rows_not_by_sequences() -> None:
     assert asked <= 12
 
 
+@given(missing=st.sets(st.integers(1, 300), max_size=60), limit=st.integers(3, 200))
+def test_where_questions_would_not_make_ranges_fewer_there_are_none(
+    missing: set[int], limit: int
+) -> None:
+    stored = [s for s in range(1, 301) if s not in missing]
+    start = 0
+    while start < 300:
+        sequences, rows = 300 - start, sum(1 for s in stored if s > start)
+        asked: list[int] = []
+
+        def answer(seq: int, asked: list[int] = asked) -> int:
+            asked.append(seq)
+            return sum(1 for s in stored if s > seq)
+
+        questions = limited_end(start, 300, limit, gaps=sequences - rows)
+        limited, most = answered(questions, answer)
+        assert start < limited
+        assert sum(1 for s in stored if start < s <= limited) <= most <= limit
+        if math.ceil(sequences / limit) <= math.ceil(rows / (0.9 * limit)):
+            assert not asked
+        start = limited
+
+
+def test_a_total_tells_that_few_sequences_have_no_row() -> None:
+    stored = [s for s in range(1, 1001) if s % 20]
+    assert ask_limit(stored, 0, 1000, 100) == (100, 100, 1)
+
+
 def test_holes_in_one_cluster() -> None:
     stored = [*range(1, 50), *range(1_000_000, 1_002_000)]
     limited, rows, asked = ask_limit(stored, 0, 1_002_000, 1000)

@@ -9,17 +9,21 @@ first one, and of messages up to ``L`` only:
 - a later count, less all that was written since, is a lower bound.
 
 The difference errs towards more rows, and no batch exceeds its limit. A follower that lags counts
-too few; what the leader knows of its lag is added to the upper bound.
+too few, and nobody says by how many: the leader tells its lag in operations, each of which may
+store thousands of messages. So while any replica lags, a count is no upper bound, and is not kept.
 
 Ranks cost from half a millisecond to a tenth of a second (DESIGN 3.5: many keys, a filter that
 covers them all). So each planning has a time, and a question that is expected to exceed it is not
-asked. What was answered is kept: the next micro-batch begins where this one ended.
+asked. What was answered is kept: the next micro-batch begins where this one ended. It also tells
+how many sequences are without a row; there are no more of them later than messages went away, and
+where they are few, no rank is needed at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.rank import count_from
@@ -30,13 +34,22 @@ _A_RANK = 0.0005  # seconds; without a filter 50 ns more for each key, with some
 _MOST_FILTER_SECONDS = 0.008
 
 
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """An answer: rows after a sequence, and what the stream was like then."""
+
+    rows: int
+    last_seq: int
+    gone: int
+
+
 class Counts:
     """Counts rows for one query, one planning after the other."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._cost: float | None = None
-        self._known: dict[int, tuple[int, int]] = {}  # seq: rows after it, last_seq at that time
+        self._known: dict[int, _Rank] = {}  # by the sequence after which the rows are
 
     def begin(self, jetstream: JetStream, info: StreamInfo, filters: Sequence[str]) -> None:
         """A new planning, which begins with ``info``."""
@@ -70,16 +83,36 @@ class Counts:
         before = max((seq for seq in self._known if seq <= start), default=None)
         if before is None or start - before > tolerance:
             return None
-        rows, last_seq = self._known[before]
-        written = info.last_seq - last_seq
-        return rows + written if 0 <= written <= tolerance else None
+        rank = self._known[before]
+        written = info.last_seq - rank.last_seq
+        return rank.rows + written if 0 <= written <= tolerance else None
+
+    def gaps(self, start: int) -> int | None:
+        """About how many sequences after ``start`` have no row, or fewer; None if unknown.
+
+        A guess in so far as the answers it comes from are of more than one moment: it decides how
+        full a range is, never how many rows it may hold.
+        """
+        info = self._info
+        gone = _gone(info)
+        found = [
+            max(0, rank.last_seq - seq - rank.rows)
+            + max(0, gone - rank.gone)
+            # What was written since need not match.
+            + (info.last_seq - rank.last_seq if self._filters else 0)
+            for seq, rank in self._known.items()
+            if seq <= start and rank.last_seq <= info.last_seq
+        ]
+        if not self._filters:
+            found.append(max(0, gone - max(0, info.first_seq - 1)))
+        return min(found, default=None)
 
     async def total(self, start: int) -> int | None:
-        """The rows after ``start``, or more, at the leader; None when there is no time to ask."""
+        """The rows after ``start``, or more, at the leader; None when nobody can say it in time."""
         if not self._may_ask(1):
             return None
         await self._count(start)
-        return self._known[start][0]
+        return self._known[start].rows if start in self._known else None
 
     async def after(self, seq: int) -> int | None:
         """The rows after ``seq`` of those that a total counted, or fewer; None as in ``total``."""
@@ -105,8 +138,15 @@ class Counts:
         now = await self._jetstream.stream_info(self._info.name)
         assert self._cost is not None
         self._cost = max(self._clock() - began, self._cost / 2)
-        while len(self._known) >= _REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[seq] = rows + now.lag, last_seq
+        self._known.pop(seq, None)
+        if not now.lag:
+            while len(self._known) >= _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[seq] = _Rank(rows, last_seq, _gone(now))
         self._last_seq = max(self._last_seq, now.last_seq)
         return max(0, rows - (now.last_seq - self._info.last_seq))
+
+
+def _gone(info: StreamInfo) -> int:
+    """How many messages the stream had once and has no more."""
+    return info.last_seq - info.messages

@@ -70,8 +70,7 @@ class Cuts:
                 counts.allow(_REPORT_SECONDS, 1 if self._share is None else 0)
                 total = await counts.total(floor)
             if total is None:
-                assert self._share is not None
-                rows = round(most * self._share)
+                rows = most if self._share is None else round(most * self._share)
             else:
                 self._rows[start, end] = rows = min(most, total)
                 self._share = rows / most
@@ -87,7 +86,9 @@ class Cuts:
                 return total
             return await counts.after(seq)
 
-        questions = limited_end(floor, end, limit, shape=counts.shape, total=total)
+        questions = limited_end(
+            floor, end, limit, shape=counts.shape, total=total, gaps=counts.gaps(floor)
+        )
         limited, rows = await answered(questions, answer)
         self._rows[start, limited] = rows
         return limited, rows, most if total is None else min(most, total)
@@ -131,7 +132,7 @@ class Cuts:
         """How many subjects match the filters now; an estimate where they are too many to list."""
         self._counts.begin(jetstream, info, filters)
         self._counts.allow(_REPORT_SECONDS, 1)
-        messages = await self._counts.total(0) or 0
+        messages = await self._counts.after(0) or 0
         if messages > _MOST_COUNTED:
             return messages * info.subjects // max(info.messages, 1)
         found = await asyncio.gather(*(jetstream.subjects(info.name, one) for one in filters))

@@ -71,7 +71,13 @@ EVEN = Shape()
 
 
 def limited_end(
-    start: int, end: int, limit: int, *, shape: Shape = EVEN, total: int | None = None
+    start: int,
+    end: int,
+    limit: int,
+    *,
+    shape: Shape = EVEN,
+    total: int | None = None,
+    gaps: int | None = None,
 ) -> Generator[int, int | None, tuple[int, int]]:
     """Where a range that may hold more than ``limit`` rows ends, by rank and interpolation.
 
@@ -81,21 +87,28 @@ def limited_end(
     ``(limited, rows)``: the last sequence of the range, ``start < limited <= end``, and how many
     rows it holds: never more than ``limit``, and at least 90 % of it when that was found within
     12 questions. Rows never exceed sequences, so a range of ``limit`` sequences is right without a
-    question, and is the answer that is left when interpolation does not converge.
+    question. It is the answer that is left when interpolation does not converge, and the first one
+    where so many of the sequences up to ``end`` have a row that questions would not make the ranges
+    fewer: some of them may then hold less than 90 %.
 
     Args:
         total: the rows of the range, or more, where that is known: then it is not asked for.
+        gaps: how many of its sequences have no row, where that is known.
     """
     if limit < 1:
         raise ValueError("a limit of less than one row")
     if end - start <= limit:
         return end, end - start if total is None else min(total, end - start)
+    if gaps is not None and _as_few(end - start, end - start - gaps, limit):
+        return start + limit, limit
     if total is None:
         total = yield start
     if total is None:
         return start + limit, limit
     if total <= limit:
         return end, total
+    if _as_few(end - start, total, limit):
+        return start + limit, limit
     # Invariant: rows in (start, low] are `low_rows` <= limit < rows in (start, high].
     low, low_rows = start, 0
     high, high_rows = end, total
@@ -124,6 +137,11 @@ def limited_end(
     if low_rows < _GOOD_ENOUGH * limit and free > low:
         return free, min(low_rows + free - low, limit)
     return low, low_rows
+
+
+def _as_few(sequences: int, rows: int, limit: int) -> bool:
+    """Whether ranges of ``limit`` sequences are no more than ranges of good enough rows."""
+    return math.ceil(sequences / limit) <= math.ceil(rows / (_GOOD_ENOUGH * limit))
 
 
 def row_limit(rows: int | None, nbytes: int | None, mean: float) -> int | None:

@@ -1,0 +1,47 @@
+"""How far a long benchmark is, and that none of its parts runs for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def steps(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Tell on stderr how far a phase is: a bar in a terminal, elsewhere a line for each tenth.
+
+    What it gives is called with the number of steps that were done since the last call.
+    """
+    console = Console(stderr=True, highlight=False)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    began, done = time.monotonic(), 0
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=total)
+
+        def step(count: int) -> None:
+            nonlocal done
+            before, done = done, done + count
+            progress.advance(task, count)
+            if not console.is_terminal and done * 10 // total > before * 10 // total:
+                took = time.monotonic() - began
+                console.print(f"{what}: {done:,} of {total:,} after {took:.0f} s")
+
+        yield step
+
+
+async def within(seconds: float, what: str, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of ``work``; RuntimeError when it takes longer."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError as error:
+        raise RuntimeError(f"{what} did not end within {seconds:g} s") from error
