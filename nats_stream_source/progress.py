@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.errors import OffsetError
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.source.offsets import Offset, range_between
+from nats_stream_source.source.offsets import Offset, behind, range_between
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,9 +116,7 @@ def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
         newest = _offset(source["latestOffset"])
         lag = lag_seconds = None
         if newest is not None and newest.epoch == end.epoch:
-            lag = max(0, newest.consumer_seq - end.consumer_seq)
-            if newest.time is not None and end.time is not None:
-                lag_seconds = max(0, nanoseconds(newest.time) - nanoseconds(end.time)) / 1e9
+            lag, lag_seconds = behind(end, newest)
         rows = source["numInputRows"]
         yield BatchProgress(
             query=progress["name"] or str(progress["id"]),

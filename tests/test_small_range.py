@@ -61,8 +61,6 @@ def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **changed: Any) -> 
         start=0,
         end=info["state"]["last_seq"],
         initial_through=2,
-        last_per_subject=False,
-        complete_from=None,
     )
     return replace(plan, **changed)
 

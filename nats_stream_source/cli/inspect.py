@@ -26,17 +26,14 @@ from nats_stream_source.errors import (
     OffsetError,
     OptionError,
 )
-from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.link import SharedLink
-from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.options import connection_settings, kv_options, parse, stream_options
 from nats_stream_source.options.connection import CONNECTION
-from nats_stream_source.source.offsets import Offset, range_between
+from nats_stream_source.source.offsets import Offset, behind, range_between
 from nats_stream_source.source.planner import Planner
 from nats_stream_source.source.query import Query, query_of
-
-_BUCKET = "KV_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ async def _live(link: SharedLink, source: Source, options: Mapping[str, str]) ->
     query = _query(at, options)
     planner = Planner(query, link)
     try:
-        info = await query.look(JetStream(await link.connection()), at.stream)
+        info = await query.look(await link.jetstream(), at.stream)
     except NatsSourceError as error:
         if error.code != 404 and not isinstance(error, ConfigurationError):
             raise
@@ -127,10 +124,8 @@ async def _live(link: SharedLink, source: Source, options: Mapping[str, str]) ->
         end = planner.newest() or end
     except (ConfigurationError, DataLossError, OffsetError) as error:
         return replace(live, problem=str(error))
-    seconds = None
-    if at.time is not None and end.time is not None:
-        seconds = max(0, nanoseconds(end.time) - nanoseconds(at.time)) / 1e9
-    return replace(live, lag=max(0, end.consumer_seq - at.consumer_seq), lag_seconds=seconds)
+    lag, seconds = behind(at, end)
+    return replace(live, lag=lag, lag_seconds=seconds)
 
 
 def _position(source: Source) -> Offset:
@@ -145,7 +140,8 @@ def _position(source: Source) -> Offset:
 def _bucket(offset: Offset) -> str | None:
     """The bucket that the offset's query reads, by the name of its stream."""
     of_subjects = any(one.startswith("$KV.") for one in offset.filter)
-    return None if of_subjects or not offset.stream.startswith(_BUCKET) else offset.stream[3:]
+    bucket = bucket_of(offset.stream)
+    return None if of_subjects or bucket == offset.stream else bucket
 
 
 def _query(offset: Offset, options: Mapping[str, str]) -> Query:

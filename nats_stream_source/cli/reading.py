@@ -19,10 +19,10 @@ from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
-from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.options import KV, STREAM, Option, kv_options, stream_options
 from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.query import Query, query_of
+from nats_stream_source.source.reader import request_of
 
 
 def _some(table: tuple[Option, ...], *names: str) -> tuple[Option, ...]:
@@ -90,14 +90,10 @@ class Range:
             start=start,
             end=end,
             initial_through=0,
-            last_per_subject=False,
-            complete_from=None,
         )
-        reader = OrderedReader(
-            self._link, RangeRequest(info.name, info.created, start, end, content.filters)
-        )
+        reader = OrderedReader(self._link, request_of(plan, self._query))
         # Left early, its consumer is deleted all the same.
-        async with contextlib.aclosing(reader.batches()) as batches:  # type: ignore[type-var]
+        async with contextlib.aclosing(reader.batches()) as batches:
             async for frames in batches:
                 if len(frames):
                     yield self._query.rows(frames, plan), frames.nbytes

@@ -8,6 +8,7 @@ as the server writes them (RFC 3339, nanoseconds) or integers in nanoseconds sin
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from nats_stream_source.errors import (
     JetStreamNotEnabledError,
     MessageNotFoundError,
     ProtocolError,
+    RequestTimeoutError,
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.answer import (
@@ -31,6 +33,7 @@ from nats_stream_source.jetstream.answer import (
 )
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.finishing import finish
+from nats_stream_source.jetstream.together import together
 
 _BY_CODE: dict[int, type[ApiError]] = {
     error.err_code: error
@@ -43,6 +46,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
     if error.err_code is not None
 }
 
+_SILENCE = 3_000_000_000  # nanoseconds; followers that hear nothing for 4 s elect another leader
 _PAGES_OVERLAP = 100  # subjects that may go away between two pages of a list, unnoticed
 
 
@@ -56,7 +60,8 @@ class StreamInfo:
     what they take in the store; ``lag`` is how many operations a replica is behind the leader, the
     slowest one, as far as the leader knows.
     ``config`` is the server's own configuration object, ``now`` the server's time, ``leader`` the
-    name of the server that leads the stream, None outside of a cluster.
+    name of the server that leads the stream, None outside of a cluster; ``heard`` whether it has
+    just heard of a majority of the replicas.
     """
 
     name: str
@@ -71,12 +76,27 @@ class StreamInfo:
     config: dict[str, Any]
     now: str | None = None
     leader: str | None = None
+    heard: bool = True
+
+    def check_majority(self) -> None:
+        """Raise RequestTimeoutError where another server may lead the stream by now.
+
+        One that is cut off from the others answers for 10 to 20 s as if it still led, with what it
+        had: what it lacks proves nothing.
+        """
+        if not self.heard:
+            raise RequestTimeoutError(
+                f"server {self.leader} says that it leads stream {self.name}, and has not heard of "
+                f"most of its replicas for seconds: another one may have more than "
+                f"{self.last_seq}"
+            )
 
     @classmethod
     def parse(cls, answer: dict[str, Any]) -> StreamInfo:
         """From the API's JSON object; ProtocolError when it is none of a stream."""
         last_time = moment(answer, "state", "last_ts")
         cluster = table(answer, "cluster", default={})
+        silent = [number(one, "active", default=0) for one in items(cluster, "replicas")]
         config = stream_config(answer, "config")
         return cls(
             name=text(config, "name"),
@@ -94,6 +114,7 @@ class StreamInfo:
             config=config,
             now=moment(answer, "ts") if "ts" in answer else None,
             leader=text(cluster, "leader", default="") or None,
+            heard=2 * sum(nanos < _SILENCE for nanos in silent) >= len(silent),
         )
 
 
@@ -176,6 +197,15 @@ class JetStream:
             headers=octets(message, "hdrs"),
         )
 
+    async def last_seq(self, stream: str, filters: Sequence[str]) -> int:
+        """The sequence of the leader's last message that matches a filter (none: all); or 0."""
+
+        async def last(subject: str) -> StoredMessage | None:
+            return await self.message(stream, last_by_subj=subject)
+
+        found = await together(last, filters or (">",))
+        return max((message.seq for message in found if message is not None), default=0)
+
     async def api_level(self) -> int:
         """Which API the servers speak: 0 before 2.11, 1 from there on, more with later ones."""
         return number(await self.call("INFO"), "api", "level", default=0)
@@ -215,11 +245,7 @@ class JetStream:
 
         As :meth:`add_consumer`, also cancelled it waits for the answer.
         """
-        subject = f"CONSUMER.CREATE.{stream}.{name}"
-        if config.get("filter_subject"):
-            subject += f".{config['filter_subject']}"
-        request = {"stream_name": stream, "config": {"name": name, **config}, "action": "create"}
-        return number(await finish(self.call(subject, request)), "num_pending")
+        return number(await self.add_consumer(stream, {"name": name, **config}), "num_pending")
 
     async def add_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create the consumer ``config["name"]``; the server's consumer info.

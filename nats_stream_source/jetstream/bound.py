@@ -90,7 +90,17 @@ class Closing:
 
     consumer: BoundConsumer
     _on_error: OnError | None
+    _sealed: bool
     _closed: bool
+
+    @property
+    def info(self) -> ConsumerInfo:
+        """The consumer as it was when the subscription began."""
+        return self.consumer.info
+
+    @property
+    def _state(self) -> str:
+        return "closed" if self._closed else "draining" if self._sealed else "open"
 
     async def unsubscribe(self) -> None:
         """End the subscription."""

@@ -12,7 +12,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.read_after_write import reached
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
@@ -20,7 +20,6 @@ from nats_stream_source.jetstream.subjects import (
     stream_of,
     write_prefix,
 )
-from nats_stream_source.jetstream.together import together
 
 EVERYTHING = (">",)
 """The key filters that stand for all keys."""
@@ -142,9 +141,4 @@ async def last_matching(
         return 0
     if keys == EVERYTHING:
         return info.last_seq
-
-    async def last(subject: str) -> StoredMessage | None:
-        return await jetstream.message(info.name, last_by_subj=subject)
-
-    found = await together(last, bucket.filters(keys))
-    return max((message.seq for message in found if message is not None), default=0)
+    return await jetstream.last_seq(info.name, bucket.filters(keys))

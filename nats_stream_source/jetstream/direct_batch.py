@@ -35,12 +35,18 @@ from nats_stream_source.errors import (
     ServerTooOldError,
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.direct_request import Reply, ask, check, one_answer_only
+from nats_stream_source.jetstream.direct_request import (
+    Reply,
+    ask,
+    check,
+    check_positive,
+    one_answer_only,
+)
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.page import DeliveredPage, Page
 from nats_stream_source.jetstream.range_request import RangeRequest
-from nats_stream_source.jetstream.read_after_write import reached
+from nats_stream_source.jetstream.read_after_write import info_with
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.answers import EOB, NOBODY, NOT_FOUND
@@ -70,10 +76,7 @@ class BatchRequest:
         """Raise BadRequestError for what no server would take."""
         if self.seq is not None and self.start_time is not None:
             raise BadRequestError("a batch begins at a sequence or at a time, not at both")
-        low = {"seq": self.seq, "batch": self.batch, "max_bytes": self.max_bytes}
-        for name, value in low.items():
-            if value is not None and value < 1:
-                raise BadRequestError(f"{name} is {value}, it must be 1 or more")
+        check_positive(seq=self.seq, batch=self.batch, max_bytes=self.max_bytes)
 
 
 async def pages(jetstream: JetStream, request: BatchRequest) -> AsyncGenerator[Page, None]:
@@ -148,9 +151,8 @@ class _Reading:
 
     async def _info(self) -> StreamInfo:
         request = self._request
-        if request.min_last_seq is None:
-            return await self._jetstream.stream_info(request.stream)
-        return await reached(self._jetstream, request.stream, request.min_last_seq, request.timeout)
+        least, timeout = request.min_last_seq, request.timeout
+        return await info_with(self._jetstream, request.stream, least, timeout)
 
     async def _ask(self, taken: int) -> Reply | None:
         """The next page; None where it may not be asked for."""
@@ -260,6 +262,6 @@ async def ordered_pages(
     )
     log.debug("an ordered consumer reads", stream=info.name, start=start, end=end)
     reader = OrderedReader(SharedLink(connection), request)
-    async with contextlib.aclosing(reader.batches()) as batches:  # type: ignore[type-var]
+    async with contextlib.aclosing(reader.batches()) as batches:
         async for frames in batches:
             yield DeliveredPage(frames)

@@ -19,7 +19,6 @@ subject is taken; or, for the present and not the past, the leader lists the sub
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
@@ -33,9 +32,10 @@ from nats_stream_source.jetstream.direct_multi_pages import (
     remaining,
 )
 from nats_stream_source.jetstream.direct_request import Reply, too_many
-from nats_stream_source.jetstream.read_after_write import reached
+from nats_stream_source.jetstream.read_after_write import info_with
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.jetstream.together import together
 from nats_stream_source.wire.answers import EOB, NOBODY, NOT_FOUND
 
 MOST_SUBJECTS = 1024
@@ -121,9 +121,8 @@ class _Complete(LastReading):
 
     async def _info(self) -> StreamInfo:
         request = self._request
-        if request.min_last_seq is None:
-            return await self._jetstream.stream_info(request.stream)
-        return await reached(self._jetstream, request.stream, request.min_last_seq, request.timeout)
+        least, timeout = request.min_last_seq, request.timeout
+        return await info_with(self._jetstream, request.stream, least, timeout)
 
     async def _up_to(self, info: StreamInfo) -> int | None:
         """The sequence of the point in time; None for the present, 0 for before everything."""
@@ -221,13 +220,11 @@ class _Complete(LastReading):
             names |= await self._jetstream.subjects(request.stream, subject, MOST_SUBJECTS)
             if len(names) > MOST_SUBJECTS:
                 raise too_many(request.stream, request.subjects)
-        slots = asyncio.Semaphore(_IN_FLIGHT)
 
         async def last(name: str) -> StoredMessage | None:
-            async with slots:
-                return await self._jetstream.message(request.stream, last_by_subj=name)
+            return await self._jetstream.message(request.stream, last_by_subj=name)
 
-        found = await asyncio.gather(*(last(name) for name in sorted(names - self._seen)))
+        found = await together(last, sorted(names - self._seen), _IN_FLIGHT)
         # None: removed between the list and the get.
         messages = [message for message in found if message is not None]
         return self._unseen(sorted(messages, key=lambda message: message.seq))

@@ -14,7 +14,13 @@ from typing import Any
 
 from nats_stream_source.errors import BadRequestError, PermissionDeniedError, ServerTooOldError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
-from nats_stream_source.jetstream.direct_request import Reply, ask, check, one_answer_only
+from nats_stream_source.jetstream.direct_request import (
+    Reply,
+    ask,
+    check,
+    check_positive,
+    one_answer_only,
+)
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.wire.answers import EOB, NOBODY, NOT_FOUND
 
@@ -41,10 +47,7 @@ class LastRequest:
             raise BadRequestError("no subject to get the last message of")
         if self.up_to_seq is not None and self.up_to_time is not None:
             raise BadRequestError("up_to_seq and up_to_time exclude each other")
-        low = {"up_to_seq": self.up_to_seq, "batch": self.batch, "max_bytes": self.max_bytes}
-        for name, value in low.items():
-            if value is not None and value < 1:
-                raise BadRequestError(f"{name} is {value}, it must be 1 or more")
+        check_positive(up_to_seq=self.up_to_seq, batch=self.batch, max_bytes=self.max_bytes)
 
 
 class LastReading:

@@ -167,6 +167,13 @@ def check(
     raise ApiError(text, status.code)
 
 
+def check_positive(**numbers: int | None) -> None:
+    """Raise BadRequestError for a number below 1; None stands for none."""
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise BadRequestError(f"{name} is {value}, it must be 1 or more")
+
+
 def too_many(stream: str, subjects: Sequence[str]) -> TooManySubjectsError:
     """The error for a multi-subject request that matches too much."""
     shown = ", ".join(map(repr, subjects[:3])) + (", …" if len(subjects) > 3 else "")

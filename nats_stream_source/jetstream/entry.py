@@ -121,17 +121,3 @@ def entries_of(frames: Frames, bucket: Bucket) -> list[Entry]:
         Entry(name, key, value if operation == "PUT" else b"", seq, time, delta, operation, block)
         for key, value, seq, time, delta, operation, block in zip(*columns, strict=True)
     ]
-
-
-def as_delivery(message: StoredMessage, stream: str, meta_only: bool) -> bytes:
-    """A stored message as the frame in which a consumer delivers it, with nothing pending."""
-    reply = f"$JS.ACK.{stream}.ahead.1.{message.seq}.0.{nanoseconds(message.time)}.0"
-    block, data = message.headers, message.data
-    if meta_only:
-        block = (block or b"NATS/1.0\r\n\r\n")[:-2]
-        block, data = block + b"Nats-Msg-Size: %d\r\n\r\n" % len(data), b""
-    kind, sizes = (
-        ("HMSG", f"{len(block)} {len(block) + len(data)}") if block else ("MSG", f"{len(data)}")
-    )
-    line = f"{kind} {message.subject} 0 {reply} {sizes}\r\n".encode()
-    return line + block + data + b"\r\n"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 
 _PING_DEADLINE = 2.0  # seconds
@@ -46,6 +47,10 @@ class Link:
             kept = self._connection = await Connection.open(self.settings)
         self._used = now
         return kept
+
+    async def jetstream(self) -> JetStream:
+        """JetStream over :meth:`connection`."""
+        return JetStream(await self.connection())
 
     async def _lives(self, kept: Connection, fresh: bool) -> bool:
         if kept.client.is_connected and fresh:

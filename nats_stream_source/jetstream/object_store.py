@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from nats.nuid import NUID
 
@@ -297,12 +297,8 @@ class ObjectStore:
         except StreamNotFoundError as error:
             raise self._no_bucket(error) from None
 
-    async def _read(self, request: RangeRequest) -> AsyncGenerator[Frames, None]:
-        reader = OrderedReader(self._link, request)
-        batches = cast("AsyncGenerator[Frames, None]", reader.batches())
-        async with contextlib.aclosing(batches):
-            async for frames in batches:
-                yield frames
+    def _read(self, request: RangeRequest) -> AsyncGenerator[Frames, None]:
+        return OrderedReader(self._link, request).batches()
 
     def _no_bucket(self, error: StreamNotFoundError) -> BucketNotFoundError:
         return BucketNotFoundError(

@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import nats.errors
@@ -106,7 +106,7 @@ class OrderedReader:
     def __repr__(self) -> str:
         return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
 
-    async def batches(self) -> AsyncIterator[Frames]:
+    async def batches(self) -> AsyncGenerator[Frames, None]:
         """Yield the range's messages in order, without a gap or a duplicate, batch by batch.
 
         ``self.cursor`` tells after each batch how far the server is known to have looked
@@ -237,6 +237,7 @@ class OrderedReader:
         planned = request.end != ENDLESS and not info.config.get("mirror")
         known = request.end if planned else self.cursor.seen_through
         if info.last_seq < known:
+            info.check_majority()
             raise DataLossError(
                 f"stream {request.stream} was set back to sequence {info.last_seq} while it was "
                 f"read; it had {known}. A query goes on from there after a restart with the "

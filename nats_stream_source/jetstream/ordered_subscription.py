@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
@@ -132,7 +131,7 @@ class OrderedSubscription:
     def __init__(self, jetstream: JetStream, request: RangeRequest) -> None:
         self.reader = OrderedReader(SharedLink(jetstream.connection), request)
         self._connection = jetstream.connection
-        self._batches: AsyncIterator[Frames] = self.reader.batches()
+        self._batches = self.reader.batches()
         self._frames: Frames | None = None
         self._next = 0
         self._turn = Turn()
@@ -246,9 +245,7 @@ class OrderedSubscription:
         if read is not None:
             read.cancel()
             await asyncio.gather(read, return_exceptions=True)
-        close = getattr(self._batches, "aclose", None)
-        if close is not None:
-            await close()
+        await self._batches.aclose()
 
     async def __aenter__(self) -> OrderedSubscription:
         return self

@@ -24,7 +24,6 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.arrivals import MOST_BYTES
 from nats_stream_source.jetstream.bound import BoundConsumer, Closing, OnError
 from nats_stream_source.jetstream.connection import Connection
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.pull_request import PullRequest
 from nats_stream_source.logs import field_logger
@@ -70,13 +69,7 @@ class PullSubscription(Closing):
         self._closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "draining" if self._sealed else "open"
-        return f"<PullSubscription {self.consumer!r} {state} requests={len(self._open)}>"
-
-    @property
-    def info(self) -> ConsumerInfo:
-        """The consumer as it was when the subscription began."""
-        return self.consumer.info
+        return f"<PullSubscription {self.consumer!r} {self._state} requests={len(self._open)}>"
 
     @property
     def _connection(self) -> Connection:

@@ -89,6 +89,15 @@ async def reached(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+async def info_with(
+    jetstream: JetStream, stream: str, min_last_seq: int | None, timeout: float | None = None
+) -> StreamInfo:
+    """What the leader says of a stream, once it has :func:`reached` ``min_last_seq``."""
+    if min_last_seq is None:
+        return await jetstream.stream_info(stream)
+    return await reached(jetstream, stream, min_last_seq, timeout)
+
+
 async def leader_message(
     jetstream: JetStream,
     stream: str,

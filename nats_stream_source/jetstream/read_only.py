@@ -38,6 +38,7 @@ from nats_stream_source.jetstream.kv_config import BucketStatus, KeyValueConfig
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import RangeRequest
+from nats_stream_source.jetstream.stored import listed_subjects
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
     check_filters,
@@ -262,9 +263,8 @@ class ReadOnlyKeyValue:
     ) -> dict[str, Entry]:
         """The leader's last entry of each key that matches and was not seen."""
         bucket, jetstream = self.bucket, self.jetstream
-        names: set[str] = set()
-        for one in filters:
-            names |= await jetstream.subjects(bucket.stream, bucket.prefix + one)
+        subjects = [bucket.prefix + one for one in filters]
+        names = await listed_subjects(jetstream, bucket.stream, subjects)
         missing = [
             name for name in names if is_literal(name) and name[len(bucket.prefix) :] not in seen
         ]

@@ -43,7 +43,6 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.arrivals import Arrivals
 from nats_stream_source.jetstream.bound import BoundConsumer, Closing, OnError
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.turn import Turn
 from nats_stream_source.logs import field_logger
@@ -102,13 +101,7 @@ class Subscription(Closing):
         self._stalls = 0
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "draining" if self._sealed else "open"
-        return f"<Subscription {self.consumer!r} {state} {self._gaps!r}>"
-
-    @property
-    def info(self) -> ConsumerInfo:
-        """The consumer as it was when the subscription began."""
-        return self.consumer.info
+        return f"<Subscription {self.consumer!r} {self._state} {self._gaps!r}>"
 
     # -- messages -------------------------------------------------------------------------------
 

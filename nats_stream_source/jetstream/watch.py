@@ -31,23 +31,25 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.bucket import EVERYTHING, Bucket, info_of, last_matching
-from nats_stream_source.jetstream.entry import Entry, as_delivery, entries_of
+from nats_stream_source.jetstream.entry import Entry, entries_of
 from nats_stream_source.jetstream.link import SharedLink
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.range_request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.stored import as_delivered, listed_subjects
 from nats_stream_source.jetstream.subjects import RESERVED, check_filters, is_literal
 from nats_stream_source.jetstream.together import together
 from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
+from nats_stream_source.wire.deliveries import frame_of
 from nats_stream_source.wire.frames import Framer, Frames, Kind
 from nats_stream_source.wire.headers import operations
 
@@ -190,7 +192,7 @@ class Watch:
         if self._reader is not None:
             return
         options, bucket = self.options, self.bucket
-        jetstream = JetStream(await self._link.connection())
+        jetstream = await self._link.jetstream()
         info = await info_of(jetstream, bucket.name, options.min_last_revision)
         filters = bucket.filters(options.keys)
         reach = await last_matching(jetstream, info, bucket, options.keys)
@@ -267,7 +269,7 @@ class Watch:
         if reader.request.start >= self._reach:
             self.initial_done, self._seen = True, None
             yield None
-        source = cast("AsyncGenerator[Frames, None]", reader.batches())
+        source = reader.batches()
         try:
             while True:
                 frames = await self._next(source)
@@ -371,7 +373,7 @@ class Watch:
         """The sequence of the last message that matches, as the leader has it now."""
 
         async def ask() -> int:
-            jetstream = JetStream(await self._link.connection())
+            jetstream = await self._link.jetstream()
             info = await jetstream.stream_info(self.bucket.stream)
             return await last_matching(jetstream, info, self.bucket, self.options.keys)
 
@@ -385,10 +387,9 @@ class Watch:
         if self._seen is None:
             return Frames.join([])
         through, bucket = self._through(), self.bucket
-        jetstream = JetStream(await self._link.connection())
-        names: set[str] = set()
-        for key in self.options.keys:
-            names |= await jetstream.subjects(bucket.stream, bucket.prefix + key)
+        jetstream = await self._link.jetstream()
+        filters = [bucket.prefix + key for key in self.options.keys]
+        names = await listed_subjects(jetstream, bucket.stream, filters)
         listed = pa.array(sorted(filter(is_literal, names)), pa.string())
         seen = pa.chunked_array(self._seen, pa.string())
         unseen = listed.filter(pc.invert(pc.is_in(listed, value_set=seen.combine_chunks())))
@@ -400,10 +401,8 @@ class Watch:
         found = await together(first, unseen.to_pylist())
         messages = sorted((one for one in found if one is not None), key=lambda one: one.seq)
         self._ahead = {message.seq for message in messages}
-        meta_only = self.options.meta_only
-        return Framer().feed(
-            b"".join(as_delivery(message, bucket.stream, meta_only) for message in messages)
-        )
+        delivered = (as_delivered(one, headers_only=self.options.meta_only) for one in messages)
+        return Framer().feed(b"".join(frame_of(bucket.stream, one) for one in delivered))
 
 
 def _looked_at(refill: asyncio.Future[Any]) -> None:

@@ -7,9 +7,9 @@ Parsing, the error for an unknown name and the tables of the documentation come 
 from nats_stream_source.options.beginning import Beginning, DeliverPolicy
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.kv import KV, KvOptions, kv_options
-from nats_stream_source.options.reading import READING, Mode, Reading
+from nats_stream_source.options.reading import READING, Reading
 from nats_stream_source.options.stream import STREAM, StreamOptions, stream_options
-from nats_stream_source.options.table import Option, markdown_table, parse
+from nats_stream_source.options.table import Mode, Option, markdown_table, parse
 
 __all__ = [
     "CONNECTION",

@@ -12,8 +12,8 @@ from nats_stream_source.jetstream.subjects import check_bucket, check_filters
 from nats_stream_source.options import kinds
 from nats_stream_source.options.beginning import Beginning, DeliverPolicy
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.reading import READING, Mode, Reading, check_alone, check_mode
-from nats_stream_source.options.table import Option, parse
+from nats_stream_source.options.reading import READING, Reading, check_alone, check_mode
+from nats_stream_source.options.table import Mode, Option, parse
 
 KV: tuple[Option, ...] = (
     Option("bucket", "text", kinds.text, None, "the bucket's name; required"),
@@ -59,14 +59,16 @@ KV: tuple[Option, ...] = (
         "integer",
         kinds.integer,
         None,
-        "the bucket as it was at this revision, as far as its history reaches; batch only",
+        "the bucket as it was at this revision, as far as its history reaches",
+        only=Mode.BATCH,
     ),
     Option(
         "asOfTime",
         "time",
         kinds.moment,
         None,
-        "the bucket as it was at this time (RFC 3339, with a zone), likewise; batch only",
+        "the bucket as it was at this time (RFC 3339, with a zone), likewise",
+        only=Mode.BATCH,
     ),
     *READING,
 )
@@ -109,7 +111,7 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
     values = parse(given, CONNECTION + KV)
     if values["bucket"] is None:
         raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
-    check_mode(values, mode)
+    check_mode(values, KV, mode)
     check_alone(values, "asOfSequence", "asOfTime", why="they name two states")
     for one in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):

@@ -6,22 +6,13 @@ An option may belong to one way of reading only: a micro-batch's limits mean not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import kinds
-from nats_stream_source.options.table import Option
-
-
-class Mode(Enum):
-    """How a query reads; its value is how users write it."""
-
-    STREAMING = "spark.readStream"
-    BATCH = "spark.read"
-
+from nats_stream_source.options.table import Mode, Option
 
 READING: tuple[Option, ...] = (
     Option(
@@ -29,7 +20,8 @@ READING: tuple[Option, ...] = (
         "integer",
         kinds.integer,
         None,
-        "the most rows that one micro-batch reads; streaming only",
+        "the most rows that one micro-batch reads",
+        only=Mode.STREAMING,
     ),
     Option(
         "maxBytesPerTrigger",
@@ -38,7 +30,8 @@ READING: tuple[Option, ...] = (
         None,
         "about the most bytes that one micro-batch reads, by the stream's mean message size; a "
         "number, or one with `k`, `m` or `g` behind it (of 1024); holds beside "
-        "`maxRowsPerTrigger`; streaming only",
+        "`maxRowsPerTrigger`",
+        only=Mode.STREAMING,
     ),
     Option(
         "minPartitions",
@@ -62,19 +55,10 @@ READING: tuple[Option, ...] = (
         kinds.boolean,
         False,
         "read only what the DataFrame's filters leave; for a DataFrame that is filtered in one way "
-        "only, and with Spark's `spark.sql.python.filterPushdown.enabled`; batch only",
+        "only, and with Spark's `spark.sql.python.filterPushdown.enabled`",
+        only=Mode.BATCH,
     ),
 )
-
-_ONLY = {
-    "maxRowsPerTrigger": Mode.STREAMING,
-    "maxBytesPerTrigger": Mode.STREAMING,
-    "asOfSequence": Mode.BATCH,
-    "asOfTime": Mode.BATCH,
-    "endSequence": Mode.BATCH,
-    "endTime": Mode.BATCH,
-    "filterPushdown": Mode.BATCH,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +96,12 @@ def _given(value: object) -> bool:
     return value is not None and value is not False and value != ()
 
 
-def check_mode(values: Mapping[str, Any], mode: Mode | None) -> None:
+def check_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | None) -> None:
     """Raise OptionError for an option that does nothing in ``mode``; None: it is not known yet."""
-    for name, only in _ONLY.items():
-        if mode not in (None, only) and _given(values.get(name)):
-            raise OptionError(f"option {name!r} is for {only.value}, this is {mode.value}")
+    for option in table:
+        only = option.only
+        if mode and only and mode is not only and _given(values[option.name]):
+            raise OptionError(f"option {option.name!r} is for {only.value}, this is {mode.value}")
 
 
 def check_alone(values: Mapping[str, Any], *names: str, why: str) -> None:

@@ -12,8 +12,8 @@ from nats_stream_source.jetstream.subjects import check_stream, check_subject_fi
 from nats_stream_source.options import kinds
 from nats_stream_source.options.beginning import Beginning, DeliverPolicy
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.reading import READING, Mode, Reading, check_alone, check_mode
-from nats_stream_source.options.table import Option, parse
+from nats_stream_source.options.reading import READING, Reading, check_alone, check_mode
+from nats_stream_source.options.table import Mode, Option, parse
 
 STREAM: tuple[Option, ...] = (
     Option("stream", "text", kinds.text, None, "the stream's name; this or `subject` is required"),
@@ -54,14 +54,16 @@ STREAM: tuple[Option, ...] = (
         None,
         "begin with the first message of this time or later (RFC 3339, with a zone)",
     ),
-    Option("endSequence", "integer", kinds.integer, None, "end with this sequence; batch only"),
+    Option(
+        "endSequence", "integer", kinds.integer, None, "end with this sequence", only=Mode.BATCH
+    ),
     Option(
         "endTime",
         "time",
         kinds.moment,
         None,
-        "end before the first message of this time or later, so that ranges of time adjoin; batch "
-        "only",
+        "end before the first message of this time or later, so that ranges of time adjoin",
+        only=Mode.BATCH,
     ),
     Option("headersOnly", "boolean", kinds.boolean, False, "leave payloads out: `data` is null"),
     Option(
@@ -113,7 +115,7 @@ def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> Stream
             "option 'stream' is missing: the name of the JetStream stream, or 'subject': one that "
             "it has"
         )
-    check_mode(values, mode)
+    check_mode(values, STREAM, mode)
     check_alone(values, "stream", "subject", why="the stream is named, or looked up by its subject")
     check_alone(values, "subject", "filterSubjects", why="'subject' is the filter itself")
     check_alone(values, "startSequence", "startTime", why="they name two beginnings")

@@ -8,14 +8,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from nats_stream_source.errors import OptionError
 
 
+class Mode(Enum):
+    """How a query reads; its value is how users write it."""
+
+    STREAMING = "spark.readStream"
+    BATCH = "spark.read"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``kind`` is its type in words; ``parse`` raises ValueError with the reason."""
+    """One option. ``kind`` is its type in words; ``parse`` raises ValueError with the reason.
+
+    ``only`` is the one way of reading that it means something to; None where it does to both.
+    """
 
     name: str
     kind: str
@@ -23,6 +34,7 @@ class Option:
     default: Any
     meaning: str
     secret: bool = False
+    only: Mode | None = None
 
 
 def parse(given: Mapping[str, str], table: tuple[Option, ...]) -> dict[str, Any]:
@@ -60,5 +72,6 @@ def markdown_table(table: tuple[Option, ...]) -> str:
         )
         if isinstance(option.default, float):
             default = f"`{option.default:g}`"
-        lines.append(f"| `{option.name}` | {option.kind} | {default} | {option.meaning} |")
+        only = f"; {option.only.name.lower()} only" if option.only else ""
+        lines.append(f"| `{option.name}` | {option.kind} | {default} | {option.meaning}{only} |")
     return "\n".join(lines) + "\n"

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.patience import patiently
+from nats_stream_source.jetstream.stored import listed_subjects, most_at_once
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.jetstream.together import together
@@ -53,7 +53,7 @@ from nats_stream_source.source.query import Query
 from nats_stream_source.source.reader import consume, rows_of, stream_after
 from nats_stream_source.source.runtime import Runner, kept_runner
 from nats_stream_source.source.subjects_seen import SubjectsSeen
-from nats_stream_source.source.tail import Tail, as_many, listed_subjects, most_at_once
+from nats_stream_source.source.tail import Tail, as_many
 from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import MARKER_REASON
@@ -122,10 +122,9 @@ def _check(runner: Runner, task: BatchPlan, query: Query, seen: SubjectsSeen) ->
             names = None if not tail.settled else late.names()
 
             async def ask() -> list[str]:
-                jetstream = JetStream(await runner.link.connection())
-                return await _unknown(jetstream, task, seen, names)
+                return await _unknown(await runner.link.jetstream(), task, seen, names)
 
-            unknown = runner.run(patiently(ask, query.connection.connect_timeout))
+            unknown = runner.patiently(ask)
     # Where nothing was later than the point, what was removed before the plan is not of that state;
     # and nothing was removed since if as many subjects came as there were.
     all_came = task.newest and task.subjects in (None, len(seen))

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nats_stream_source.errors import NatsSourceError
-from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.source.batch_plan import BatchPlan, What
 from nats_stream_source.source.query import query_of
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
     from nats_stream_source.source.pushdown import Narrowed
-
-log = field_logger(__name__)
 
 
 @dataclass
@@ -54,22 +50,15 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
-        from nats_stream_source.jetstream.patience import patiently
         from nats_stream_source.source.batch_planner import BatchPlanner
         from nats_stream_source.source.runtime import Runner
 
-        settings = self._options.connection
-        runner = Runner(settings)
+        runner = Runner(self._options.connection)
         try:
             planner = BatchPlanner(self._options, runner.link, narrowed=self._narrowed)
-            plans = runner.run(patiently(planner.plans, settings.connect_timeout))
-        except NatsSourceError as error:
-            # Spark shows the user the whole traceback, and a named error's text stands alone.
-            log.debug("the planner failed", exc_info=True)
-            raise error.with_traceback(None) from None
+            return [BatchSplit(plan) for plan in runner.plan(planner.plans)]
         finally:
             runner.close()
-        return [BatchSplit(plan) for plan in plans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
-from nats_stream_source.jetstream.together import together
 from nats_stream_source.options import Beginning, DeliverPolicy
 from nats_stream_source.source.ranges import answered, first_after
 
@@ -33,7 +32,9 @@ async def begins_after(
     if policy is DeliverPolicy.NEW:
         return info.last_seq
     if policy is DeliverPolicy.LAST:
-        return await _before_last(jetstream, info, filters)
+        last = await jetstream.last_seq(info.name, filters)
+        # Where nothing matches yet, the next one is the first.
+        return last - 1 if last else info.last_seq
     if policy is DeliverPolicy.BY_START_SEQUENCE:
         assert beginning.sequence is not None
         return beginning.sequence - 1
@@ -64,12 +65,3 @@ async def before_time(jetstream: JetStream, info: StreamInfo, moment: int) -> in
         return message is None or nanoseconds(message.time) >= moment
 
     return max(0, await answered(first_after(info.first_seq, info.last_seq), later) - 1)
-
-
-async def _before_last(jetstream: JetStream, info: StreamInfo, filters: Sequence[str]) -> int:
-    async def last(subject: str) -> StoredMessage | None:
-        return await jetstream.message(info.name, last_by_subj=subject)
-
-    found = [one.seq for one in await together(last, filters or (">",)) if one is not None]
-    # Nothing matches yet: then the next one is the first.
-    return max(found) - 1 if found else info.last_seq

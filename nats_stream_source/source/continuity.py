@@ -24,9 +24,9 @@ from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
+from nats_stream_source.source.beginning import before_time
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.query import Query
-from nats_stream_source.source.ranges import answered, first_after
 
 log = field_logger(__name__)
 
@@ -45,9 +45,6 @@ class Continuity:
     def __init__(self, query: Query, link: Link) -> None:
         self._query = query
         self._link = link
-
-    async def _jetstream(self) -> JetStream:
-        return JetStream(await self._link.connection())
 
     async def go_on(self, start: Offset, info: StreamInfo) -> Offset:
         """Where reading goes on from ``start``: ``start`` itself, or a new epoch after a loss."""
@@ -70,7 +67,7 @@ class Continuity:
                 f"go on after {self._query.words.sequence} {at}",
             )
             return _new_epoch(
-                start, info.created, at, await time_at(await self._jetstream(), info, at)
+                start, info.created, at, await time_at(await self._link.jetstream(), info, at)
             )
         # Where the query has not read yet, history goes as far back as it does; not so what came
         # since the query began, nor a sequence that the user named.
@@ -139,27 +136,21 @@ class Continuity:
         if offset.time is None and offset.stream_seq == offset.origin:
             return False  # a start that was chosen beyond the end waits
         if info.last_seq < offset.stream_seq:
+            info.check_majority()
             return True
         if info.last_seq == offset.stream_seq and info.last_time == offset.time:
             return False
         # The stream info alone proves nothing: a server that was killed after the last message was
         # deleted has no time for it any more. And where the offset has no time, there was no
         # message; the server gives no sequence out twice.
-        message = await (await self._jetstream()).message(info.name, seq=offset.stream_seq)
+        message = await (await self._link.jetstream()).message(info.name, seq=offset.stream_seq)
         return message is not None and message.time != offset.time
 
     async def _first_later(self, start: Offset, info: StreamInfo) -> int:
         """The sequence before the first message that is later than ``start.time``."""
         if start.time is None:
             return min(start.stream_seq, info.last_seq)  # unknown: at least nothing comes twice
-        jetstream = await self._jetstream()
-        read_until = nanoseconds(start.time)
-
-        async def later(seq: int) -> bool:
-            message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
-            return message is None or nanoseconds(message.time) > read_until
-
-        return max(0, await answered(first_after(info.first_seq, info.last_seq), later) - 1)
+        return await before_time(await self._link.jetstream(), info, nanoseconds(start.time) + 1)
 
     def _lost(self, stream: str, what: str, instead: str) -> None:
         if self._query.reading.fail_on_data_loss:

@@ -26,11 +26,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pyarrow as pa
 
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import StoredMessage, StreamInfo
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import patiently
+from nats_stream_source.jetstream.stored import as_delivered, listed_subjects, most_at_once
 from nats_stream_source.jetstream.subjects import is_literal
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.jetstream.together import together
 from nats_stream_source.logs import field_logger
 from nats_stream_source.source.batch_plan import BatchPlan
@@ -38,9 +38,9 @@ from nats_stream_source.source.query import Query
 from nats_stream_source.source.reader import consume, rows_of
 from nats_stream_source.source.runtime import kept_runner
 from nats_stream_source.source.subjects_seen import SubjectsSeen
-from nats_stream_source.source.tail import Tail, as_many, listed_subjects, most_at_once
+from nats_stream_source.source.tail import Tail, as_many
 from nats_stream_source.wire.columns import subjects
-from nats_stream_source.wire.deliveries import Delivered, deliveries, with_size
+from nats_stream_source.wire.deliveries import deliveries
 from nats_stream_source.wire.frames import Frames
 
 log = field_logger(__name__)
@@ -81,34 +81,22 @@ async def _missing(
     plan, patience = task.plan, query.connection.connect_timeout
 
     async def listed() -> set[str]:
-        return await listed_subjects(JetStream(await link.connection()), plan.stream, plan.filters)
+        return await listed_subjects(await link.jetstream(), plan.stream, plan.filters)
 
     # Of a subject that reads like a filter, others would be given.
     missing = seen.missing(filter(is_literal, await patiently(listed, patience)))
     log.info("asking for what was overtaken", stream=plan.stream, subjects=len(missing))
-    size = most_at_once(JetStream(await link.connection()))
+    size = most_at_once(await link.jetstream())
     for begin in range(0, len(missing), size):
         some = missing[begin : begin + size]
 
         async def last(names: Sequence[str] = some) -> list[StoredMessage | None]:
-            jetstream = JetStream(await link.connection())
+            jetstream = await link.jetstream()
             return await together(
                 lambda name: jetstream.message(plan.stream, last_by_subj=name), names
             )
 
         found = [one for one in await patiently(last, patience) if one is not None]
         if found:
-            delivered = [_delivered(one, headers_only=query.headers_only) for one in found]
+            delivered = [as_delivered(one, headers_only=query.headers_only) for one in found]
             yield deliveries(plan.stream, delivered)
-
-
-def _delivered(message: StoredMessage, *, headers_only: bool) -> Delivered:
-    """A message as a consumer would deliver it."""
-    size = len(message.data)
-    return Delivered(
-        message.subject,
-        message.seq,
-        nanoseconds(message.time),
-        with_size(message.headers, size) if headers_only else message.headers,
-        b"" if headers_only else message.data,
-    )

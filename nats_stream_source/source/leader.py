@@ -27,7 +27,7 @@ class Leader:
 
     async def jetstream(self) -> JetStream:
         """JetStream over the query's connection."""
-        return JetStream(await self._link.connection())
+        return await self._link.jetstream()
 
     async def look(self) -> StreamInfo:
         """The stream now.

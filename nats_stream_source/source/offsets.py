@@ -116,6 +116,14 @@ def _texts(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(values)
 
 
+def behind(at: Offset, newest: Offset) -> tuple[int, float | None]:
+    """The lag of ``at``: rows, and seconds between the two messages, None where one is gone."""
+    rows = max(0, newest.consumer_seq - at.consumer_seq)
+    if at.time is None or newest.time is None:
+        return rows, None
+    return rows, max(0, nanoseconds(newest.time) - nanoseconds(at.time)) / 1e9
+
+
 def range_between(start: Offset, end: Offset) -> tuple[int, int]:
     """The range ``(start, end]`` of stream sequences between two offsets.
 

@@ -25,5 +25,5 @@ class Plan:
     start: int
     end: int
     initial_through: int
-    last_per_subject: bool
-    complete_from: int | None
+    last_per_subject: bool = False
+    complete_from: int | None = None

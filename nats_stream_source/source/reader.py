@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.ordered import OrderedReader
-from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.source.continuity import Continuity
 from nats_stream_source.source.plan import Plan
@@ -41,14 +41,15 @@ def read_split(plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
     unbroken = None if plan.complete_from is None else Unbroken(plan.complete_from)
     if (small := runner.run(_small(runner.link, plan, query))) is not None:
         frames, info = small
-        _check(info, runner.link, plan, query, _followed(unbroken, frames))
+        _check_created(info, plan)
+        _check_unbroken(info, runner.link, plan, query, _followed(unbroken, frames))
         yield from rows_of(frames, plan, query)
         return
     with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
             _followed(unbroken, frames)
             yield from rows_of(frames, plan, query)
-    _check(stream_after(runner, plan, query), runner.link, plan, query, unbroken)
+    _check_unbroken(stream_after(runner, plan, query), runner.link, plan, query, unbroken)
 
 
 def _followed(unbroken: Unbroken | None, frames: Frames) -> Unbroken | None:
@@ -71,20 +72,23 @@ def consume(
         headers_only: leave payloads out; as the query has it where that is not said.
         at_leader: see :class:`RangeRequest`.
     """
-    reader = OrderedReader(
-        runner.link,
-        RangeRequest(
-            stream=plan.stream,
-            created=plan.created,
-            start=plan.start,
-            end=plan.end,
-            filters=plan.filters,
-            last_per_subject=plan.last_per_subject,
-            headers_only=query.headers_only if headers_only is None else headers_only,
-            at_leader=at_leader,
-        ),
+    request = replace(request_of(plan, query), at_leader=at_leader)
+    if headers_only is not None:
+        request = replace(request, headers_only=headers_only)
+    return runner.iterate(OrderedReader(runner.link, request).batches())
+
+
+def request_of(plan: Plan, query: Query) -> RangeRequest:
+    """What an ordered consumer is asked for to read a split."""
+    return RangeRequest(
+        stream=plan.stream,
+        created=plan.created,
+        start=plan.start,
+        end=plan.end,
+        filters=plan.filters,
+        last_per_subject=plan.last_per_subject,
+        headers_only=query.headers_only,
     )
-    return runner.iterate(reader.batches())
 
 
 def rows_of(frames: Frames, plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
@@ -97,17 +101,16 @@ def rows_of(frames: Frames, plan: Plan, query: Query) -> Iterator[pa.RecordBatch
 
 
 async def _small(link: Link, plan: Plan, query: Query) -> tuple[Frames, StreamInfo] | None:
-    jetstream = JetStream(await link.connection())
-    return await small_range(jetstream, plan, headers_only=query.headers_only)
+    return await small_range(await link.jetstream(), plan, headers_only=query.headers_only)
 
 
 def stream_after(runner: Runner, plan: Plan, query: Query) -> StreamInfo:
     """The stream after the read, as its leader has it; DataLossError when it is another one."""
 
     async def look() -> StreamInfo:
-        return await query.look(JetStream(await runner.link.connection()), plan.stream)
+        return await query.look(await runner.link.jetstream(), plan.stream)
 
-    info = runner.run(patiently(look, query.connection.connect_timeout))
+    info = runner.patiently(look)
     _check_created(info, plan)
     return info
 
@@ -123,10 +126,9 @@ def _check_created(info: StreamInfo, plan: Plan) -> None:
         )
 
 
-def _check(
+def _check_unbroken(
     info: StreamInfo, link: Link, plan: Plan, query: Query, unbroken: Unbroken | None
 ) -> None:
-    _check_created(info, plan)
     if unbroken is not None and unbroken.through < min(info.first_seq - 1, plan.end):
         expected = unbroken.through + 1
         Continuity(query, link).aged_out(info, expected, plan.end, plan.filters)

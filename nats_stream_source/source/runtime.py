@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.patience import patiently
+from nats_stream_source.logs import field_logger
 
 T = TypeVar("T")
+
+log = field_logger(__name__)
 
 
 class Runner:
@@ -34,6 +39,19 @@ class Runner:
                 # A task that is left half-way would go on at the next use of the loop.
                 task.cancel()
                 self._loop.run_until_complete(_settled({task}))
+
+    def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run ``work``, and again while the server is away, for at most ``connectTimeout``."""
+        return self.run(patiently(work, self.link.settings.connect_timeout))
+
+    def plan(self, work: Callable[[], Awaitable[T]]) -> T:
+        """:meth:`patiently`, for a planner; its named errors lose their traceback."""
+        try:
+            return self.patiently(work)
+        except NatsSourceError as error:
+            # Spark shows the user the whole traceback, and a named error's text stands alone.
+            log.debug("the planner failed", exc_info=True)
+            raise error.with_traceback(None) from None
 
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yield what ``items`` yields; closing this generator closes it."""

@@ -16,18 +16,17 @@ from __future__ import annotations
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.patience import passes
+from nats_stream_source.jetstream.stored import as_delivered, most_at_once
 from nats_stream_source.jetstream.subjects import covers
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.jetstream.together import together
 from nats_stream_source.logs import field_logger
 from nats_stream_source.source.plan import Plan
-from nats_stream_source.wire.deliveries import Delivered, deliveries, with_size
+from nats_stream_source.wire.deliveries import deliveries
 from nats_stream_source.wire.frames import Frames
 
 MOST_SEQUENCES = 32
 """Where asking one by one ends to be cheaper than the cheapest consumer (docs/performance.md)."""
 
-_MOST_BYTES = 64 << 20  # of answers that may be under way at once, were each of the largest size
 _LARGE = 64 << 10  # bytes; messages of this size on average are left to a consumer
 
 log = field_logger(__name__)
@@ -44,9 +43,8 @@ async def small_range(
     Args:
         headers_only: leave payloads out.
     """
-    span = plan.end - plan.start
-    largest = max(jetstream.connection.client.max_payload, 1)
-    if plan.last_per_subject or span > min(MOST_SEQUENCES, _MOST_BYTES // largest):
+    most = min(MOST_SEQUENCES, most_at_once(jetstream))
+    if plan.last_per_subject or plan.end - plan.start > most:
         return None
     try:
         return await _read(jetstream, plan, headers_only)
@@ -84,13 +82,7 @@ async def _read(
     if any("\ufffd" in message.subject for message in found):
         return None  # may be the server's stand-in for bytes that are not UTF-8
     matching = [
-        Delivered(
-            message.subject,
-            message.seq,
-            nanoseconds(message.time),
-            with_size(message.headers, len(message.data)) if headers_only else message.headers,
-            b"" if headers_only else message.data,
-        )
+        as_delivered(message, headers_only=headers_only)
         for message in found
         if not plan.filters or any(covers(one, message.subject) for one in plan.filters)
     ]

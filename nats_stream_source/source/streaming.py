@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from nats_stream_source.errors import NatsSourceError
-from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.plan import Plan
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from nats_stream_source.source.runtime import Runner
 
 T = TypeVar("T")
-
-log = field_logger(__name__)
 
 
 @dataclass
@@ -77,21 +73,14 @@ class StreamReader(DataSourceStreamReader):
 
     def _ask(self, question: Callable[[Planner], Awaitable[T]]) -> T:
         """Put a question to the planner, again while the server is away for a moment."""
-        from nats_stream_source.jetstream.patience import patiently
         from nats_stream_source.source.planner import Planner
         from nats_stream_source.source.runtime import Runner
 
-        settings = self._options.connection
         if self._runner is None or self._planner is None:
-            self._runner = Runner(settings)
+            self._runner = Runner(self._options.connection)
             self._planner = Planner(query_of(self._options), self._runner.link)
         planner = self._planner
-        try:
-            return self._runner.run(patiently(lambda: question(planner), settings.connect_timeout))
-        except NatsSourceError as error:
-            # Spark shows the user the whole traceback, and a named error's text stands alone.
-            log.debug("the planner failed", exc_info=True)
-            raise error.with_traceback(None) from None
+        return self._runner.plan(lambda: question(planner))
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""

@@ -6,26 +6,23 @@ to the stream's present one, and again from there, as long as something is writt
 each such stretch is shorter than the one before. If nothing was, every subject that has a message
 was seen: its last one lies in a stretch, and was there when that was read. Writers that never pause
 keep it from coming to that end; then the leader's list of subjects says who is missing
-(:func:`listed_subjects`). That list is the last resort: with 1,000,000 keys the server counts them
-all for each page of 100,000, for half a minute in all.
+(``listed_subjects``). That list is the last resort: with 1,000,000 keys the server counts them all
+for each page of 100,000, for half a minute in all.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.together import MOST
+from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.source.batch_plan import BatchPlan
 from nats_stream_source.source.query import Query
 from nats_stream_source.source.reader import consume, stream_after
 from nats_stream_source.source.runtime import Runner
 from nats_stream_source.wire.frames import Frames
-
-_MOST_BYTES = 64 << 20  # of answers that may be under way at once, were each of the largest size
 
 
 class Tail:
@@ -64,6 +61,7 @@ class Tail:
             self.info = info = stream_after(self._runner, plan, self._query)
             length = info.last_seq - at
             if length < 0:
+                info.check_majority()
                 raise DataLossError(
                     f"stream {plan.stream} was set back to {info.last_seq} while it was read, it "
                     f"had {at}: rows that were read may be gone. Load the batch again"
@@ -90,16 +88,3 @@ def as_many(task: BatchPlan, info: StreamInfo, seen: int) -> bool:
     """
     planned = task.subjects
     return task.lasting and planned is not None and planned <= info.subjects == seen
-
-
-async def listed_subjects(jetstream: JetStream, stream: str, filters: Sequence[str]) -> set[str]:
-    """The subjects that match one of ``filters`` (none: all), as the leader has them."""
-    found: set[str] = set()
-    for one in filters or (">",):
-        found |= await jetstream.subjects(stream, one)
-    return found
-
-
-def most_at_once(jetstream: JetStream) -> int:
-    """How many messages may be asked for at once, whatever their size."""
-    return max(1, min(MOST, _MOST_BYTES // max(jetstream.connection.client.max_payload, 1)))

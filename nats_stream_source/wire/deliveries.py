@@ -37,7 +37,7 @@ def deliveries(stream: str, messages: Sequence[Delivered]) -> Frames:
     """
     return Framer().feed(
         b"".join(
-            _frame(stream, message, consumer_seq, len(messages) - consumer_seq)
+            frame_of(stream, message, consumer_seq, len(messages) - consumer_seq)
             for consumer_seq, message in enumerate(messages, 1)
         )
     )
@@ -52,7 +52,8 @@ def with_size(block: bytes, size: int) -> bytes:
     return b"%sNats-Msg-Size: %d\r\n\r\n" % (fields, size)
 
 
-def _frame(stream: str, message: Delivered, consumer_seq: int, pending: int) -> bytes:
+def frame_of(stream: str, message: Delivered, consumer_seq: int = 0, pending: int = 0) -> bytes:
+    """The bytes in which ``message`` would have been delivered."""
     subject = (
         f"{message.subject} 1 $JS.ACK.{stream}.{_CONSUMER}.1.{message.stream_seq}.{consumer_seq}."
         f"{message.timestamp_ns}.{pending}"

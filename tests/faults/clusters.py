@@ -1,0 +1,164 @@
+"""Clusters whose servers are looked at one by one: what each has, who leads, which one lags."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckets import api
+from topology import Cluster, Line, wait_until, with_user
+
+from faults.trial import Trial
+from nats_stream_source.embedded import NatsServer
+
+_ACCOUNTS = """
+accounts {
+    SYS { users [ {user: sys, password: sys} ] }
+    APP { jetstream: enabled, users [ {user: app, password: app} ] }
+}
+system_account: SYS
+no_auth_user: app
+"""
+"""Only the system account may tell the meta leader to step down; all others need no password."""
+
+
+class WatchedCluster(Cluster):
+    """A cluster that has a system account, and says what each of its servers has itself."""
+
+    def _serve(self, name: str, port: int, args: list[str]) -> None:
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        config = directory / "server.conf"
+        config.write_text(_ACCOUNTS)
+        super()._serve(name, port, [*args, "-c", str(config)])
+
+    def name_of(self, server: NatsServer) -> str:
+        return next(name for name, one in self.servers.items() if one is server)
+
+    def last_seq_at(self, server: NatsServer, stream: str) -> int:
+        """The last sequence of ``stream`` that this server has, whoever leads it."""
+        accounts = self._monitored(server, "jsz?accounts=true&streams=true")["account_details"]
+        return next(
+            int(one["state"]["last_seq"])
+            for account in accounts
+            for one in account.get("stream_detail") or []
+            if one["name"] == stream
+        )
+
+    def answers_direct_gets(self, server: NatsServer, stream: str) -> bool:
+        """Whether this server's replica does. One that follows begins some seconds late."""
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        found = self._monitored(server, f"subsz?subs=1&acc=APP&test={subject}")
+        return any(one["subject"] == subject for one in found.get("subscriptions_list") or [])
+
+    def _monitored(self, server: NatsServer, path: str) -> dict[str, Any]:
+        port = self._monitors[self.name_of(server)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+            return dict(json.load(answer))
+
+    def step_down_meta(self) -> NatsServer:
+        """Make the meta leader give way; the new one."""
+        before = self.meta_leader()
+        api(with_user(self.url, "sys"), "META.LEADER.STEPDOWN", {})
+        wait_until(
+            "another meta leader",
+            lambda: self._meta_leader() in self.servers.keys() - {self.name_of(before)},
+        )
+        return self.meta_leader()
+
+
+def create_replicated(cluster: Cluster, kind: str, count: int = 0, size: int = 0) -> Trial:
+    """A trial with three replicas, all of which have its ``count`` values."""
+    trial = Trial(kind, cluster.url).create(num_replicas=3)
+    trial.write(count, size)
+    cluster.wait_current(trial.stream)
+    return trial
+
+
+_MOST_ELECTIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A stream, one of whose replicas does not get what is written from now on.
+
+    Attributes:
+        follower: the one that lags.
+        outside: a server that reaches both, and has no replica where the cluster has such a one.
+        has: the last sequence that the follower has.
+    """
+
+    cluster: WatchedCluster
+    stream: str
+    leader: NatsServer
+    follower: NatsServer
+    outside: NatsServer
+    has: int
+    line: Line
+
+    @property
+    def lags(self) -> bool:
+        """Whether the follower still has what it had."""
+        return self.cluster.last_seq_at(self.follower, self.stream) == self.has
+
+    def catch_up(self) -> None:
+        """Let the follower have what is there."""
+        self.line.release()
+
+
+@contextlib.contextmanager
+def behind(cluster: WatchedCluster, stream: str, *, direct: bool = False) -> Iterator[Behind]:
+    """Make a follower of ``stream`` lag, as ``topology.lagging`` does it with a bucket's.
+
+    The route between it and the leader is held; through the others it is reached, and serves what
+    it has. For some seconds only: then it calls for an election, and gets what it lacks from a new
+    leader.
+
+    Args:
+        cluster: one with ``lines``. With four servers, one has no replica: what is asked there
+            is answered by any of the three.
+        direct: wait until the follower answers Direct Gets.
+    """
+    # Neither of the two: else there is an election for want of it, or the follower does not hear of
+    # new consumers.
+    meta = cluster.meta_leader()
+    leader = cluster.move_leader(stream, meta)
+    cluster.wait_current(stream)
+    followers = [one for one in cluster.followers_of(stream) if one is not meta]
+    follower = followers[0]
+    others = [one for one in cluster.servers.values() if one not in (leader, follower)]
+    outside = min(others, key=lambda one: one in cluster.followers_of(stream))
+    has = cluster.last_seq_at(follower, stream)
+    if direct:
+        wait_until("Direct Gets", lambda: cluster.answers_direct_gets(follower, stream))
+    line = cluster.line(leader, follower)
+    line.hold()
+    try:
+        yield Behind(cluster, stream, leader, follower, outside, has, line)
+    finally:
+        line.release()
+        cluster.wait_current(stream)
+
+
+def while_behind(
+    cluster: WatchedCluster,
+    trial: Callable[[], Trial],
+    test: Callable[[Trial, Behind], bool],
+    *,
+    direct: bool = False,
+) -> None:
+    """Run ``test`` with a follower that lags, until it says that the follower had its part.
+
+    On a slow machine there may be an election before that; then with another trial.
+    """
+    for _ in range(_MOST_ELECTIONS):
+        one = trial()
+        with behind(cluster, one.stream, direct=direct) as lag:
+            if test(one, lag):
+                return
+    raise AssertionError("each time there was an election before the follower was met")

@@ -1,0 +1,52 @@
+"""A stream of another account, imported as ADR-19 has it: the same troubles as in one account.
+
+With its own configuration, flow-control answers do not get through and several answers to a request
+neither, so that other ways are taken from the start (DESIGN 3.15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from topology import ADR19_API_PREFIX, ADR19_INBOX_PREFIX, Adr19Server, adr19_server
+
+from faults.harm import Harm, Last, Sequences, When
+from faults.proxy import Proxy
+from faults.trial import KINDS, Trial
+
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[Adr19Server]:
+    with adr19_server() as accounts:
+        yield accounts
+
+
+def crash(accounts: Adr19Server) -> None:
+    accounts.server.kill()
+    accounts.server.start()
+
+
+HARMS: dict[str, Callable[[Adr19Server], Harm]] = {
+    "messages lost": lambda accounts: Sequences([1, 700, 701]),
+    "last lost": lambda accounts: Last(),
+    "server killed": lambda accounts: When(700, lambda: crash(accounts)),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_the_middle_of_a_split(accounts: Adr19Server, kind: str, harm: str) -> None:
+    trial = Trial(kind, accounts.exporter).create()
+    trial.write(COUNT, size=1000)
+    done = HARMS[harm](accounts)
+    importer = {"user": "i", "password": "i"}
+    prefixes = {"apiPrefix": ADR19_API_PREFIX, "inboxPrefix": ADR19_INBOX_PREFIX}
+    proxied = Proxy(accounts.server.port, done, keep=0)
+    with proxied as proxy, trial.reading(proxy.url, **importer, **prefixes) as reading:
+        reading.until(COUNT)
+    assert done.done
+    trial.check(reading.rows)
+    assert trial.consumers() == []

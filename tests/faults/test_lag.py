@@ -1,0 +1,247 @@
+"""A replica that lags, below planner and reader: each kind of query, and batch reads.
+
+One of three replicas is cut off from the leader and goes on serving what it has. The client is at a
+fourth server, which has none: consumers are placed on any of the three, and any of them answers a
+Direct Get. What is met there is seen on the way to the client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from faults.batches import BATCHES, kind_of, options_of, read
+from faults.clusters import Behind, WatchedCluster, create_replicated, while_behind
+from faults.harm import Published, header_number
+from faults.proxy import Outcome, Proxy, is_status, subject_of
+from faults.trial import KINDS, Trial
+
+OLD, MORE = 200, 400
+"""What the replica has that lags, and what it lacks."""
+
+_FEW = 3
+_MOST_READS = 60  # none of them at one of three replicas: once in many billion runs
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[WatchedCluster]:
+    with WatchedCluster(4, lines=True) as cluster:
+        yield cluster
+
+
+class Placements:
+    """A verdict that sees which consumers the follower serves, and lets it catch up.
+
+    Attributes:
+        there: how many consumers were placed on it.
+        waited: heartbeats of those that told of less than the leader has.
+    """
+
+    def __init__(self, lag: Behind, end: int) -> None:
+        self._lag = lag
+        self._end = end
+        self._inboxes: set[str] = set()
+        self.waited = 0
+
+    @property
+    def there(self) -> int:
+        return len(self._inboxes)
+
+    def __call__(self, frame: bytes) -> Outcome:
+        if b"consumer_create_response" in frame:
+            answer = json.loads(frame[frame.index(b"{") :])
+            served_by = (answer.get("cluster") or {}).get("leader")
+            if served_by == self._lag.cluster.name_of(self._lag.follower):
+                self._inboxes.add(answer["config"]["deliver_subject"])
+        elif self._tells_of_less(frame) and self._lag.lags:
+            self.waited += 1
+            if self.waited == 2:
+                self._lag.catch_up()
+        return True
+
+    def _tells_of_less(self, frame: bytes) -> bool:
+        return (
+            is_status(frame, b"Idle Heartbeat")
+            and subject_of(frame) in self._inboxes
+            and header_number(frame, "Nats-Last-Stream") < self._end
+        )
+
+
+def trial_of(cluster: WatchedCluster, kind: str) -> Trial:
+    return create_replicated(cluster, kind, OLD)
+
+
+def write_more(trial: Trial, lag: Behind, count: int = MORE) -> None:
+    trial.write(count, url=lag.leader.url)
+    assert lag.has < trial.last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_splits_consumer_is_on_it(cluster: WatchedCluster, kind: str) -> None:
+    """Heartbeats say that it has no more; the split ends when it has, with all its rows."""
+
+    def test(trial: Trial, lag: Behind) -> bool:
+        write_more(trial, lag)
+        placements = Placements(lag, trial.last)
+        proxied = Proxy(lag.outside.port, placements, keep=0)
+        with proxied as proxy, trial.reading(proxy.url, minPartitions="4") as reading:
+            assert reading.plan()
+            logged = reading.logged
+            assert logged is not None
+            assert logged["stream_seq"] == trial.last
+            assert len(reading.splits) == (1 if kind == "kv current" else 4)
+            for _ in range(_MOST_READS):
+                trial.check(reading.read())
+                if placements.waited or not lag.lags:
+                    break
+                del reading.offsets[1:]
+                reading.again(logged)
+        return placements.waited > 0
+
+    while_behind(cluster, partial(trial_of, cluster, kind), test)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_planner_is_connected_to_it(cluster: WatchedCluster, kind: str) -> None:
+    """It does not speak for the stream: the planner waits for the leader."""
+
+    def test(trial: Trial, lag: Behind) -> bool:
+        write_more(trial, lag)
+        looks = Published("$JS.API.STREAM.INFO.")
+        asked: list[bool] = []
+
+        def upward(frame: bytes) -> Outcome:
+            if looks.hits(frame):
+                asked.append(lag.lags)
+                if len(asked) == 3:
+                    lag.catch_up()
+            return True
+
+        proxied = Proxy(lag.follower.port, upward=upward, keep=0)
+        options = {"requestTimeout": "0.3", "connectTimeout": "30"}
+        with proxied as proxy, trial.reading(proxy.url, **options) as reading:
+            assert reading.plan()
+            assert reading.logged is not None
+            assert reading.logged["stream_seq"] == trial.last
+            reading.read()
+        trial.check(reading.rows)
+        return asked[:3] == [True] * 3
+
+    while_behind(cluster, partial(trial_of, cluster, kind), test)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_range_is_not_asked_of_it(cluster: WatchedCluster, kind: str) -> None:
+    """The leader has it; no consumer is placed anywhere, and nobody waits."""
+
+    def test(trial: Trial, lag: Behind) -> bool:
+        with Proxy(lag.outside.port, keep=200) as proxy, trial.reading(proxy.url) as reading:
+            reading.until(OLD)
+            created = len(proxy.created)
+            for _ in range(5):
+                write_more(trial, lag, 20)
+                assert reading.plan()
+                assert len(reading.read()) == 20
+            assert len(proxy.created) == created
+        trial.check(reading.rows)
+        return lag.lags
+
+    while_behind(cluster, partial(trial_of, cluster, kind), test)
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Verdicts that see how many messages there are from a sequence on, by Direct Get.
+
+    Attributes:
+        too_few: answers that are less than there is.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._asked: dict[str, int] = {}
+        self.too_few = 0
+        self._n = 0
+        self._who = []
+
+    def up(self, frame: bytes) -> Outcome:
+        line, _, payload = frame.partition(b"\r\n")
+        words = line.split(b" ")
+        if len(words) > 3 and words[1].startswith(b"$JS.API.DIRECT.GET."):
+            self._asked[words[2].decode()] = json.loads(payload)["seq"]
+        return True
+
+    def down(self, frame: bytes) -> Outcome:
+        if b"NATS/1.0 204" in frame and (seq := self._asked.get(subject_of(frame))) is not None:
+            # No value was written over: each sequence is a message, the first of them was sent.
+            rest = self._trial.last - seq
+            self._n += 1
+            self._who.append((seq, header_number(frame, "Nats-Num-Pending")))
+            self.too_few += header_number(frame, "Nats-Num-Pending") < rest
+        return True
+
+
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_it_counts_rows_for_a_limit(cluster: WatchedCluster, kind: str) -> None:
+    """Whoever counts, no micro-batch has more rows than the limit."""
+    limit = 150
+
+    def test(trial: Trial, lag: Behind) -> bool:
+        write_more(trial, lag)
+        filters = {"filterSubjects": f"{trial.name}.*"} if kind == "stream" else {"keys": "*"}
+        options = {"maxRowsPerTrigger": str(limit), **filters}
+        ranks = Ranks(trial)
+        with Proxy(lag.outside.port, ranks.down, ranks.up, keep=0) as proxy:
+            with trial.reading(proxy.url, **options) as first:
+                assert first.plan()
+                first.read()
+            assert 0 < first.seq <= limit
+            met = 0
+            for _ in range(_MOST_READS):
+                ranks.too_few = 0
+                # Each as after a restart, with nothing counted before.
+                with trial.reading(proxy.url, first.offsets, **options) as reading:
+                    assert reading.plan()
+                    assert reading.logged is not None
+                    assert 0 < reading.logged["stream_seq"] - first.seq <= limit
+                met += ranks.too_few > 0
+                if met == _FEW or not lag.lags:
+                    break
+        with trial.reading(lag.outside.url, first.offsets, **options) as rest:
+            lag.catch_up()
+            rest.until(trial.last)
+        trial.check(first.rows + rest.rows)
+        return met == _FEW
+
+    while_behind(cluster, partial(trial_of, cluster, kind), test, direct=True)
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+_AT_LEADER = ("now", "as of")
+"""Which message is a subject's last, one that lags does not know."""
+
+
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_batch(cluster: WatchedCluster, what: str) -> None:
+    """Where every message counts the task waits for it, else it takes another consumer."""
+
+    def test(trial: Trial, lag: Behind) -> bool:
+        write_more(trial, lag)
+        placements = Placements(lag, trial.last)
+        with Proxy(lag.outside.port, placements, keep=0) as proxy:
+            for _ in range(_MOST_READS):
+                rows = read(proxy.url, options_of(trial, what))
+                trial.check(rows)
+                met = placements.there if what in _AT_LEADER else placements.waited
+                if met or not lag.lags:
+                    break
+        return met > 0 and (lag.lags or what not in _AT_LEADER)
+
+    while_behind(cluster, partial(trial_of, cluster, kind_of(what)), test)

@@ -1,0 +1,107 @@
+"""Leaders that are told to step down, of the stream and of the meta group, while all goes on.
+
+Something is written all the time, and a query plans and reads. The first leader goes in the middle
+of a split, seen by the proxy; further ones whenever the query has come on since. Batches are read
+while a leader goes, and after it was planned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from topology import wait_until
+
+from faults.batches import BATCHES, kind_of, options_of, read
+from faults.clusters import WatchedCluster, create_replicated
+from faults.harm import When
+from faults.proxy import Proxy
+from faults.trial import KINDS, Trial
+from nats_stream_source.embedded import NatsServer
+
+pytestmark = pytest.mark.faults
+
+COUNT = 1500
+_CHANGES = 4
+"""After the first one."""
+
+Change = Callable[[WatchedCluster, Trial], tuple[NatsServer, NatsServer]]
+"""Makes a leader step down: who led before, who leads now."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[WatchedCluster]:
+    with WatchedCluster() as cluster:
+        yield cluster
+
+
+def of_the_stream(cluster: WatchedCluster, trial: Trial) -> tuple[NatsServer, NatsServer]:
+    return cluster.leader_of(trial.stream), cluster.step_down(trial.stream)
+
+
+def of_the_meta_group(cluster: WatchedCluster, trial: Trial) -> tuple[NatsServer, NatsServer]:
+    return cluster.meta_leader(), cluster.step_down_meta()
+
+
+CHANGES: dict[str, Change] = {"stream": of_the_stream, "meta group": of_the_meta_group}
+
+
+@pytest.mark.parametrize("whose", CHANGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_leader_steps_down(cluster: WatchedCluster, kind: str, whose: str) -> None:
+    trial = create_replicated(cluster, kind, COUNT, size=1000)
+    changes: list[tuple[NatsServer, NatsServer]] = []
+
+    def change() -> None:
+        changes.append(CHANGES[whose](cluster, trial))
+
+    when = When(COUNT // 2, change)
+    urls = [server.url for server in cluster.servers.values()]
+    with (
+        Proxy(cluster.servers["n1"].port, when, keep=0) as proxy,
+        trial.writing(urls) as writing,
+        trial.reading(proxy.url, connectTimeout="20", minPartitions="2") as reading,
+    ):
+        reading.until(COUNT)
+        assert len(changes) == 1
+
+        def more() -> None:
+            for _ in range(_CHANGES):
+                change()
+                read = reading.seq
+                wait_until("the query has come on", lambda read=read: reading.seq > read)
+
+        changing = threading.Thread(target=more, daemon=True)
+        changing.start()
+        while changing.is_alive():
+            writing.wait(1)
+            reading.until(trial.last)
+        changing.join()
+        writing.wait(100)
+        writing.stop()
+        reading.until(trial.last)
+    assert len(changes) == 1 + _CHANGES
+    assert all(before is not after for before, after in changes)
+    trial.check(reading.rows)
+    wait_until("no consumer is left", lambda: trial.consumers() == [], deadline=90)
+
+
+@pytest.mark.parametrize("whose", CHANGES)
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_batch(cluster: WatchedCluster, what: str, whose: str) -> None:
+    """Another leader when it is planned, and another one in the middle of its first task."""
+    trial = create_replicated(cluster, kind_of(what), COUNT, size=1000)
+    changes: list[tuple[NatsServer, NatsServer]] = []
+
+    def change() -> None:
+        changes.append(CHANGES[whose](cluster, trial))
+
+    # The first task has a fourth of the rows where there are four.
+    when = When(COUNT // 8, change)
+    with Proxy(cluster.servers["n1"].port, when, keep=0) as proxy:
+        rows = read(proxy.url, options_of(trial, what), change)
+    assert len(changes) == 2
+    assert all(before is not after for before, after in changes)
+    trial.check(rows)
+    assert len(rows) == COUNT

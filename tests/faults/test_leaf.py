@@ -1,0 +1,63 @@
+"""A stream of another domain, read through a leaf node: its line stands still, or a side goes away.
+
+The reader is connected to the leaf node and names the hub's domain; all that it asks and all that
+it gets crosses the line between the two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from topology import HubAndLeaf, hub_and_leaf
+
+from faults.harm import When
+from faults.proxy import Proxy
+from faults.trial import KINDS_IN_TURN, Trial
+
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf() as both:
+        yield both
+
+
+def hold(both: HubAndLeaf) -> None:
+    """For longer than three heartbeats are waited for."""
+    both.line.hold()
+    threading.Timer(2.5, both.line.release).start()
+
+
+def kill_hub(both: HubAndLeaf) -> None:
+    both.hub.kill()
+    both.hub.start()
+
+
+def restart_leaf(both: HubAndLeaf) -> None:
+    both.leaf.restart()
+
+
+HARMS: dict[str, Callable[[HubAndLeaf], None]] = {
+    "line held": hold,
+    "hub killed": kill_hub,
+    "leaf restarted": restart_leaf,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_in_the_middle_of_a_split(both: HubAndLeaf, kind: str, harm: str) -> None:
+    trial = Trial(kind, both.hub.url).create()
+    trial.write(COUNT, size=1000)
+    when = When(COUNT // 2, lambda: HARMS[harm](both))
+    with Proxy(both.leaf.port, when, keep=0) as proxy:
+        options = {"domain": "hub", "requestTimeout": "2", "connectTimeout": "30"}
+        with trial.reading(proxy.url, **options) as reading:
+            reading.until(COUNT)
+            assert when.consumer
+            trial.write(100)
+            reading.until(trial.last)
+    trial.check(reading.rows)

@@ -1,0 +1,107 @@
+"""A leader that is cut off from the others, and answers for a while as if it still led.
+
+The others have elected another one, take writes, and a query has read them. Then it is restarted
+and comes to the old leader, which has less than the checkpoint: that proves no loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import nats.errors
+import pytest
+from buckets import api
+from topology import wait_until
+
+from faults.clusters import WatchedCluster, create_replicated
+from faults.harm import Published
+from faults.proxy import Outcome, Proxy
+from faults.trial import KINDS, Trial
+from nats_stream_source.embedded import NatsServer
+
+pytestmark = pytest.mark.faults
+
+OLD, MORE = 200, 100
+_MOST_ATTEMPTS = 5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[WatchedCluster]:
+    with WatchedCluster(lines=True) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def cut_off(cluster: WatchedCluster, server: NatsServer) -> Iterator[contextlib.ExitStack]:
+    """Closed, the lines between ``server`` and the others carry again."""
+    with contextlib.ExitStack() as lines:
+        for other in cluster.servers.values():
+            if other is not server:
+                line = cluster.line(server, other)
+                line.hold()
+                lines.callback(line.release)
+        yield lines
+
+
+def leads(url: str, stream: str) -> str | None:
+    """Who leads the stream, as this server has it."""
+    try:
+        answer = api(url, f"STREAM.INFO.{stream}", timeout=0.5)
+    except (RuntimeError, OSError, nats.errors.Error):
+        return None
+    return str(answer["cluster"].get("leader"))
+
+
+@pytest.mark.parametrize("accept", [False, True], ids=["fail", "accept"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_at_the_old_leader(
+    cluster: WatchedCluster, kind: str, accept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The planner asks until the leader has a majority again; nothing is lost, nothing twice."""
+    for _ in range(_MOST_ATTEMPTS):
+        trial = create_replicated(cluster, kind, OLD)
+        if restarted_in_time(cluster, trial, accept):
+            break
+    else:
+        raise AssertionError("each time the old leader had noticed before the query came to it")
+    assert not [one for one in caplog.records if "data loss" in one.getMessage()]
+
+
+def restarted_in_time(cluster: WatchedCluster, trial: Trial, accept: bool) -> bool:
+    """Whether the old leader answered as one when the query came to it."""
+    old = cluster.move_leader(trial.stream, cluster.meta_leader())
+    name = cluster.name_of(old)
+    other = next(one for one in cluster.servers.values() if one is not old)
+    options = {"failOnDataLoss": str(not accept).lower()}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(trial.reading(other.url, **options))
+        first.until(OLD)
+        lines = stack.enter_context(cut_off(cluster, old))
+        wait_until(
+            "another leader", lambda: leads(other.url, trial.stream) not in (None, "None", name)
+        )
+        trial.write(MORE, url=other.url)
+        first.until(trial.last)
+
+        looks = Published("$JS.API.STREAM.INFO.")
+        answered: list[bool] = []
+
+        def upward(frame: bytes) -> Outcome:
+            if looks.hits(frame):
+                # As what follows will be answered.
+                answered.append(leads(old.url, trial.stream) == name)
+                if len(answered) == 5:
+                    lines.close()
+            return True
+
+        options |= {"requestTimeout": "1", "connectTimeout": "60"}
+        proxied = Proxy(old.port, upward=upward, keep=0)
+        with proxied as proxy, trial.reading(proxy.url, first.offsets, **options) as second:
+            second.drain()
+            lines.close()
+            trial.write(MORE, url=other.url)
+            second.until(trial.last)
+            assert second.offsets[-1]["epoch"] == 0
+    trial.check(first.rows + second.rows)
+    return answered[0]
