@@ -8,12 +8,14 @@ and returns the revision.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import nats
+import nats.errors
+from loops import run
 from nats.aio.client import Client
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ Message = tuple[str, bytes, dict[str, str] | None]
 """A subject, a payload, headers."""
 
 _IN_FLIGHT = 500
+_CLOSE_DEADLINE = 10.0
 
 
 def bucket_config(name: str, history: int = 1, **config: Any) -> dict[str, Any]:
@@ -125,18 +128,45 @@ def api(
     return with_client(url, work)
 
 
+class _Client(Client):
+    """Keeps no socket of an attempt to connect that failed; nats-py drops it as it is."""
+
+    async def _connect_to_server(self, s: Any) -> None:
+        self.abort()
+        await super()._connect_to_server(s)
+
+    def abort(self) -> None:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def connected(servers: str | list[str], **options: Any) -> AsyncIterator[Client]:
+    """A client of nats-py, for work that is run by :func:`loops.run`, which ends what it leaves."""
+    client = _Client()
+    try:
+        await client.connect(servers, **options)
+        yield client
+    finally:
+        # A server that was killed meanwhile makes it fail, and a paused one makes it wait. Then,
+        # and when it was cancelled before, nats-py does not close its socket any more.
+        try:
+            with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(client.close(), _CLOSE_DEADLINE)
+        finally:
+            client.abort()
+
+
 def with_client(url: str, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """Run ``work`` with a connected client, in a thread and event loop of its own."""
 
     async def whole() -> T:
-        client = await nats.connect(url)
-        try:
+        async with connected(url) as client:
             return await work(client)
-        finally:
-            await client.close()
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, whole()).result()
+        return pool.submit(run, whole()).result()
 
 
 def server_version(url: str) -> tuple[int, int]:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
+from spark_session import LOCAL, configured
 
 from nats_stream_source import register
 
@@ -51,18 +52,11 @@ def sink(directory: Path, block_on: int) -> Callable[[DataFrame, int], None]:
 
 
 def main(request: dict[str, Any], scratch: Path) -> None:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     (scratch / "sitecustomize.py").write_text(HIDE_FORMATS)
     paths = [str(scratch), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .getOrCreate()
-    )
+    settings = {**LOCAL, "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    spark = configured(settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         spark.readStream.format("nats_kv").load()

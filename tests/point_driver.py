@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from spark_session import LOCAL, configured
 
 MIDDLE = 100  # rows
 IN_A_TASK = ("reading", "task fails", "task dies", "task slow")
@@ -115,20 +116,15 @@ def trouble(directory: Path, point: str, split: int) -> None:
 
 
 def main(request: dict[str, Any], scratch: Path) -> None:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # The executors of another process find the package as this one does.
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    builder = (
-        SparkSession.builder.master(request["master"])
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-    )
-    for name, value in request.get("conf", {}).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    settings = {
+        **LOCAL,
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **request.get("conf", {}),
+    }
+    spark = configured(settings, request["master"]).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     queries = []
     for query in request["queries"]:

@@ -8,13 +8,13 @@ only connects.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import sys
 import traceback
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from spark_session import LOCAL, configured
 
 from nats_stream_source import register
 from nats_stream_source.source.kv import NatsKvDataSource
@@ -22,19 +22,15 @@ from nats_stream_source.source.kv import NatsKvDataSource
 
 def main() -> None:
     url, directory, ways = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     events = directory / "events"
     events.mkdir()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.eventLog.enabled", "true")
-        .config("spark.eventLog.compress", "false")
-        .config("spark.eventLog.dir", str(events))
-        .getOrCreate()
-    )
+    settings = {
+        **LOCAL,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": str(events),
+    }
+    spark = configured(settings).getOrCreate()
     spark.sparkContext.setLogLevel("INFO")
     register(spark)
     for i, options in enumerate(ways):

@@ -17,14 +17,14 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
+
+from places import ROOT, Outcome, divided, in_turn, outcome
 
 VERSIONS = ("2.10.26", "2.11.11", "2.12.8", "2.14.6", "2.15.1")
 """The last release of each supported line."""
 
-ROOT = Path(__file__).resolve().parents[1]
 _KEPT = ROOT / ".servers"
 _RUN_DEADLINE = 900  # seconds for one version's tests; more is a hang
 
@@ -49,44 +49,17 @@ def server(version: str) -> Path:
     return target
 
 
-def run(version: str, arguments: list[str]) -> tuple[bool, str]:
+def run(version: str, arguments: list[str]) -> Outcome:
     """Run the tests on ``version``: whether they passed, and what pytest said."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "servers", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=ROOT,
-            env={**os.environ, "NATS_SERVER": str(server(version))},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_RUN_DEADLINE,
-        )
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
-        return False, f"{text}\nnot done after {_RUN_DEADLINE} s"
-    return done.returncode == 0, done.stdout.rstrip()
+    environment = {**os.environ, "NATS_SERVER": str(server(version))}
+    return outcome([*command, *arguments], environment, _RUN_DEADLINE)
 
 
 def main(arguments: list[str]) -> int:
     """Run as the module's text says; the process's exit code."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    versions, further = arguments[:split] or VERSIONS, arguments[split + 1 :]
-    lines, failed = [], False
-    for version in versions:
-        began = time.monotonic()
-        passed, text = run(version, further)
-        failed = failed or not passed
-        if not passed:
-            print(f"nats-server {version}\n{text}\n", flush=True)
-        word = "passed" if passed else "FAILED"
-        last = text.rsplit("\n", 1)[-1].strip("= ")
-        lines.append(f"nats-server {version:8} {word}  {time.monotonic() - began:4.0f} s  {last}")
-        print(lines[-1], flush=True)
-    if failed:
-        print("\n".join(["", *lines]))
-    return int(failed)
+    versions, further = divided(arguments)
+    return in_turn("nats-server", versions or VERSIONS, lambda one: run(one, further))
 
 
 if __name__ == "__main__":

@@ -1,45 +1,65 @@
-"""The one Spark session of a test run: local, small, in UTC, with Delta Lake."""
+"""Spark sessions for tests: on this machine, small, in UTC; and the one of a test run."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""For every driver: it is reached at the loopback interface."""
 
-def delta_session() -> SparkSession:
+SMALL = {
+    **LOCAL,
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+# Delta's default of 50 partitions for a table's snapshot, and Spark's 200 for a shuffle, are made
+# for clusters: on two cores they are nearly all of a small MERGE's time.
+_DELTA = {
+    **SMALL,
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Every MERGE is a new plan, and compiling it takes longer than running it on a few rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def configured(settings: Mapping[str, str], master: str = "local[2]") -> SparkSession.Builder:
+    """A builder with these settings, whose workers run this Python."""
+    # Else from the first `python3` on the PATH, without the packages of this one.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def delta_session(
+    settings: Mapping[str, str] | None = None, master: str = "local[2]"
+) -> SparkSession:
     """A session on two local cores whose MERGEs take about a second.
 
-    Delta's default of 50 partitions for a table's snapshot, and Spark's 200 for a shuffle, are
-    made for clusters: on two cores they are nearly all of a small MERGE's time.
+    Args:
+        settings: more of them; the warehouse is a temporary directory unless it is among them.
     """
     # Here, since tests on other versions of Spark load this module where Delta Lake is not.
     from delta import configure_spark_with_delta_pip
 
-    # Workers would start from the first `python3` on the PATH, without the packages of this one.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    scratch = Path(tempfile.mkdtemp(prefix="spark-"))
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .appName("nats-stream-source tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.databricks.delta.snapshotPartitions", "2")
-        # Every MERGE is a new plan, and compiling it takes longer than running it on a few rows.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-    )
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    given = {**_DELTA, "spark.app.name": "nats-stream-source tests", **(settings or {})}
+    if "spark.sql.warehouse.dir" not in given:
+        given["spark.sql.warehouse.dir"] = str(Path(tempfile.mkdtemp(prefix="spark-"), "warehouse"))
+    spark = configure_spark_with_delta_pip(configured(given, master)).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

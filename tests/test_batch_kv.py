@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import nats
 import pytest
 from batch_reads import Row, batch_reader, read_batch, rows_of_task, tasks_of
 from buckets import (
     api,
+    connected,
     consumers,
     create_bucket,
     delete,
@@ -22,6 +22,7 @@ from buckets import (
     put_many,
     stream_state,
 )
+from loops import run
 from pyspark.sql import SparkSession
 from topology import Cluster, lagging, make_mirror, wait_until
 
@@ -91,7 +92,7 @@ class Writers:
         self.written = 0
         self._stop = threading.Event()
         self._work = (url, bucket, keys)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._write(*self._work)))
+        self._thread = threading.Thread(target=lambda: run(self._write(*self._work)))
 
     def __enter__(self) -> Writers:
         self._thread.start()
@@ -104,9 +105,8 @@ class Writers:
         assert not self._thread.is_alive()
 
     async def _write(self, url: str, bucket: str, keys: int) -> None:
-        client = await nats.connect(url)
-        jetstream = client.jetstream()
-        try:
+        async with connected(url) as client:
+            jetstream = client.jetstream()
             # A step without a common divisor: all keys in turn, scattered.
             for begin in itertools.count(0, 500):
                 if self._stop.is_set():
@@ -117,8 +117,6 @@ class Writers:
                 ]
                 await asyncio.gather(*acks)
                 self.written += len(acks)
-        finally:
-            await client.close()
 
 
 KEYS = 100_000

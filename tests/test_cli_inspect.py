@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.jetstream.link import Link
-from nats_stream_source.options import kv_options, stream_options
+from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.planner import Planner
 from nats_stream_source.source.query import query_of
 
 SAMPLE = Path(__file__).parent.parent / "checkpoints_example" / "checkpoint"
+SAMPLE_OFFSET = (SAMPLE / "offsets/1").read_text().splitlines()[2]
 
 _serial = itertools.count()
 
@@ -48,37 +48,15 @@ class Checkpoint:
     def commit(self, batch: int) -> None:
         (self.path / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
+    def committed(self, *sources: Offset | str) -> None:
+        """One micro-batch, planned and committed."""
+        self.plan(0, *sources)
+        self.commit(0)
+
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint(tmp_path / "checkpoint")
-
-
-@pytest.fixture
-def bucket(shared_server: NatsServer) -> str:
-    """A bucket with ten entries."""
-    name = f"b{next(_serial)}"
-    buckets.create_bucket(shared_server.url, name, 5)
-    buckets.put_many(shared_server.url, name, ((f"k{i}", b"v") for i in range(10)))
-    return name
-
-
-def offsets(url: str, rows: Sequence[int | None], **given: str) -> list[Offset]:
-    """The ends of a query's first micro-batches, by the planner; each with its limit of rows."""
-    made = kv_options if "bucket" in given else stream_options
-
-    async def work() -> list[Offset]:
-        link = Link(ConnectionSettings(servers=(url,)))
-        try:
-            planner = Planner(query_of(made({"servers": url, **given})), link)
-            ends = [await planner.initial()]
-            for limit in rows:
-                ends.append(await planner.latest(ends[-1], limit))
-            return ends[1:]
-        finally:
-            await link.drop()
-
-    return asyncio.run(work())
 
 
 def inspect(
@@ -98,6 +76,85 @@ def inspect(
     return report
 
 
+@dataclass
+class Live:
+    """A checkpoint, and a server with a bucket of ten entries that the query reads."""
+
+    checkpoint: Checkpoint
+    url: str
+    bucket: str
+    capsys: pytest.CaptureFixture[str]
+
+    def ends(self, *rows: int | None, **given: str) -> list[Offset]:
+        """The ends of a query's first micro-batches, by the planner; each with its limit of rows.
+
+        ``given`` are its options; it reads the bucket unless they name a stream.
+        """
+        if "stream" in given:
+            options: KvOptions | StreamOptions = stream_options({"servers": self.url, **given})
+        else:
+            options = kv_options({"servers": self.url, "bucket": self.bucket, **given})
+
+        async def work() -> list[Offset]:
+            link = Link(ConnectionSettings(servers=(self.url,)))
+            try:
+                planner = Planner(query_of(options), link)
+                ends = [await planner.initial()]
+                for limit in rows:
+                    ends.append(await planner.latest(ends[-1], limit))
+                return ends[1:]
+            finally:
+                await link.drop()
+
+        return asyncio.run(work())
+
+    def committed(self, **given: str) -> Offset:
+        """Let the checkpoint be that of a query that has read all; where it is."""
+        (end,) = self.ends(None, **given)
+        self.checkpoint.committed(end)
+        return end
+
+    def put(self, *entries: tuple[str, bytes]) -> None:
+        buckets.put_many(self.url, self.bucket, entries)
+
+    def stream(self, messages: int = 0, **config: Any) -> str:
+        """The name of a new stream."""
+        name = f"S{next(_serial)}"
+        wanted = {"name": name, "subjects": [f"{name}.>"], **config}
+        buckets.api(self.url, f"STREAM.CREATE.{name}", wanted)
+        self.publish(name, messages)
+        return name
+
+    def publish(self, stream: str, messages: int) -> None:
+        buckets.publish(self.url, [(f"{stream}.x", b"", None)] * messages)
+
+    def report(self, *words: str, status: int = 0) -> dict[str, Any]:
+        return inspect(
+            self.capsys, self.checkpoint.path, "--servers", self.url, *words, status=status
+        )
+
+    def source(self, *words: str, status: int = 0) -> dict[str, Any]:
+        """What is reported of the one source."""
+        (source,) = self.report(*words, status=status)["sources"]
+        return dict(source)
+
+    def text(self) -> str:
+        """What is said without a look at the server."""
+        assert main(["inspect", str(self.checkpoint.path)]) == 0
+        return self.capsys.readouterr().out
+
+
+@pytest.fixture
+def live(
+    capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, shared_server: NatsServer
+) -> Live:
+    name = f"b{next(_serial)}"
+    buckets.create_bucket(shared_server.url, name, 5)
+    found = Live(checkpoint, shared_server.url, name, capsys)
+    found.put(*((f"k{i}", b"v") for i in range(10)))
+    return found
+
+
 def test_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
     report = inspect(capsys, SAMPLE)
     assert (report["committed_batch"], report["planned_batch"]) == (1, 1)
@@ -106,110 +163,66 @@ def test_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert source["lag"] is None
 
 
-def test_lag_behind_a_bucket(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-) -> None:
-    url = shared_server.url
-    (end,) = offsets(url, [None], bucket=bucket)
-    checkpoint.plan(0, end)
-    checkpoint.commit(0)
-    live = ("--servers", url)
-    report = inspect(capsys, checkpoint.path, *live)
-    assert [(s["lag"], s["lag_seconds"], s["last_seq"]) for s in report["sources"]] == [(0, 0, 10)]
-    buckets.put_many(url, bucket, [("k0", b"w"), ("new", b"w"), ("k0", b"x")])
-    (source,) = inspect(capsys, checkpoint.path, *live, "--max-lag", "3")["sources"]
+def test_lag_behind_a_bucket(live: Live) -> None:
+    live.committed()
+    source = live.source()
+    assert (source["lag"], source["lag_seconds"], source["last_seq"]) == (0, 0, 10)
+    live.put(("k0", b"w"), ("new", b"w"), ("k0", b"x"))
+    source = live.source("--max-lag", "3")
     assert (source["lag"], source["last_seq"]) == (3, 13)
     assert source["lag_seconds"] > 0
-    inspect(capsys, checkpoint.path, *live, "--max-lag", "2", status=1)
+    live.source("--max-lag", "2", status=1)
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_batch_that_is_not_committed(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-    committed: bool,
-) -> None:
-    url = shared_server.url
-    first, second = offsets(url, [4, 3], bucket=bucket, includeHistory="true")
-    checkpoint.plan(0, first)
+def test_a_batch_that_is_not_committed(live: Live, committed: bool) -> None:
+    first, second = live.ends(4, 3, includeHistory="true")
     if committed:
-        checkpoint.commit(0)
-        checkpoint.plan(1, second)
-    report = inspect(capsys, checkpoint.path, "--servers", url)
+        live.checkpoint.committed(first)
+        live.checkpoint.plan(1, second)
+    else:
+        live.checkpoint.plan(0, first)
+    report = live.report()
     assert (report["committed_batch"], report["planned_batch"]) == (
         (0, 1) if committed else (None, 0)
     )
     (source,) = report["sources"]
     # Only what is in the sink counts as read.
     assert source["lag"] == (6 if committed else 10)
-    assert main(["inspect", str(checkpoint.path)]) == 0
-    said = capsys.readouterr().out
+    said = live.text()
     assert ("revisions 5 to 7" if committed else "revisions 1 to 4") in said
     assert "the next start reads it again" in said
 
 
-def test_initial_values_are_not_all(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-) -> None:
+def test_initial_values_are_not_all(live: Live) -> None:
     """With history, they are a micro-batch of their own, whatever came since."""
-    url = shared_server.url
-    checkpoint.plan(0, *offsets(url, [None], bucket=bucket))
-    buckets.put_many(url, bucket, [("k0", b"w"), ("k1", b"w"), ("k0", b"x")])
-    (source,) = inspect(capsys, checkpoint.path, "--servers", url)["sources"]
-    assert source["lag"] == 13
+    live.checkpoint.plan(0, *live.ends(None))
+    live.put(("k0", b"w"), ("k1", b"w"), ("k0", b"x"))
+    assert live.source()["lag"] == 13
 
 
-def test_filters_count_only_what_matches(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-) -> None:
-    url = shared_server.url
-    (end,) = offsets(url, [None], bucket=bucket, keys="k1,k2")
-    checkpoint.plan(0, end)
-    checkpoint.commit(0)
-    buckets.put_many(url, bucket, [("k1", b"w"), ("k3", b"w"), ("k3", b"x"), ("k2", b"x")])
-    (source,) = inspect(capsys, checkpoint.path, "--servers", url)["sources"]
-    assert source["lag"] == 2
-    main(["inspect", str(checkpoint.path)])
-    assert "keys=k1,k2" in capsys.readouterr().out
+def test_filters_count_only_what_matches(live: Live) -> None:
+    live.committed(keys="k1,k2")
+    live.put(("k1", b"w"), ("k3", b"w"), ("k3", b"x"), ("k2", b"x"))
+    assert live.source()["lag"] == 2
+    assert "keys=k1,k2" in live.text()
 
 
-def test_several_sources(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-) -> None:
-    url = shared_server.url
-    name = f"S{next(_serial)}"
-    buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
-    buckets.publish(url, [(f"{name}.x", b"", None) for _ in range(5)])
-    (kv,) = offsets(url, [None], bucket=bucket)
-    (stream,) = offsets(url, [2], stream=name)
-    checkpoint.plan(0, kv, '{"logOffset": 7}', stream, "-")
-    checkpoint.commit(0)
-    report = inspect(capsys, checkpoint.path, "--servers", url)
-    assert [s["stream"] for s in report["sources"]] == [f"KV_{bucket}", None, name, None]
-    assert [s["lag"] for s in report["sources"]] == [0, None, 3, None]
-    assert report["sources"][1]["other"] == '{"logOffset": 7}'
+def test_several_sources(live: Live) -> None:
+    name = live.stream(5)
+    (kv,), (stream,) = live.ends(None), live.ends(2, stream=name)
+    live.checkpoint.committed(kv, '{"logOffset": 7}', stream, "-")
+    sources = live.report()["sources"]
+    assert [one["stream"] for one in sources] == [f"KV_{live.bucket}", None, name, None]
+    assert [one["lag"] for one in sources] == [0, None, 3, None]
+    assert sources[1]["other"] == '{"logOffset": 7}'
 
 
 def test_the_second_format_of_the_log(
     capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint
 ) -> None:
     """Spark's own with ``spark.sql.streaming.offsetLog.formatVersion=2``: names, in any order."""
-    line = (SAMPLE / "offsets/1").read_text().splitlines()[2]
-    checkpoint.plan(3, "1:{}", f"0:{line}", version="v2")
+    checkpoint.plan(3, "1:{}", f"0:{SAMPLE_OFFSET}", version="v2")
     checkpoint.commit(3)
     first, second = inspect(capsys, checkpoint.path)["sources"]
     assert (first["source"], first["bucket"]) == ("0", "plant")
@@ -217,9 +230,8 @@ def test_the_second_format_of_the_log(
 
 
 def test_other_ends_of_lines(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint) -> None:
-    line = (SAMPLE / "offsets/1").read_text().splitlines()[2]
     topic = '{"a topic\u2028and a line": {"0": 1}}'
-    checkpoint.plan(0, topic, line)
+    checkpoint.plan(0, topic, SAMPLE_OFFSET)
     first, second = inspect(capsys, checkpoint.path)["sources"]
     assert (first["other"], second["bucket"]) == (topic, "plant")
 
@@ -227,76 +239,44 @@ def test_other_ends_of_lines(capsys: pytest.CaptureFixture[str], checkpoint: Che
 # -- streams that are not what they were --------------------------------------------------------
 
 
-def test_made_anew(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-) -> None:
-    url = shared_server.url
-    (end,) = offsets(url, [None], bucket=bucket)
-    checkpoint.plan(0, end)
-    checkpoint.commit(0)
-    buckets.delete_bucket(url, bucket)
-    (source,) = inspect(capsys, checkpoint.path, "--servers", url, status=1)["sources"]
-    assert "does not exist" in source["problem"]
-    buckets.create_bucket(url, bucket)
-    (source,) = inspect(capsys, checkpoint.path, "--servers", url, status=1)["sources"]
+def test_made_anew(live: Live) -> None:
+    live.committed()
+    buckets.delete_bucket(live.url, live.bucket)
+    assert "does not exist" in live.source(status=1)["problem"]
+    buckets.create_bucket(live.url, live.bucket)
+    source = live.source(status=1)
     assert "was deleted and made again" in source["problem"]
     assert "failOnDataLoss=false" in source["problem"]
     assert source["lag"] is None
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_set_back(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-    committed: bool,
-) -> None:
+def test_set_back(live: Live, committed: bool) -> None:
     """To a stream that was set back, the checkpoint is one from its future."""
-    url = shared_server.url
-    (end,) = offsets(url, [None], bucket=bucket)
-    checkpoint.plan(0, replace(end, stream_seq=25, initial_through=25))
+    (end,) = live.ends(None)
+    live.checkpoint.plan(0, replace(end, stream_seq=25, initial_through=25))
     if committed:
-        checkpoint.commit(0)
-    (source,) = inspect(capsys, checkpoint.path, "--servers", url, status=1)["sources"]
-    assert "was set back" in source["problem"]
+        live.checkpoint.commit(0)
+    assert "was set back" in live.source(status=1)["problem"]
 
 
-def test_not_to_be_read_any_more(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Checkpoint,
-    shared_server: NatsServer,
-    bucket: str,
-) -> None:
+def test_not_to_be_read_any_more(live: Live) -> None:
     """One source's stream must not hide the other's."""
-    url = shared_server.url
-    name = f"S{next(_serial)}"
-    config = {"name": name, "subjects": [f"{name}.>"]}
-    buckets.api(url, f"STREAM.CREATE.{name}", config)
-    (first,), (second,) = offsets(url, [None], stream=name), offsets(url, [None], bucket=bucket)
-    checkpoint.plan(0, first, second)
-    checkpoint.commit(0)
-    buckets.api(url, f"STREAM.UPDATE.{name}", {**config, "retention": "interest"})
-    one, other = inspect(capsys, checkpoint.path, "--servers", url, status=1)["sources"]
+    name = live.stream()
+    (first,), (second,) = live.ends(None, stream=name), live.ends(None)
+    live.checkpoint.committed(first, second)
+    config = buckets.api(live.url, f"STREAM.INFO.{name}")["config"]
+    buckets.api(live.url, f"STREAM.UPDATE.{name}", {**config, "retention": "interest"})
+    one, other = live.report(status=1)["sources"]
     assert "retention 'interest'" in one["problem"]
     assert (other["problem"], other["lag"]) == (None, 0)
 
 
-def test_aged_out(
-    capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, shared_server: NatsServer
-) -> None:
-    url = shared_server.url
-    name = f"S{next(_serial)}"
-    config = {"name": name, "subjects": [f"{name}.>"], "max_msgs": 5}
-    buckets.api(url, f"STREAM.CREATE.{name}", config)
-    buckets.publish(url, [(f"{name}.x", b"", None) for _ in range(5)])
-    checkpoint.plan(0, *offsets(url, [2], stream=name))
-    checkpoint.commit(0)
-    buckets.publish(url, [(f"{name}.x", b"", None) for _ in range(4)])
-    (source,) = inspect(capsys, checkpoint.path, "--servers", url, status=1)["sources"]
+def test_aged_out(live: Live) -> None:
+    name = live.stream(5, max_msgs=5)
+    live.checkpoint.committed(*live.ends(2, stream=name))
+    live.publish(name, 4)
+    source = live.source(status=1)
     assert "sequences 3 to 4 went away" in source["problem"]
     assert (source["first_seq"], source["last_seq"]) == (5, 9)
 
@@ -322,7 +302,7 @@ def test_nothing_planned_yet(capsys: pytest.CaptureFixture[str], checkpoint: Che
 def test_an_offset_that_cannot_be_used(
     capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, change: dict[str, Any], said: str
 ) -> None:
-    offset = json.loads((SAMPLE / "offsets/1").read_text().splitlines()[2])
+    offset = json.loads(SAMPLE_OFFSET)
     checkpoint.plan(0, json.dumps({**offset, **change}), '{"other": 1}')
     first, second = inspect(capsys, checkpoint.path, status=1)["sources"]
     assert said in first["problem"]

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import nats
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from buckets import with_client
+from nats.aio.client import Client
 
 from nats_stream_source.demo import __main__ as program
 from nats_stream_source.demo import flights, job, story, tables
@@ -217,9 +218,7 @@ def server() -> Iterator[NatsServer]:
 
 
 def test_read_bucket(server: NatsServer) -> None:
-    async def fill_and_read() -> dict[str, State]:
-        await create_bucket(server.url, "read", history=5)
-        client = await nats.connect(server.url)
+    async def fill(client: Client) -> None:
         bucket = await client.jetstream().key_value("read")
         await bucket.put("a", b'{"flight":1}')
         await bucket.put("a", b'{"flight":2}')
@@ -227,10 +226,10 @@ def test_read_bucket(server: NatsServer) -> None:
         await bucket.delete("b")
         await bucket.put("c", b'{"flight":4}')
         await bucket.purge("c")
-        await client.close()
-        return await tables.read_bucket(server.url, "read")
 
-    assert asyncio.run(fill_and_read()) == {
+    asyncio.run(create_bucket(server.url, "read", history=5))
+    with_client(server.url, fill)
+    assert asyncio.run(tables.read_bucket(server.url, "read")) == {
         "a": State(2, {"flight": 2}),
         "b": State(4, None),
         "c": State(6, None),

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
-from buckets import api, consumers, create_bucket, publish
+from buckets import api, consumers, create_bucket, publish, with_client
 from direct import direct, seqs, version
+from nats.aio.client import Client
 from topology import with_user
 
 from nats_stream_source.embedded import NatsServer
@@ -564,27 +564,26 @@ def test_what_the_server_sends(shared_server: NatsServer) -> None:
     url = shared_server.url
     make(url, "FIELDS", 6)
 
-    async def raw(request: dict[str, Any], replies: int) -> list[dict[str, str]]:
-        client = await nats.connect(url)
-        try:
+    def raw(request: dict[str, Any], replies: int) -> list[dict[str, str]]:
+        async def work(client: Client) -> list[dict[str, str]]:
             inbox = client.new_inbox()
             sub = await client.subscribe(inbox)
             payload = json.dumps(request).encode()
             await client.publish("$JS.API.DIRECT.GET.FIELDS", payload, reply=inbox)
             return [dict((await sub.next_msg(5)).headers or {}) for _ in range(replies)]
-        finally:
-            await client.close()
 
-    single = asyncio.run(raw({"seq": 2}, 1))[0]
+        return with_client(url, work)
+
+    (single,) = raw({"seq": 2}, 1)
     assert {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"} == set(single)
     if version(url) < (2, 11):
-        old = asyncio.run(raw({"seq": 1, "batch": 2, "next_by_subj": "FIELDS.>"}, 1))[0]
+        (old,) = raw({"seq": 1, "batch": 2, "next_by_subj": "FIELDS.>"}, 1)
         assert "Nats-Num-Pending" not in old
         return
-    first, second, end = asyncio.run(raw({"seq": 1, "batch": 2, "next_by_subj": "FIELDS.>"}, 3))
+    first, second, end = raw({"seq": 1, "batch": 2, "next_by_subj": "FIELDS.>"}, 3)
     assert (first["Nats-Last-Sequence"], second["Nats-Last-Sequence"]) == ("0", "1")
     assert (end["Status"], end["Nats-Num-Pending"], end["Nats-Last-Sequence"]) == ("204", "4", "2")
-    *_, last, end = asyncio.run(raw({"multi_last": ["FIELDS.>"], "batch": 2}, 3))
+    *_, last, end = raw({"multi_last": ["FIELDS.>"], "batch": 2}, 3)
     assert (last["Nats-Num-Pending"], end["Nats-UpTo-Sequence"]) == ("2", "6")
 
 

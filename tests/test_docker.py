@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import signal
@@ -12,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nats
-import nats.errors
 import pytest
 import yaml
+from buckets import connected
+from loops import run
 
 from nats_stream_source.embedded import NatsServer, server_binary
 
@@ -105,14 +104,12 @@ def test_server_command(tmp_path: Path) -> None:
 
 def test_writer_reads_and_writes(server: NatsServer) -> None:
     async def put_and_get() -> bytes | None:
-        client = await nats.connect(url(server, "writer"), allow_reconnect=False)
-        bucket = await client.jetstream().create_key_value(bucket="scratch")
-        await bucket.put("key", b"value")
-        entry = await bucket.get("key")
-        await client.close()
-        return entry.value
+        async with connected(url(server, "writer"), allow_reconnect=False) as client:
+            bucket = await client.jetstream().create_key_value(bucket="scratch")
+            await bucket.put("key", b"value")
+            return (await bucket.get("key")).value
 
-    assert asyncio.run(put_and_get()) == b"value"
+    assert run(put_and_get()) == b"value"
 
 
 @pytest.mark.parametrize(
@@ -138,14 +135,14 @@ def test_what_spark_may_do(subject: str, allowed: bool, server: NatsServer) -> N
         async def remember(error: Exception) -> None:
             refused.append(str(error).lower())
 
-        client = await nats.connect(url(server, "spark"), error_cb=remember, allow_reconnect=False)
-        await client.publish(subject, b"")
-        await client.flush()
-        await client.flush()  # nats-py's first PING overtakes a message that it still buffers
-        await client.close()
+        spark = url(server, "spark")
+        async with connected(spark, error_cb=remember, allow_reconnect=False) as client:
+            await client.publish(subject, b"")
+            await client.flush()
+            await client.flush()  # nats-py's first PING overtakes a message that it still buffers
         return refused
 
-    found = asyncio.run(refusals())
+    found = run(refusals())
     assert len(found) == (not allowed)
     assert all("permissions violation for publish" in error for error in found)
 

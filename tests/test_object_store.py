@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import nats
 import pytest
-from buckets import api, publish
+from buckets import api, publish, with_client
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.aio.client import Client
 from topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
@@ -472,21 +472,23 @@ def test_large_parts_are_cut_in_one_go() -> None:
 
 
 def test_nats_own_client_reads_and_writes_the_same(url: str) -> None:
+    async def exchange(client: Client) -> None:
+        theirs = await client.jetstream().object_store("b")
+        assert (await theirs.get("ours")).data == MEGABYTE
+        await theirs.put("theirs", MEGABYTE)
+        assert {one.name for one in await theirs.list()} == {"ours", "theirs"}
+
+    async def delete(client: Client) -> None:
+        await (await client.jetstream().object_store("b")).delete("ours")
+
     async def work(store: ObjectStore) -> None:
-        client = await nats.connect(url)
-        try:
-            theirs = await client.jetstream().object_store("b")
-            await store.put("ours", MEGABYTE)
-            assert (await theirs.get("ours")).data == MEGABYTE
-            await theirs.put("theirs", MEGABYTE)
-            assert await store.get("theirs") == MEGABYTE
-            assert {one.name for one in await theirs.list()} == {"ours", "theirs"}
-            assert [one.name for one in await store.list()] == ["ours", "theirs"]
-            await theirs.delete("ours")
-            with pytest.raises(ObjectNotFoundError):
-                await store.get("ours")
-        finally:
-            await client.close()
+        await store.put("ours", MEGABYTE)
+        with_client(url, exchange)
+        assert await store.get("theirs") == MEGABYTE
+        assert [one.name for one in await store.list()] == ["ours", "theirs"]
+        with_client(url, delete)
+        with pytest.raises(ObjectNotFoundError):
+            await store.get("ours")
 
     run(url, work)
 

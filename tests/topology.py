@@ -17,7 +17,6 @@ import contextlib
 import json
 import socket
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from typing import Any
 
 import nats.errors
 from buckets import api
+from loops import ThreadServer, until_one_ends
 
 from nats_stream_source.embedded import NatsServer
 
@@ -60,74 +60,32 @@ def with_user(url: str, user: str, password: str | None = None) -> str:
 # Lines
 
 
-class Line:
+class Line(ThreadServer):
     """A TCP line to ``target`` that can be held and let go; a context manager.
 
     A held line keeps its connections and what they carry, in order: what a slow network does.
     """
 
     def __init__(self, target: int) -> None:
+        super().__init__()
         self._target = target
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    def __enter__(self) -> Line:
-        self._thread.start()
-        self._run(self._listen())
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._run(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._open = asyncio.Event()
+        self._open.set()
 
     def hold(self) -> None:
         """Let nothing pass from now on."""
-        self._run(self._set(False))
+        self._in_loop(self._open.clear)
 
     def release(self) -> None:
         """Let what was held and all that follows pass."""
-        self._run(self._set(True))
-
-    async def _set(self, is_open: bool) -> None:
-        if is_open:
-            self._open.set()
-        else:
-            self._open.clear()
-
-    def _run(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
-
-    async def _listen(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _close(self) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._in_loop(self._open.set)
 
     async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        writers = [to_client]
+        up, to_server = await asyncio.open_connection("127.0.0.1", self._target)
         try:
-            up, to_server = await asyncio.open_connection("127.0.0.1", self._target)
-            writers.append(to_server)
-            await asyncio.gather(self._pass(down, to_server), self._pass(up, to_client))
-        except (OSError, asyncio.CancelledError):
-            pass  # either side is gone, or the test is over
+            await until_one_ends(self._pass(down, to_server), self._pass(up, to_client))
         finally:
-            for writer in writers:
-                writer.transport.abort()
-            self._tasks.discard(task)
+            to_server.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rest = b""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
+
+from loops import ThreadServer
 
 Script = Callable[[bytes, bytes], bytes | None]
 """From a request's subject and its reply subject to the bytes to send."""
@@ -32,7 +33,7 @@ def greeting(**fields: Any) -> bytes:
     return b"INFO " + json.dumps(info).encode() + b"\r\n"
 
 
-class Rogue:
+class Rogue(ThreadServer):
     """The server; a context manager.
 
     Attributes:
@@ -51,18 +52,14 @@ class Rogue:
         endless: bytes = b"",
         hang_up: bool = False,
     ) -> None:
+        super().__init__(host, port)
         self.greets = greets
         self.script = script
-        self.host, self.port = host, port
         self.after_pong = after_pong
         self.endless = endless
         self.hang_up = hang_up
         self.received: list[bytearray] = []
         self.sent = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -73,42 +70,11 @@ class Rogue:
         """All that any client has sent."""
         return b"".join(bytes(one) for one in self.received)
 
-    def __enter__(self) -> Rogue:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, self.host, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         mine = bytearray()
         self.received.append(mine)
-        try:
-            writer.write(self.greets)
-            await self._talk(reader, writer, mine)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client is gone, or the test is over
-        finally:
-            writer.transport.abort()
-            self._tasks.discard(task)
+        writer.write(self.greets)
+        await self._talk(reader, writer, mine)
 
     async def _talk(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mine: bytearray

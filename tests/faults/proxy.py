@@ -26,10 +26,14 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":  # then the path leads here, not to the tests
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from loops import ThreadServer, until_one_ends
 
 from nats_stream_source.wire.frames import Framer, Kind
 
@@ -109,7 +113,7 @@ def with_header(frame: bytes, name: bytes, value: bytes) -> bytes:
     return b" ".join([*words, *sizes]) + b"\r\n" + block + payload
 
 
-class Proxy:
+class Proxy(ThreadServer):
     """A loopback proxy to ``port``; a context manager.
 
     Args:
@@ -137,6 +141,7 @@ class Proxy:
         rate: float | None = None,
         keep: int | None = None,
     ) -> None:
+        super().__init__(port=listen)
         self._target = (host, port)
         self.verdict: Verdict = verdict or _passes
         self.upward: Verdict = upward or _passes
@@ -146,42 +151,27 @@ class Proxy:
         self.sent: list[bytes] = []
         self.withheld: list[bytes] = []
         self.connections = 0
-        self.port = listen
         self._keep = keep
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = asyncio.Event()
+        self._open.set()
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Proxy:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
     # -- what a test does and asks ----------------------------------------------------------------
 
     def cut(self) -> None:
         """Reset all connections; new ones are served."""
-        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(60)
+        self._abort()
 
     def freeze(self) -> None:
         """Let nothing pass in either direction; what comes waits."""
-        asyncio.run_coroutine_threadsafe(self._freeze(True), self._loop).result(60)
+        self._in_loop(self._open.clear)
 
     def thaw(self) -> None:
         """Let what has waited pass."""
-        asyncio.run_coroutine_threadsafe(self._freeze(False), self._loop).result(60)
+        self._in_loop(self._open.set)
 
     def asked(self, prefix: str) -> list[str]:
         """The subjects with ``prefix`` that clients have published to, in order."""
@@ -202,51 +192,13 @@ class Proxy:
 
     # -- connections ------------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _cut(self) -> None:
-        for writer in list(self._writers):
-            writer.transport.abort()
-
-    async def _freeze(self, frozen: bool) -> None:
-        if frozen:
-            self._open.clear()
-        else:
-            self._open.set()
-
-    async def _close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._cut()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self.connections += 1
+        up, to_server = await asyncio.open_connection(*self._target)
         try:
-            up, to_server = await asyncio.open_connection(*self._target)
-        except OSError:
-            to_client.transport.abort()
-            self._tasks.discard(task)
-            return
-        self._writers |= {to_client, to_server}
-        try:
-            await asyncio.gather(self._pass_up(down, to_server), self._pass_down(up, to_client))
-        except (OSError, asyncio.CancelledError):
-            pass  # either side is gone, or the test is over
+            await until_one_ends(self._pass_up(down, to_server), self._pass_down(up, to_client))
         finally:
-            for writer in (to_client, to_server):
-                self._writers.discard(writer)
-                writer.transport.abort()
-            self._tasks.discard(task)
+            to_server.transport.abort()
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         framer, way = Framer(), _Way(writer)
@@ -336,7 +288,6 @@ def _client_frames(data: bytes) -> Iterator[bytes]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from faults.command import main
 
     sys.exit(main())

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import buckets
-import nats
 import nats.errors
 import pyarrow as pa
 import pytest
+from loops import run
+from nats.js.client import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 
 from nats_stream_source.jetstream.patience import patiently
@@ -216,7 +217,7 @@ class Writing(threading.Thread):
 
     def run(self) -> None:
         try:
-            asyncio.run(self._write())
+            run(self._write())
         except BaseException as error:  # the thread's end is no place for it: stop() raises it
             self._error = error
 
@@ -240,14 +241,16 @@ class Writing(threading.Thread):
         async def ignore(error: Exception) -> None:
             pass  # servers come and go here
 
-        client = await nats.connect(
+        async with buckets.connected(
             self._urls,
             error_cb=ignore,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,
             ping_interval=2,
-        )
-        jetstream = client.jetstream()
+        ) as client:
+            await self._write_with(client.jetstream())
+
+    async def _write_with(self, jetstream: JetStreamContext) -> None:
         trial = self._trial
 
         async def put(key: str, value: bytes) -> None:
@@ -258,15 +261,11 @@ class Writing(threading.Thread):
             else:
                 trial.acknowledged[ack.seq] = (key, value)
 
-        try:
-            while not self._over.is_set():
-                await asyncio.gather(
-                    *(put(key, value) for key, value in trial.messages(_IN_FLIGHT, self._size))
-                )
-                await asyncio.sleep(0.01)
-        finally:
-            with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
-                await asyncio.wait_for(client.close(), 10)
+        while not self._over.is_set():
+            await asyncio.gather(
+                *(put(key, value) for key, value in trial.messages(_IN_FLIGHT, self._size))
+            )
+            await asyncio.sleep(0.01)
 
 
 class Reading:

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nats
 import pyarrow.parquet as pq
+from buckets import connected
 from deltalake import DeltaTable
+from loops import run
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from nats_stream_source.rebuilds import rebuilds_in
@@ -58,12 +59,11 @@ def gather(url: str, directory: Path, seen: Events) -> Evidence:
 
 def held(url: str, place: str) -> list[Entry]:
     """All messages of a stream, in order."""
-    return asyncio.run(_held(url, STREAMS[place], len(PREFIXES[place])))
+    return run(_held(url, STREAMS[place], len(PREFIXES[place])))
 
 
 async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
-    client = await nats.connect(url)
-    try:
+    async with connected(url) as client:
         jetstream = client.jetstream()
         last = (await jetstream.stream_info(stream)).state.last_seq
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, num_replicas=1, mem_storage=True)
@@ -89,8 +89,6 @@ async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
             raise RuntimeError(f"{left} messages of {stream} could not be read")
         await pull.unsubscribe()
         return entries
-    finally:
-        await client.close()
 
 
 def attempts(directory: Path, place: str) -> dict[int, list[list[Entry]]]:

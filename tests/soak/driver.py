@@ -26,10 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from delta import configure_spark_with_delta_pip
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from spark_session import delta_session
 
 from nats_stream_source import register
 from nats_stream_source.delta import merge_changes, reconcile
@@ -48,33 +48,15 @@ _AGAIN = 2.0  # seconds after a failure
 
 def session(directory: Path) -> SparkSession:
     """A small session on two cores; a task may fail twice."""
-    # Workers would start from the first `python3` on the PATH, without the packages of this one.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master("local[2,3]")
-        .appName("soak")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", str(directory / "local"))
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.minBatchesToRetain", "20")
-        .config("spark.databricks.delta.snapshotPartitions", "2")
-        # Every MERGE is a new plan, and compiling it takes longer than running it on a few rows.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-    )
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    settings = {
+        "spark.app.name": "soak",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.sql.streaming.minBatchesToRetain": "20",
+    }
+    return delta_session(settings, "local[2,3]")
 
 
 def linger(batch_id: int) -> None:

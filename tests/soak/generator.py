@@ -11,6 +11,7 @@ package, so that one mistake cannot hide another. The rate has phases: trickle, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -18,7 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nats
+from buckets import connected
+from loops import run
 
 from soak.ledger import DEL, PURGE, PUT, Ledger, Write, value_of
 from soak.servers import MARKER_TTL, PREFIXES
@@ -128,24 +130,21 @@ async def main(request: dict[str, Any]) -> None:
     async def quiet(error: Exception) -> None:
         pass  # a lost connection is what this is here for
 
-    client = await nats.connect(
-        request["servers"],
-        max_reconnect_attempts=-1,
-        reconnect_time_wait=0.2,
-        connect_timeout=2,
-        ping_interval=2,
-        max_outstanding_pings=2,
-        error_cb=quiet,
-    )
-    generator = Generator(client, ledger, request["seed"], request["rate"])
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, generator.stop)
-    try:
-        await generator.run()
-    finally:
-        await client.close()
-        ledger.close()
+    with contextlib.closing(ledger):
+        async with connected(
+            request["servers"],
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.2,
+            connect_timeout=2,
+            ping_interval=2,
+            max_outstanding_pings=2,
+            error_cb=quiet,
+        ) as client:
+            generator = Generator(client, ledger, request["seed"], request["rate"])
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTERM, generator.stop)
+            await generator.run()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))
+    run(main(json.loads(Path(sys.argv[1]).read_text())))

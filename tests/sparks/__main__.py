@@ -18,11 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from cluster import connect_server, standalone
 from environments import ROOT, VERSIONS, python
+
+sys.path.append(str(ROOT / "tests"))
+
+from places import Outcome, divided, in_turn, outcome
+from spark_session import SMALL
 
 NEWEST = "4.3"
 PLACES = (*VERSIONS, "standalone", "connect")
@@ -32,24 +36,17 @@ _PYTEST = (
     *("--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")),
 )
 
-
-SETTINGS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.executor.memory": "512m",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-}
+SETTINGS = {**SMALL, "spark.executor.memory": "512m"}
 
 
-def run(place: str, arguments: list[str]) -> tuple[bool, str]:
+def run(place: str, arguments: list[str]) -> Outcome:
     """Run the tests in ``place``: whether they passed, and what pytest said."""
     executable = python(place if place in VERSIONS else NEWEST)
     environment = {**_environment(), "PYSPARK_PYTHON": str(executable)}
     if place in VERSIONS:
         environment |= {"PYTHONPATH": str(ROOT), "SPARK_PLACE": "local"}
-        return _done([str(executable), "-m", "pytest", *_PYTEST, *arguments], environment)
+        command = [str(executable), "-m", "pytest", *_PYTEST, *arguments]
+        return outcome(command, environment, _RUN_DEADLINE)
     find = [str(executable), "-c", "import pyspark; print(*pyspark.__path__)"]
     found = subprocess.run(find, check=True, capture_output=True, text=True, env=environment)
     home = Path(found.stdout.strip())
@@ -63,7 +60,7 @@ def run(place: str, arguments: list[str]) -> tuple[bool, str]:
 
 def _on_a_cluster(
     home: Path, directory: Path, environment: dict[str, str], arguments: list[str]
-) -> tuple[bool, str]:
+) -> Outcome:
     """The tests as a driver that ``spark-submit`` starts, the package from an archive."""
     archive = directory / "nats_stream_source.zip"
     program = [sys.executable, "-m", "nats_stream_source.archive", str(archive)]
@@ -80,17 +77,18 @@ def _on_a_cluster(
         # The planner's process has no other way to it (docs/cluster.md).
         environment["PYTHONPATH"] = str(archive)
         # Not in the checkout: Spark's processes have their working directory on their path.
-        return _done(command, environment, directory)
+        return outcome(command, environment, _RUN_DEADLINE, directory)
 
 
 def _over_connect(
     executable: Path, directory: Path, environment: dict[str, str], arguments: list[str]
-) -> tuple[bool, str]:
+) -> Outcome:
     """The tests as a client; the server has the package on its path."""
     environment = {**environment, "PYTHONPATH": str(ROOT)}
     with connect_server(Path(environment["SPARK_HOME"]), directory, SETTINGS, environment) as url:
         environment["SPARK_SERVER"] = url
-        return _done([str(executable), "-m", "pytest", *_PYTEST, *arguments], environment)
+        command = [str(executable), "-m", "pytest", *_PYTEST, *arguments]
+        return outcome(command, environment, _RUN_DEADLINE)
 
 
 def _environment() -> dict[str, str]:
@@ -99,49 +97,14 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
-def _done(
-    command: list[str], environment: dict[str, str], directory: Path = ROOT
-) -> tuple[bool, str]:
-    try:
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_RUN_DEADLINE,
-        )
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
-        return False, f"{text}\nnot done after {_RUN_DEADLINE} s"
-    return done.returncode == 0, done.stdout.rstrip()
-
-
 def main(arguments: list[str]) -> int:
     """Run as the module's text says; the process's exit code."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    places, further = arguments[:split] or PLACES, arguments[split + 1 :]
+    places, further = divided(arguments)
     if unknown := set(places) - set(PLACES):
         print(f"{' '.join(sorted(unknown))}: not one of {' '.join(PLACES)}", file=sys.stderr)
         return 2
     further = further or [str(Path(__file__).parent)]
-    lines, failed = [], False
-    for place in places:
-        began = time.monotonic()
-        passed, text = run(place, further)
-        failed = failed or not passed
-        if not passed:
-            print(f"Spark {place}\n{text}\n", flush=True)
-        word = "passed" if passed else "FAILED"
-        said = [line for line in text.splitlines() if " passed" in line or " failed" in line]
-        last = said[-1].strip("= ") if said else ""
-        lines.append(f"Spark {place:10} {word}  {time.monotonic() - began:4.0f} s  {last}")
-        print(lines[-1], flush=True)
-    if failed:
-        print("\n".join(["", *lines]))
-    return int(failed)
+    return in_turn("Spark", places or PLACES, lambda place: run(place, further))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from scenario import Scene
+from spark_session import SMALL, configured
 
 from nats_stream_source import register
 from nats_stream_source.embedded import NatsServer
@@ -34,12 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if PLACE == "connect":
         session = SparkSession.builder.remote(os.environ["SPARK_SERVER"]).getOrCreate()
     else:
-        builder = SparkSession.builder.appName("nats-stream-source on each Spark")
-        if PLACE == "local":
-            os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-            builder = builder.master("local[2]")
-            for name, value in SETTINGS.items():
-                builder = builder.config(name, value)
+        builder = configured(SMALL) if PLACE == "local" else SparkSession.builder
+        builder = builder.appName("nats-stream-source on each Spark")
         warehouse = str(tmp_path_factory.mktemp("warehouse"))
         session = builder.config("spark.sql.warehouse.dir", warehouse).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
@@ -48,15 +44,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         register(session)
     yield session
     session.stop()
-
-
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-}
 
 
 @pytest.fixture
