@@ -13,7 +13,7 @@ from typing import Any
 
 import buckets
 import pytest
-from test_cli_inspect import Checkpoint, offsets
+from checkpoints import Checkpoint, ends
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
@@ -59,7 +59,7 @@ def test_the_commands(
         buckets.put(url, "plant", key, value)
     buckets.delete(url, "plant", "fan")
     buckets.put(url, "plant", "door", b"open")
-    first, second = offsets(url, [3, 1], bucket="plant", includeHistory="true")
+    first, second = ends(url, [3, 1], bucket="plant", includeHistory="true")
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     checkpoint.plan(0, first)
     checkpoint.commit(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import re
@@ -13,45 +12,16 @@ from typing import Any
 
 import buckets
 import pytest
+from checkpoints import Checkpoint, ends
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.connection import ConnectionSettings
-from nats_stream_source.jetstream.link import Link
-from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
 from nats_stream_source.source.offsets import Offset
-from nats_stream_source.source.planner import Planner
-from nats_stream_source.source.query import query_of
 
 SAMPLE = Path(__file__).parent.parent / "checkpoints_example" / "checkpoint"
 SAMPLE_OFFSET = (SAMPLE / "offsets/1").read_text().splitlines()[2]
 
 _serial = itertools.count()
-
-
-@dataclass
-class Checkpoint:
-    """A checkpoint directory, written file by file as Spark does."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        for name in ("offsets", "commits"):
-            (self.path / name).mkdir(parents=True)
-        (self.path / "metadata").write_text('{"id":"4e1cf4d2-0000-0000-0000-000000000001"}')
-
-    def plan(self, batch: int, *sources: Offset | str, version: str = "v1") -> None:
-        lines = [one if isinstance(one, str) else json.dumps(one.to_json()) for one in sources]
-        (self.path / "offsets" / str(batch)).write_text("\n".join([version, "{}", *lines]))
-        (self.path / "offsets" / f".{batch}.crc").write_bytes(b"crc")
-
-    def commit(self, batch: int) -> None:
-        (self.path / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-
-    def committed(self, *sources: Offset | str) -> None:
-        """One micro-batch, planned and committed."""
-        self.plan(0, *sources)
-        self.commit(0)
 
 
 @pytest.fixture
@@ -90,23 +60,8 @@ class Live:
 
         ``given`` are its options; it reads the bucket unless they name a stream.
         """
-        if "stream" in given:
-            options: KvOptions | StreamOptions = stream_options({"servers": self.url, **given})
-        else:
-            options = kv_options({"servers": self.url, "bucket": self.bucket, **given})
-
-        async def work() -> list[Offset]:
-            link = Link(ConnectionSettings(servers=(self.url,)))
-            try:
-                planner = Planner(query_of(options), link)
-                ends = [await planner.initial()]
-                for limit in rows:
-                    ends.append(await planner.latest(ends[-1], limit))
-                return ends[1:]
-            finally:
-                await link.drop()
-
-        return asyncio.run(work())
+        reads = given if "stream" in given else {"bucket": self.bucket, **given}
+        return ends(self.url, rows, **reads)
 
     def committed(self, **given: str) -> Offset:
         """Let the checkpoint be that of a query that has read all; where it is."""

@@ -44,6 +44,7 @@ from nats_stream_source.jetstream.handshake import (
 from nats_stream_source.jetstream.identity import Identity, UnusableError
 from nats_stream_source.jetstream.repairs import REFUSALS, outlive
 from nats_stream_source.jetstream.settings import ConnectionSettings
+from nats_stream_source.jetstream.within import within
 from nats_stream_source.logs import field_logger
 
 __all__ = ["Companion", "Connection", "ConnectionSettings"]
@@ -378,7 +379,7 @@ class Connection:
         attempt = asyncio.ensure_future(action())
         self._under_way[attempt] = subject
         try:
-            return await attempt
+            return await within(None, attempt)
         except asyncio.CancelledError:
             if (denied := self._denials.get(attempt)) is None:
                 raise  # it was not the server's denial that ended it

@@ -30,6 +30,7 @@ from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.jetstream.read_after_write import reached
+from nats_stream_source.jetstream.within import within
 from nats_stream_source.wire.status import Status
 
 _HEARTBEAT = 0.1  # seconds, the shortest there is
@@ -52,7 +53,7 @@ async def consumer_reached(
     await reached(jetstream, info.stream, min_last_seq, timeout)
     while (left := deadline - loop.time()) > 0:
         try:
-            if await asyncio.wait_for(_look(jetstream, info, min_last_seq), left):
+            if await within(left, _look(jetstream, info, min_last_seq)):
                 return
         except asyncio.TimeoutError:
             break

@@ -13,6 +13,7 @@ import contextlib
 
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
+from nats_stream_source.jetstream.within import within
 
 _PING_DEADLINE = 2.0  # seconds
 _FRESH = 1.0  # seconds after a use in which no PING is needed
@@ -57,7 +58,7 @@ class Link:
             return True
         if kept.client.is_reconnecting:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(kept.online.wait(), self.settings.connect_timeout)
+                await within(self.settings.connect_timeout, kept.online.wait())
         return kept.client.is_connected and await kept.alive(_PING_DEADLINE)
 
     async def drop(self) -> None:

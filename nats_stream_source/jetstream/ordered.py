@@ -57,6 +57,7 @@ from nats_stream_source.jetstream.range_request import (
     RangeRequest,
     consumer_config,
 )
+from nats_stream_source.jetstream.within import within
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.batches import Batcher
 from nats_stream_source.wire.columns import ack_tokens, is_delivery, with_acks
@@ -266,7 +267,7 @@ class OrderedReader:
             with contextlib.suppress(asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
                 while self._orphans:
                     deletion = self._delete(connection, self._orphans[-1])
-                    await asyncio.wait_for(deletion, _PONG_DEADLINE)
+                    await within(_PONG_DEADLINE, deletion)
                     self._orphans.pop()
 
     def _lost(self, reason: Rebuild, detail: str) -> None:

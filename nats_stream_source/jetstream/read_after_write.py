@@ -31,6 +31,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.patience import passes
+from nats_stream_source.jetstream.within import within
 
 _IMPOSSIBLE = 1 << 62  # a sequence that no stream reaches
 _UNKNOWN_FIELD = 10025  # err_code of 2.12 and later for a request with a field they do not have
@@ -65,7 +66,7 @@ async def reached(
         info: StreamInfo | None = None
         left = max(deadline - loop.time(), _FIRST_PAUSE)
         try:
-            info = await asyncio.wait_for(jetstream.stream_info(stream), left)
+            info = await within(left, jetstream.stream_info(stream))
         except asyncio.TimeoutError:
             failure: NatsSourceError = RequestTimeoutError(
                 f"nobody said within {given:g} s how far stream {stream} is"

@@ -45,6 +45,7 @@ from nats_stream_source.jetstream.arrivals import Arrivals
 from nats_stream_source.jetstream.bound import BoundConsumer, Closing, OnError
 from nats_stream_source.jetstream.message import JsMessage
 from nats_stream_source.jetstream.turn import Turn
+from nats_stream_source.jetstream.within import within
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.gaps import Gap, GapWatch
 from nats_stream_source.wire.status import CONTROL, Status, status_error
@@ -271,7 +272,7 @@ class Subscription(Closing):
     async def _silent(self, interval: float | None) -> None:
         if self._connection.client.is_connected:
             try:
-                await asyncio.wait_for(self._check(), _LOOK_DEADLINE)
+                await within(_LOOK_DEADLINE, self._check())
             except asyncio.TimeoutError:
                 log.debug("no answer", consumer=self.consumer.where, seconds=_LOOK_DEADLINE)
         if interval is not None:
