@@ -3,7 +3,7 @@
 #   PYTHON   the Python that makes the virtual environment (default: the first that is new enough)
 #   ROWS     make demo: only the first so many departures
 #   SINK     make demo: delta or parquet
-#   TESTS    make test, make test-servers: what pytest is to run
+#   TESTS    make test, make test-servers, make test-faults: what pytest is to run
 #   SERVERS  make test-servers: only these versions
 #   SPARKS   make test-spark: only these versions or places
 #   MINUTES  make soak: for how long; SEED: the run to repeat; TOPOLOGY: cluster, single or power-loss
@@ -30,6 +30,10 @@ venv := .venv
 stamp := $(venv)/.set-up
 python := $(venv)/bin/python
 preflight := nats_stream_source/demo/preflight.py
+# The tests of trouble: the fast ones, which `make test` runs too, and wherever there are slow ones.
+scenarios = $(sort tests/faults tests/attack $(shell grep -l 'mark\.faults' tests/test_*.py) \
+	$(patsubst %,tests/test_%.py,connection_survival direct_get_faults golden kv_crash kv_data_loss \
+	kv_faults kv_restart ordered_endless retention security subscription_faults unbroken watch_faults))
 
 # The command line's PYTHON, or the first Python on the PATH that is new enough; empty if none is.
 # A name on the PATH is no proof (pyenv has one for each version that any project uses): it must run.
@@ -55,8 +59,8 @@ test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)
 
-test-faults: java $(stamp) ## run the slow scenarios of trouble: killed servers, lost frames, full disks
-	@$(python) -m pytest -m faults $(TESTS)
+test-faults: java $(stamp) ## run all scenarios of trouble: killed servers, lost frames, full disks, attacks
+	@$(python) $(if $(TESTS),-m pytest -m 'not sparks' $(TESTS),tests/all.py --slow $(scenarios))
 
 test-spark: java $(stamp) ## run the shared scenarios on each Spark version, a cluster and Connect
 	@$(python) tests/sparks $(SPARKS) -- $(TESTS)

@@ -1,42 +1,62 @@
-"""All tests, in two processes at once: those that share the Spark session, and all others.
+"""Many tests, in processes that run at once: those that share the Spark session, and all others.
 
-Spark waits more than it works, so the others find room beside it. The output of the Spark tests is
-shown as it comes, that of the others when they are done; each ends with pytest's own summary.
+Usage:
+    python tests/all.py                    all but the slow ones
+    python tests/all.py --slow FILE…       all of these files, the slow ones too
+
+Spark waits more than it works, and so do clusters whose servers are killed, so there is room for
+others beside them. The output of the Spark tests is shown as it comes, that of the others when they
+are done; each ends with pytest's own summary.
 """
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FAST = "not faults and not sparks"
+_NO_TESTS = 5  # pytest's exit status where nothing was selected
 
 
 def main() -> int:
-    """Exit status: 0 if both passed."""
-    pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    with tempfile.TemporaryFile("w+") as output:
-        others = subprocess.Popen(
-            [*pytest, "-m", f"not spark and {FAST}"],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            spark = subprocess.run(
-                [*pytest, "-m", f"spark and {FAST}"], cwd=ROOT, check=False
-            ).returncode
-            others.wait()
-        finally:
-            if others.poll() is None:
-                others.terminate()
-                others.wait()
-        output.seek(0)
-        print(output.read(), end="", flush=True)
-    return spark or others.returncode
+    """Exit status: 0 if all passed."""
+    _, *given = sys.argv
+    pytest = [sys.executable, "-m", "pytest"]
+    if given[:1] == ["--slow"]:
+        files = given[1:]
+        clusters = [file for file in files if Path(file).is_dir()]
+        single = [file for file in files if file not in clusters]
+        runs = [
+            [*files, "-m", "spark and not sparks"],
+            *([*some, "-m", "not spark and not sparks"] for some in (clusters, single) if some),
+        ]
+    else:
+        fast = "not faults and not sparks"
+        runs = [[*given, "-m", f"spark and {fast}"], [*given, "-m", f"not spark and {fast}"]]
+    with contextlib.ExitStack() as stack:
+        others = []
+        for run in runs[1:]:
+            output = stack.enter_context(tempfile.TemporaryFile("w+"))
+            other = subprocess.Popen(
+                [*pytest, *run], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+            stack.callback(_end, other)
+            others.append((other, output))
+        codes = [subprocess.run([*pytest, *runs[0]], cwd=ROOT, check=False).returncode]
+        for other, output in others:
+            codes.append(other.wait())
+            output.seek(0)
+            print(output.read(), end="", flush=True)
+    return next((code for code in codes if code not in (0, _NO_TESTS)), 0)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
 
 
 if __name__ == "__main__":

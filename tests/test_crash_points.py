@@ -22,7 +22,7 @@ from typing import Any
 import pyspark
 import pytest
 from buckets import api, create_bucket, publish
-from leftovers import consumers
+from leftovers import consumers, descendants
 from scenario import eventually
 from sparks.cluster import standalone
 
@@ -59,7 +59,7 @@ OPTIONS = {
     "nats_kv": {"bucket": "points", "includeHistory": "true"},
     "nats_stream": {"stream": "POINTS"},
 }
-DEADLINE = 400.0
+DEADLINE = 1200.0
 """Seconds for a driver to get somewhere; six queries on a busy machine take their time."""
 
 
@@ -110,6 +110,27 @@ def driver(request: Path, asked: dict[str, Any]) -> Iterator[subprocess.Popen[by
             process.wait()
 
 
+@contextlib.contextmanager
+def standing_still(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop a driver, its JVM and its Python processes for the block.
+
+    So all that is written meanwhile is one micro-batch, and a split of it long enough to be caught
+    in the middle.
+    """
+    stopped: list[int] = []
+    try:
+        while new := {process.pid, *descendants(process.pid)}.difference(stopped):
+            for pid in new:
+                stopped.append(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def rows(directory: Path) -> list[list[Any]]:
     """What the sink has, in the order of micro-batches and splits."""
 
@@ -146,7 +167,8 @@ def killed(shared_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) 
                 eventually(
                     done.exists, f"the first micro-batch of {name!r}", alive, within=DEADLINE
                 )
-        write(url, FIRST, LATER)
+        with standing_still(process):
+            write(url, FIRST, LATER)
         for name, place in places.items():
             eventually((place / "at").exists, name, alive, within=DEADLINE)
     for name, place in places.items():

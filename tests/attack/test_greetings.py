@@ -19,13 +19,15 @@ from pathlib import Path
 import pytest
 from certificates import Authority, Pair
 from faults.proxy import Proxy
+from scenario import eventually
 
 from attack.rogue import Rogue, greeting, message
-from attack.victim import deadline, peak, read
+from attack.victim import PATIENCE, deadline, peak, read
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
+from nats_stream_source.jetstream.patience import patiently
 
 SECRET = "xyzzy-marker"
 WHO = {"user": "me", "password": SECRET}
@@ -65,7 +67,8 @@ def test_greetings(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), Rogue(GREETINGS[name]) as rogue:
         with pytest.raises(NatsSourceError) as caught:
             read(rogue.url, bucket="b", connectTimeout=0.25, requestTimeout=0.25, **WHO)
-        assert rogue.received, "nobody came"
+        # The kernel has taken the client in; the server's own thread may come to it later.
+        eventually(lambda: rogue.received, "somebody came")
     assert SECRET not in caplog.text + str(caught.value) + repr(caught.value)
 
 
@@ -100,11 +103,20 @@ def test_after_the_greeting(name: str, caplog: pytest.LogCaptureFixture) -> None
     """A server that answers nothing, and sends this instead."""
     with caplog.at_level(logging.DEBUG), peak() as memory:  # noqa: SIM117
         with Rogue(after_pong=AFTERWARDS[name]) as rogue:
-            with pytest.raises(NatsSourceError) as caught:
-                read(rogue.url, bucket="b", connectTimeout=0.25, requestTimeout=0.25, **WHO)
-            assert rogue.sent > len(AFTERWARDS[name])
+            caught = fails(rogue, len(AFTERWARDS[name]), 0.25, **WHO)
     assert memory.grown < 64 << 20
-    assert SECRET not in caplog.text + str(caught.value)
+    assert SECRET not in caplog.text + caught
+
+
+def fails(rogue: Rogue, size: int, seconds: float, **options: str) -> str:
+    """A read that fails after it was sent more than ``size`` bytes; the text of its error."""
+    for patience in PATIENCE:
+        times = dict.fromkeys(("connectTimeout", "requestTimeout"), seconds * patience)
+        with pytest.raises(NatsSourceError) as caught:
+            read(rogue.url, bucket="b", **times, **options)
+        if rogue.sent > size:
+            return str(caught.value)
+    raise AssertionError(f"only {rogue.sent} bytes were sent")
 
 
 @pytest.mark.faults
@@ -123,9 +135,7 @@ def test_after_the_greeting(name: str, caplog: pytest.LogCaptureFixture) -> None
 def test_without_end(endless: bytes) -> None:
     """A server that never stops: the read ends in time, and memory stays where it was."""
     with peak() as memory, Rogue(endless=endless) as rogue:
-        with pytest.raises(NatsSourceError):
-            read(rogue.url, bucket="b", connectTimeout=1, requestTimeout=1)
-        assert rogue.sent > 1_000_000
+        fails(rogue, 1_000_000, 1.0)
     # What cutting the 4 MiB that are received ahead into the smallest of frames takes.
     assert memory.grown < 512 << 20
 
@@ -139,15 +149,15 @@ def test_servers_that_are_announced_without_end() -> None:
     async def work(url: str) -> int:
         connection = await Connection.open(ConnectionSettings(servers=(url,)))
         try:
-            while await connection.alive(5):
+            while await connection.alive(60):
                 if len(connection.client._server_pool) >= 1000:
                     break
-            await connection.alive(5)
+            await connection.alive(60)
             return len(connection.client._server_pool)
         finally:
             await connection.close()
 
-    with Rogue(after_pong=many) as rogue, deadline(30):
+    with Rogue(after_pong=many) as rogue, deadline():
         assert asyncio.run(work(rogue.url)) == 1000
 
 
@@ -178,13 +188,13 @@ def test_a_connection_outlives_what_cannot_be_read(
         try:
             with contextlib.suppress(NatsSourceError):
                 await JetStream(connection).call("INFO")
-            await connection.until_connected(20)
-            await JetStream(connection).call("INFO")
+            await connection.until_connected(60)
+            await patiently(lambda: JetStream(connection).call("INFO"), 60)
             return connection.reconnects
         finally:
             await connection.close()
 
-    with Proxy(shared_server.port, verdict) as proxy, deadline(60):
+    with Proxy(shared_server.port, verdict) as proxy, deadline():
         assert asyncio.run(work(proxy.url)) == 1
     assert harmed == 1
 
@@ -201,11 +211,11 @@ def test_a_connection_outlives_a_greeting_that_is_none(name: str) -> None:
             while len(rogue.received) < 4:  # noqa: ASYNC110  (another thread's)
                 await asyncio.sleep(0.01)
             rogue.greets = greeting()
-            await connection.until_connected(20)
+            await connection.until_connected(60)
         finally:
             await connection.close()
 
-    with Rogue() as rogue, deadline(60):
+    with Rogue() as rogue, deadline():
         asyncio.run(work(rogue))
 
 
@@ -283,12 +293,14 @@ def test_where_tls_is_asked_for_nobody_on_the_way_says_where_to_go(tmp_path: Pat
     )
 
     async def work(url: str) -> list[str]:
-        settings = ConnectionSettings(servers=(url,), tls_ca_file=ca.path, connect_timeout=5, **WHO)
+        settings = ConnectionSettings(
+            servers=(url,), tls_ca_file=ca.path, connect_timeout=60, **WHO
+        )
         connection = await Connection.open(settings)
         try:
             for times in range(1, 6):  # nats-py picks one of those it knows
                 connection.renew()
-                await connection.until_connected(20)
+                await connection.until_connected(60)
                 assert connection.reconnects == times
             return [one.uri.netloc for one in connection.client._server_pool]
         finally:
@@ -300,7 +312,7 @@ def test_where_tls_is_asked_for_nobody_on_the_way_says_where_to_go(tmp_path: Pat
             tls_required=True,
             connect_urls=[f"127.0.0.2:{elsewhere.port}"],
         )
-        with between(real, lie) as url, deadline(60):
+        with between(real, lie) as url, deadline():
             assert asyncio.run(work(url)) == [url.partition("//")[2]]
     assert elsewhere.connections == 0
     assert SECRET.encode() not in elsewhere.everything
@@ -319,5 +331,5 @@ def test_in_the_clear_a_cluster_is_followed() -> None:
                 await connection.close()
 
         said = greeting(connect_urls=[there, "not an address", "[:::]:1"])
-        with Rogue(said) as rogue, deadline(30):
+        with Rogue(said) as rogue, deadline():
             assert asyncio.run(work(rogue.url)) == [f"127.0.0.1:{rogue.port}", there]

@@ -19,13 +19,21 @@ from nats_stream_source.source.runtime import Runner, drop_kept_runners
 
 Row = dict[str, Any]
 
+HANG = 600.0
+"""Seconds after which a block hangs; a busy machine, or one that watches each allocation, is slow
+by a factor that must not matter."""
+
+PATIENCE = (1, 8, 64)
+"""What the short times of a victim are multiplied by, one after the other, until it has met its
+attack: on a busy machine they may be over before."""
+
 
 class HangError(BaseException):
     """A deadline is over. No ``Exception``, so that nothing takes it for a failure of its own."""
 
 
 @contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float = HANG) -> Iterator[None]:
     """Raise :class:`HangError` in the main thread when the block is not through by then."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
@@ -40,15 +48,14 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def read(url: str, kind: str = "nats_kv", seconds: float = 60.0, **options: Any) -> list[Row]:
+def read(url: str, kind: str = "nats_kv", **options: Any) -> list[Row]:
     """All rows that there are now: one micro-batch, in the order of its splits.
 
     Args:
         kind: the format.
-        seconds: the deadline.
-        options: of the source, beside ``servers``; times are short unless given.
+        options: of the source, beside ``servers``; times are long unless given.
     """
-    given = {"servers": url, "connectTimeout": "2", "requestTimeout": "1", **options}
+    given = {"servers": url, "connectTimeout": "60", "requestTimeout": "60", **options}
     text = {name: str(value) for name, value in given.items()}
     parse = kv_options if kind == "nats_kv" else stream_options
     query = query_of(parse(text, Mode.STREAMING))
@@ -60,7 +67,7 @@ def read(url: str, kind: str = "nats_kv", seconds: float = 60.0, **options: Any)
         return runner.run(patiently(question, query.connection.connect_timeout))
 
     try:
-        with deadline(seconds):
+        with deadline():
             start = ask(planner.initial)
             end = ask(lambda: planner.latest(start, None))
             for plan in ask(lambda: planner.plans(start, end)):

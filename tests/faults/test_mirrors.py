@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from buckets import api, with_client
 from nats.aio.client import Client
 from topology import HubAndLeaf, Line, hub_and_leaf, make_mirror, wait_for_seq, wait_until
 
-from faults.trial import KINDS_IN_TURN, Trial
+from faults.trial import KINDS_IN_TURN, Row, Trial
 from nats_stream_source.embedded import NatsServer
 
 
@@ -44,7 +45,11 @@ def test_a_partial_mirror_that_answers_direct_gets(shared_server: NatsServer, ki
     )
     # It joins in when it has caught up; then one in two answers is its own, and wrong.
     subject = f"{trial.prefix}k0"
-    wait_until("it answers", lambda: answered_by(trial.url, trial.stream, subject) is None)
+    wait_until(
+        "it answers",
+        lambda: answered_by(trial.url, trial.stream, subject) is None,
+        deadline=120,
+    )
 
     filters = {"filterSubjects" if kind == "stream" else "keys": _pattern(trial)}
     for options in (
@@ -125,9 +130,12 @@ def test_clocks_that_jump(kind: str) -> None:
         assert times[2] > times[0] + timedelta(hours=20)
         assert times[3] < times[0] - timedelta(hours=20)
 
-        rows, offsets = [], []
-        for _ in range(20):
+        rows: list[Row] = []
+        offsets: list[dict[str, Any]] = []
+        for _ in range(100):
             # A restart after each micro-batch, at checkpoints whose times go back and forth.
+            if offsets and offsets[-1]["stream_seq"] == trial.last:
+                break
             with trial.reading(both.leaf.url, offsets, maxRowsPerTrigger="50") as reading:
                 if reading.plan():
                     reading.read()

@@ -136,7 +136,7 @@ def test_it_stays_away(nats_server: NatsServer) -> None:
     """An error that names what is missing, soon after ``connectTimeout``; and then all goes on."""
     trial = Trial("stream", nats_server.url).create()
     trial.write(COUNT)
-    with trial.reading(connectTimeout="1") as reading:
+    with trial.reading(connectTimeout="3") as reading:
         assert reading.plan()
         nats_server.kill()
         with pytest.raises(ConnectError):
@@ -175,6 +175,6 @@ def test_one_of_several_stands_still(server: NatsServer) -> None:
     with NatsServer() as still:
         still.pause()
         for _ in range(6):
-            with trial.reading(f"{still.url},{server.url}", connectTimeout="6") as reading:
+            with trial.reading(f"{still.url},{server.url}", connectTimeout="8") as reading:
                 reading.until(100)
             trial.check(reading.rows)
