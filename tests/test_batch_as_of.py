@@ -200,11 +200,11 @@ def test_keys_that_are_made_while_later_ones_are_read(
     put_many(url, bucket, [("a", b"3"), ("c", b"1"), ("c", b"2"), ("c", b"3")])
     looks: list[int] = []
 
-    def then_written(*args: Any) -> Any:
+    def then_written(*args: Any, **given: Any) -> Any:
         looks.append(len(looks))
         if len(looks) == 2:
             put(url, bucket, "d", b"1")
-        return stream_after(*args)
+        return stream_after(*args, **given)
 
     monkeypatch.setattr(tail, "stream_after", then_written)
     if history == 2:

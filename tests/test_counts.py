@@ -11,7 +11,7 @@ import pytest
 from buckets import create_bucket, put_many
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, Replica, StreamInfo
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 from nats_stream_source.source import counts as counts_module
 from nats_stream_source.source.counts import Counts
@@ -138,43 +138,85 @@ def test_sequences_without_a_row_under_a_filter(bucket: NatsServer) -> None:
     assert count(bucket, work) == [None, None, 48, 51]
 
 
+def with_replica(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Let the server's answers have a follower; what is returned sets its lag and ``active``."""
+    parse, now = StreamInfo.parse, Replica("b", 0, 1)
+
+    def set_to(lag: int, active: int = 1) -> None:
+        nonlocal now
+        now = Replica("b", lag, active)
+
+    def replicated(_: type[StreamInfo], answer: dict[str, Any]) -> StreamInfo:
+        return replace(parse(answer), replicas=(now,))
+
+    monkeypatch.setattr(StreamInfo, "parse", classmethod(replicated))
+    return set_to
+
+
 def test_while_a_replica_lags_no_count_is_an_upper_bound(
     bucket: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is it kept; also one that was, is not any more."""
-    parse, lag = StreamInfo.parse, 0
-    monkeypatch.setattr(
-        StreamInfo, "parse", classmethod(lambda cls, answer: replace(parse(answer), lag=lag))
-    )
+    """Nor is it kept; also one that was, is not any more. As an estimate it will do."""
+    replica = with_replica(monkeypatch)
 
     async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
-        nonlocal lag
         counts.begin(jetstream, info, ())
         counts.allow(1)
         found = [await counts.total(970), counts.known(970, 0)]
-        lag = 1
-        found += [await counts.total(970), counts.known(970, 0), await counts.after(970)]
+        replica(1)
+        found += [await counts.total(970), counts.known(970, 0)]
+        return [*found, await counts.after(970), await counts.about(970)]
+
+    rows = after(970)
+    assert count(bucket, work) == [rows, rows, None, None, rows, rows]
+
+
+@pytest.mark.parametrize("active", [0, 40 * 10**9], ids=["never", "not now"])
+def test_a_replica_that_is_not_heard_of_lags_for_half_a_minute(
+    bucket: NatsServer, monkeypatch: pytest.MonkeyPatch, active: int
+) -> None:
+    replica = with_replica(monkeypatch)
+
+    async def work(_: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        now = 0.0
+        counts = Counts(lambda: now)
+        found = []
+        for at, heard in (
+            (0.0, active),
+            (29.0, active),
+            (31.0, active),
+            (32.0, 1),  # it is back
+            (33.0, active),
+            (64.0, active),
+        ):
+            now = at
+            replica(5, heard)
+            counts.begin(jetstream, await jetstream.stream_info(info.name), ())
+            counts.allow(1, 1)
+            found.append(await counts.total(970))
         return found
 
-    assert count(bucket, work) == [after(970), after(970), None, None, after(970)]
+    rows = after(970)
+    assert count(bucket, work) == [None, None, rows, None, None, rows]
 
 
-def test_lag_is_the_slowest_replicas() -> None:
-    answer: dict[str, Any] = {
-        "config": {"name": "KV_b"},
-        "created": "2026-01-01T00:00:00Z",
-        "state": {
-            "first_seq": 1,
-            "last_seq": 2,
-            "last_ts": "2026-01-01T00:00:00Z",
-            "messages": 2,
-            "bytes": 100,
-        },
-    }
-    assert StreamInfo.parse(answer).lag == 0
-    replicas = [{"name": "b", "current": True}, {"name": "c", "lag": 7}]
-    assert StreamInfo.parse({**answer, "cluster": {"replicas": replicas}}).lag == 7
-    assert StreamInfo.parse({**answer, "cluster": {"leader": "a"}}).lag == 0
+def test_a_stream_made_anew_or_set_back_has_other_counts(bucket: NatsServer) -> None:
+    async def work(counts: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        found = []
+        for other in (
+            replace(info, created="2020-01-01T00:00:00Z"),
+            replace(info, last_seq=info.last_seq - 1),
+        ):
+            counts.begin(jetstream, info, ())
+            counts.allow(1, 1)
+            await counts.total(970)
+            found.append(counts.known(970, 0))
+            counts.begin(jetstream, other, ())
+            counts.begin(jetstream, replace(info, created=other.created), ())
+            found.append(counts.known(970, 0))
+        return found
+
+    assert count(bucket, work) == [after(970), None, after(970), None]
 
 
 def test_no_question_that_would_take_too_long(

@@ -53,6 +53,26 @@ def ask_limit(
     return (*answered(limited_end(start, end, limit, shape=shape), rows_after), len(asked))
 
 
+def test_rows_behind_the_end_make_no_range_full() -> None:
+    """What is written while AvailableNow runs is counted too, and lies behind its target."""
+    stored = [*range(10, 9001, 10), *range(9001, 29001)]
+
+    def rows_after(seq: int) -> int:
+        return sum(1 for s in stored if s > seq)
+
+    shape = Shape.of(29_000, len(stored))
+    start, held = 0, []
+    while start < 9000:
+        total = rows_after(start)
+        questions = limited_end(start, 9000, 50, shape=shape, total=total, behind=20_000)
+        end, _ = answered(questions, rows_after)
+        held.append(total - rows_after(end))
+        start = end
+    assert sum(held) == 900
+    assert max(held) <= 50
+    assert len(held) < 25
+
+
 LIMITS = {
     # stored, start, end, limit: limited end, rows, questions
     "fewer sequences than the limit: no question": ([1, 2, 3], 0, 3, 5, (3, 3, 0)),

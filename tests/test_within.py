@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nats_stream_source.jetstream.within import within
+from nats_stream_source.jetstream.within import ended, within
 
 
 async def answer() -> int:
@@ -89,3 +89,26 @@ def test_cancelled_with_its_caller() -> None:
         return task.cancelled() and ended.is_set()
 
     assert asyncio.run(work())
+
+
+def test_what_forgets_a_cancellation_is_cancelled_again() -> None:
+    async def work() -> int:
+        cancelled = 0
+
+        async def stubborn() -> None:
+            nonlocal cancelled
+            while cancelled < 3:
+                try:
+                    await asyncio.sleep(20)
+                except asyncio.CancelledError:
+                    cancelled += 1
+            raise OSError("nobody takes it")
+
+        task = asyncio.ensure_future(stubborn())
+        await asyncio.sleep(0)
+        await ended({task}, 20)
+        assert task.done()
+        await ended(set(), 20)
+        return cancelled
+
+    assert asyncio.run(work()) == 3

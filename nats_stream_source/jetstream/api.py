@@ -51,17 +51,34 @@ _PAGES_OVERLAP = 100  # subjects that may go away between two pages of a list, u
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """A follower, as the leader has it.
+
+    ``lag`` is how many operations it is behind. ``active`` are the nanoseconds since the leader
+    heard of it; 0 if it never did, which also a dead one keeps that was down at the election.
+    """
+
+    name: str
+    lag: int
+    active: int
+
+    @property
+    def heard(self) -> bool:
+        """Whether the leader has just heard of it."""
+        return 0 < self.active < _SILENCE
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """What ``STREAM.INFO`` says of a stream.
 
     ``last_time`` is the time of the message at ``last_seq``, None when the stream never had
     one, or the server does not know it any more;
     ``subjects`` is how many subjects have messages, ``messages`` how many there are and ``nbytes``
-    what they take in the store; ``lag`` is how many operations a replica is behind the leader, the
-    slowest one, as far as the leader knows.
+    what they take in the store.
     ``config`` is the server's own configuration object, ``now`` the server's time, ``leader`` the
-    name of the server that leads the stream, None outside of a cluster; ``heard`` whether it has
-    just heard of a majority of the replicas.
+    name of the server that leads the stream, None outside of a cluster; ``replicas`` are the
+    others.
     """
 
     name: str
@@ -72,11 +89,10 @@ class StreamInfo:
     subjects: int
     messages: int
     nbytes: int
-    lag: int
     config: dict[str, Any]
     now: str | None = None
     leader: str | None = None
-    heard: bool = True
+    replicas: tuple[Replica, ...] = ()
 
     def check_majority(self) -> None:
         """Raise RequestTimeoutError where another server may lead the stream by now.
@@ -84,7 +100,7 @@ class StreamInfo:
         One that is cut off from the others answers for 10 to 20 s as if it still led, with what it
         had: what it lacks proves nothing.
         """
-        if not self.heard:
+        if 2 * sum(one.heard for one in self.replicas) < len(self.replicas):
             raise RequestTimeoutError(
                 f"server {self.leader} says that it leads stream {self.name}, and has not heard of "
                 f"most of its replicas for seconds: another one may have more than "
@@ -96,7 +112,6 @@ class StreamInfo:
         """From the API's JSON object; ProtocolError when it is none of a stream."""
         last_time = moment(answer, "state", "last_ts")
         cluster = table(answer, "cluster", default={})
-        silent = [number(one, "active", default=0) for one in items(cluster, "replicas")]
         config = stream_config(answer, "config")
         return cls(
             name=text(config, "name"),
@@ -108,13 +123,17 @@ class StreamInfo:
             subjects=number(answer, "state", "num_subjects", default=0),
             messages=number(answer, "state", "messages"),
             nbytes=number(answer, "state", "bytes"),
-            lag=max(
-                (number(one, "lag", default=0) for one in items(cluster, "replicas")), default=0
-            ),
             config=config,
             now=moment(answer, "ts") if "ts" in answer else None,
             leader=text(cluster, "leader", default="") or None,
-            heard=2 * sum(nanos < _SILENCE for nanos in silent) >= len(silent),
+            replicas=tuple(
+                Replica(
+                    name=text(one, "name", default=""),
+                    lag=number(one, "lag", default=0),
+                    active=number(one, "active", default=0),
+                )
+                for one in items(cluster, "replicas")
+            ),
         )
 
 

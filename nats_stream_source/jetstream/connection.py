@@ -33,6 +33,7 @@ from nats_stream_source.jetstream.bridge import (
     open_inbox,
     tapped_client,
 )
+from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.handshake import (
     PlainServerError,
     Reconnects,
@@ -44,7 +45,7 @@ from nats_stream_source.jetstream.handshake import (
 from nats_stream_source.jetstream.identity import Identity, UnusableError
 from nats_stream_source.jetstream.repairs import REFUSALS, outlive
 from nats_stream_source.jetstream.settings import ConnectionSettings
-from nats_stream_source.jetstream.within import within
+from nats_stream_source.jetstream.within import ended, within
 from nats_stream_source.logs import field_logger
 
 __all__ = ["Companion", "Connection", "ConnectionSettings"]
@@ -143,8 +144,7 @@ class Connection:
             attempt.result()
             connection.online.set()
         except BaseException:
-            attempt.cancel()
-            await asyncio.gather(attempt, return_exceptions=True)
+            await ended({attempt}, _CLOSE_DEADLINE)
             await connection.close()
             raise
         finally:
@@ -311,8 +311,11 @@ class Connection:
         """Close the connection for good; safe to call again, also where it never was open.
 
         Never fails: a connection is closed because it is not needed, or because something failed
-        already, which must not be covered up by a broken pipe.
+        already, which must not be covered up by a broken pipe. Also cancelled, it closes first.
         """
+        await finish(self._close())
+
+    async def _close(self) -> None:
         self._closed = True
         companions, self._companions = list(self._companions.values()), {}
         for companion in companions:
@@ -323,7 +326,7 @@ class Connection:
             await asyncio.gather(renewal, return_exceptions=True)
         await self._reconnects.end(_CLOSE_DEADLINE)
         try:
-            await asyncio.wait_for(self.client.close(), _CLOSE_DEADLINE)
+            await within(_CLOSE_DEADLINE, self.client.close())
         except (
             OSError,
             asyncio.TimeoutError,

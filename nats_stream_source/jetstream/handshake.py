@@ -42,9 +42,9 @@ from nats.aio.transport import TcpTransport
 
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.bridge import abort
+from nats_stream_source.jetstream.within import ended
 
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s/@:?#\[\]]+):\d{1,5}")
-_CANCELLED_AGAIN = 0.1  # seconds
 _ONE_AT_A_TIME = 2.0  # seconds that a reconnect waits for the end of the one before
 _MOST_SERVERS = 1000  # that are known at a time; the largest clusters have some dozens
 
@@ -152,7 +152,7 @@ class Reconnects:
         before = set(self._under_way)
         self._under_way.add(task)
         try:
-            await _ended(before, _ONE_AT_A_TIME)
+            await ended(before, _ONE_AT_A_TIME)
             if not self._over:
                 await self._go_on()
         finally:
@@ -161,18 +161,7 @@ class Reconnects:
     async def end(self, deadline: float) -> None:
         """Cancel those under way, and wait for their end ``deadline`` seconds; begin no other."""
         self._over = True
-        await _ended(set(self._under_way), deadline)
-
-
-async def _ended(tasks: set[asyncio.Task[Any]], deadline: float) -> None:
-    clock = asyncio.get_running_loop().time
-    end = clock() + deadline
-    while tasks and clock() < end:
-        # More than once: up to Python 3.11 `wait_for` forgets that it was cancelled when what it
-        # waits for is done in the same moment, and nats-py connects by it.
-        for task in tasks:
-            task.cancel()
-        _, tasks = await asyncio.wait(tasks, timeout=_CANCELLED_AGAIN)
+        await ended(set(self._under_way), deadline)
 
 
 async def give_up(client: Client, deadline: float) -> None:

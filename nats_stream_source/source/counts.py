@@ -10,7 +10,9 @@ first one, and of messages up to ``L`` only:
 
 The difference errs towards more rows, and no batch exceeds its limit. A follower that lags counts
 too few, and nobody says by how many: the leader tells its lag in operations, each of which may
-store thousands of messages. So while any replica lags, a count is no upper bound, and is not kept.
+store thousands of messages. So while any replica lags, a count is no upper bound, and is not kept;
+one that the leader has not heard of for half a minute is down and answers nobody. (What a replica
+has logged and not applied yet is no lag: the newest few messages may be missing in a count.)
 
 Ranks cost from half a millisecond to a tenth of a second (DESIGN 3.5: many keys, a filter that
 covers them all). So each planning has a time, and a question that is expected to exceed it is not
@@ -32,6 +34,7 @@ from nats_stream_source.source.ranges import Shape
 _REMEMBERED = 64
 _A_RANK = 0.0005  # seconds; without a filter 50 ns more for each key, with some 2 ms for each
 _MOST_FILTER_SECONDS = 0.008
+_DOWN = 30.0  # seconds of silence after which a replica is down
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,20 @@ class Counts:
         self._clock = clock
         self._cost: float | None = None
         self._known: dict[int, _Rank] = {}  # by the sequence after which the rows are
+        self._created: str | None = None
+        self._silent: dict[str, float] = {}  # replicas: since when
 
     def begin(self, jetstream: JetStream, info: StreamInfo, filters: Sequence[str]) -> None:
         """A new planning, which begins with ``info``."""
         self._jetstream = jetstream
         self._info = info
+        if info.created != self._created:
+            self._known.clear()
+        self._created = info.created
+        # A stream that was set back counts from there; what it had says nothing any more.
+        for seq in [seq for seq, rank in self._known.items() if rank.last_seq > info.last_seq]:
+            del self._known[seq]
+        self._lags(info)
         self._last_seq = info.last_seq  # never later than the next question
         self._filters = tuple(filters)
         if self._cost is None:
@@ -114,6 +126,10 @@ class Counts:
         await self._count(start)
         return self._known[start].rows if start in self._known else None
 
+    async def about(self, start: int) -> int | None:
+        """The rows after ``start``, or some more or fewer; None as in ``total``."""
+        return (await self._count(start))[0] if self._may_ask(1) else None
+
     async def after(self, seq: int) -> int | None:
         """The rows after ``seq`` of those that a total counted, or fewer; None as in ``total``."""
         return (await self.each_after((seq,)))[0]
@@ -122,7 +138,8 @@ class Counts:
         """:meth:`after` for each sequence, asked in parallel."""
         if not self._may_ask(len(sequences)):
             return [None] * len(sequences)
-        return list(await asyncio.gather(*map(self._count, sequences)))
+        counted = await asyncio.gather(*map(self._count, sequences))
+        return [max(0, rows - written) for rows, written in counted]
 
     def _may_ask(self, questions: int) -> bool:
         if questions <= self._granted:
@@ -132,19 +149,32 @@ class Counts:
         # The server works at about two in parallel.
         return self._clock() + self._cost * (1 + questions // 2) <= self._deadline
 
-    async def _count(self, seq: int) -> int:
+    async def _count(self, seq: int) -> tuple[int, int]:
+        """The rows after ``seq``, and how much was written since the planning began."""
         last_seq, began = self._last_seq, self._clock()
         rows = await count_from(self._jetstream, self._info.name, seq + 1, self._filters)
         now = await self._jetstream.stream_info(self._info.name)
         assert self._cost is not None
         self._cost = max(self._clock() - began, self._cost / 2)
         self._known.pop(seq, None)
-        if not now.lag:
+        if not self._lags(now):
             while len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[seq] = _Rank(rows, last_seq, _gone(now))
         self._last_seq = max(self._last_seq, now.last_seq)
-        return max(0, rows - (now.last_seq - self._info.last_seq))
+        return rows, now.last_seq - self._info.last_seq
+
+    def _lags(self, info: StreamInfo) -> bool:
+        """Whether a replica that can answer is behind."""
+        now = self._clock()
+        for one in info.replicas:
+            if one.heard:
+                self._silent.pop(one.name, None)
+            else:
+                self._silent.setdefault(one.name, now)
+        return any(
+            one.lag and now - self._silent.get(one.name, now) < _DOWN for one in info.replicas
+        )
 
 
 def _gone(info: StreamInfo) -> int:

@@ -68,7 +68,7 @@ class Cuts:
         if not can_bind:
             if total is None:
                 counts.allow(_REPORT_SECONDS, 1 if self._share is None else 0)
-                total = await counts.total(floor)
+                total = await counts.about(floor)
             if total is None:
                 rows = most if self._share is None else round(most * self._share)
             else:
@@ -87,7 +87,13 @@ class Cuts:
             return await counts.after(seq)
 
         questions = limited_end(
-            floor, end, limit, shape=counts.shape, total=total, gaps=counts.gaps(floor)
+            floor,
+            end,
+            limit,
+            shape=counts.shape,
+            total=total,
+            gaps=counts.gaps(floor),
+            behind=info.last_seq - end,
         )
         limited, rows = await answered(questions, answer)
         self._rows[start, limited] = rows
@@ -121,7 +127,7 @@ class Cuts:
             rows = counts.known(floor, 0)
         if rows is None and filters:
             # Without an answer, no rows are expected: a few of many sequences are no large range.
-            rows = await counts.total(floor) or 0
+            rows = await counts.about(floor) or 0
         rows = most if rows is None else min(rows, most)
         # Below the stream's first message there is nothing to share, unless that is all there is.
         low = floor if end - floor >= parts(rows) else start
@@ -132,7 +138,7 @@ class Cuts:
         """How many subjects match the filters now; an estimate where they are too many to list."""
         self._counts.begin(jetstream, info, filters)
         self._counts.allow(_REPORT_SECONDS, 1)
-        messages = await self._counts.after(0) or 0
+        messages = await self._counts.about(0) or 0
         if messages > _MOST_COUNTED:
             return messages * info.subjects // max(info.messages, 1)
         found = await asyncio.gather(*(jetstream.subjects(info.name, one) for one in filters))

@@ -78,6 +78,7 @@ def limited_end(
     shape: Shape = EVEN,
     total: int | None = None,
     gaps: int | None = None,
+    behind: int = 0,
 ) -> Generator[int, int | None, tuple[int, int]]:
     """Where a range that may hold more than ``limit`` rows ends, by rank and interpolation.
 
@@ -94,6 +95,7 @@ def limited_end(
     Args:
         total: the rows of the range, or more, where that is known: then it is not asked for.
         gaps: how many of its sequences have no row, where that is known.
+        behind: how many of the rows that are counted may lie behind ``end``.
     """
     if limit < 1:
         raise ValueError("a limit of less than one row")
@@ -107,7 +109,7 @@ def limited_end(
         return start + limit, limit
     if total <= limit:
         return end, total
-    if _as_few(end - start, total, limit):
+    if _as_few(end - start, total - behind, limit):
         return start + limit, limit
     # Invariant: rows in (start, low] are `low_rows` <= limit < rows in (start, high].
     low, low_rows = start, 0

@@ -104,11 +104,18 @@ async def _small(link: Link, plan: Plan, query: Query) -> tuple[Frames, StreamIn
     return await small_range(await link.jetstream(), plan, headers_only=query.headers_only)
 
 
-def stream_after(runner: Runner, plan: Plan, query: Query) -> StreamInfo:
-    """The stream after the read, as its leader has it; DataLossError when it is another one."""
+def stream_after(runner: Runner, plan: Plan, query: Query, known: int | None = None) -> StreamInfo:
+    """The stream after the read, as its leader has it; DataLossError when it is another one.
+
+    ``known`` is the last sequence that it had, ``plan.end`` if None: a leader that has less is
+    believed where it has a majority.
+    """
 
     async def look() -> StreamInfo:
-        return await query.look(await runner.link.jetstream(), plan.stream)
+        info = await query.look(await runner.link.jetstream(), plan.stream)
+        if info.last_seq < (plan.end if known is None else known):
+            info.check_majority()
+        return info
 
     info = runner.patiently(look)
     _check_created(info, plan)

@@ -58,10 +58,9 @@ class Tail:
         plan, at = self._task.plan, self._task.plan.end
         before: int | None = None
         while True:
-            self.info = info = stream_after(self._runner, plan, self._query)
+            self.info = info = stream_after(self._runner, plan, self._query, known=at)
             length = info.last_seq - at
             if length < 0:
-                info.check_majority()
                 raise DataLossError(
                     f"stream {plan.stream} was set back to {info.last_seq} while it was read, it "
                     f"had {at}: rows that were read may be gone. Load the batch again"
