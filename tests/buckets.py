@@ -158,6 +158,16 @@ async def connected(servers: str | list[str], **options: Any) -> AsyncIterator[C
             client.abort()
 
 
+async def flushed(client: Client) -> None:
+    """Return when the server has seen all that ``client`` was told to send, SUBs too.
+
+    ``flush()`` alone does not say so: nats-py's PING overtakes what it still buffers. That is
+    written before the first PONG can be read, so the second PING comes after it.
+    """
+    await client.flush()
+    await client.flush()
+
+
 def with_client(url: str, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """Run ``work`` with a connected client, in a thread and event loop of its own."""
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
+from queries import begin
 from spark_session import LOCAL, configured
 
 from nats_stream_source import register
@@ -68,14 +69,14 @@ def main(request: dict[str, Any], scratch: Path) -> None:
     queries = []
     for query in request["queries"]:
         directory = Path(query["directory"])
-        queries.append(
+        writes = (
             spark.readStream.format("nats_kv")
             .options(servers=request["servers"], bucket=query["bucket"], **query["options"])
             .load()
             .writeStream.foreachBatch(sink(directory, query["block_on"]))
             .option("checkpointLocation", str(directory / "checkpoint"))
-            .start()
         )
+        queries.append(begin(writes.start))
     spark.streams.awaitAnyTermination()
 
 

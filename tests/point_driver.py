@@ -28,7 +28,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from queries import begin
 from spark_session import LOCAL, configured
 
 MIDDLE = 100  # rows
@@ -139,25 +138,10 @@ def main(request: dict[str, Any], scratch: Path) -> None:
         )
         if request.get("to_the_end"):
             writes = writes.trigger(availableNow=True)
-        queries.append(begun(writes, directory / "checkpoint" / "offsets"))
+        # One after the other: each start is a Python process.
+        queries.append(begin(writes.start))
     for running in queries:
         running.awaitTermination()
-
-
-def begun(writes: DataStreamWriter, offsets: Path) -> StreamingQuery:
-    """A started query, as soon as it has planned a micro-batch.
-
-    One after the other, since Spark gives the Python process of a new query's planner ten seconds
-    to start; on a busy machine that may be too little even so.
-    """
-    before = len(list(offsets.glob("[0-9]*")))
-    while True:
-        query = writes.start()
-        while query.isActive and len(list(offsets.glob("[0-9]*"))) == before:
-            time.sleep(0.05)
-        error = query.exception()
-        if error is None or "failed to connect back" not in str(error):
-            return query
 
 
 if __name__ == "__main__":

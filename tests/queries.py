@@ -1,29 +1,46 @@
-"""Streaming queries that are run to their end, also on a machine that is busy with other things."""
+"""Streaming queries that begin and end also on a machine that is busy with other things.
+
+Spark gives the Python process of a query's planner ten seconds to start, however busy the machine
+is. A query that ends for that has asked the source nothing and read nothing, and may as well be
+started again. Every other failure stays what it is.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StreamingQuery
 
 _DEADLINE = 600  # seconds; only a query that hangs takes that long
 _ATTEMPTS = 10
 
 
-def run_to_the_end(start: Callable[[], StreamingQuery]) -> None:
-    """Run what ``start`` starts, with ``Trigger.AvailableNow``, to its end or to its failure.
-
-    Spark gives the Python process of a query's planner ten seconds to start, however busy the
-    machine is. A query that fails for that has not begun, and is started again.
-    """
-    for left in reversed(range(_ATTEMPTS)):
+def begin(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """What ``start`` starts, once its planner's process runs or it has failed otherwise."""
+    for _ in range(_ATTEMPTS - 1):
         query = start()
-        try:
-            assert query.awaitTermination(_DEADLINE), "the query goes on and on"
-            return
-        except StreamingQueryException as error:
-            if not left or "failed to connect back" not in str(error):
-                raise
-        finally:
-            query.stop()
+        _wait_for_the_planner(query)
+        error = query.exception()
+        if error is None or "Python worker failed to connect back" not in str(error):
+            return query
+        query.stop()
+    return start()
+
+
+def _wait_for_the_planner(query: StreamingQuery) -> None:
+    deadline = time.monotonic() + _DEADLINE
+    # Spark makes the sources, and their processes, under this status. It is another one as soon as
+    # that is done, or when the error is known.
+    while query.status["message"].startswith("Initializing"):
+        assert time.monotonic() < deadline, "the query does not begin"
+        time.sleep(0.01)
+
+
+def run_to_the_end(start: Callable[[], StreamingQuery]) -> None:
+    """Run what ``start`` starts, with ``Trigger.AvailableNow``, to its end or to its failure."""
+    query = begin(start)
+    try:
+        assert query.awaitTermination(_DEADLINE), "the query goes on and on"
+    finally:
+        query.stop()

@@ -43,6 +43,7 @@ import buckets
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from queries import begin
 
 from nats_stream_source.embedded import NatsServer
 
@@ -384,12 +385,12 @@ class Start:
     def run(self, scene: Scene) -> None:
         assert scene.query is None, "a query runs already"
         scene.options = dict(self.options)
-        scene.query = (
+        scene.query = begin(
             read(scene, self.options)
             .writeStream.foreachBatch(self.sink or scene.sink(self))
             .trigger(**self.trigger)
             .option("checkpointLocation", str(scene.checkpoint))
-            .start()
+            .start
         )
 
     def collect(self, scene: Scene) -> Callable[[DataFrame, int], None]:

@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from queries import begin
 from spark_session import LOCAL, configured
 
 from nats_stream_source import register
@@ -54,11 +55,11 @@ def show(spark: SparkSession, i: int, checkpoint: Path, options: dict[str, str])
     print("PLAN", frame._jdf.queryExecution().toString(), repr(frame))
     if i > 1:
         reader.initialOffset()
-    query = (
+    query = begin(
         frame.writeStream.format("noop")
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
-        .start()
+        .start
     )
     try:
         query.awaitTermination(60)

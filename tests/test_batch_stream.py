@@ -137,7 +137,7 @@ def test_what_the_stream_does_not_have(shared_server: NatsServer, stream: str) -
     with pytest.raises(ConfigurationError, match="has no subject"):
         read(url, stream, filterSubjects="elsewhere.>")
     with pytest.raises(MinLastSequenceError):
-        read(url, stream, minLastSequence=3, requestTimeout=0.3)
+        read(url, stream, minLastSequence=3, requestTimeout=1)
     assert read(url, stream, minLastSequence=2, endSequence=2) == [1, 2]
     create(url, f"{stream}w", retention="workqueue")
     with pytest.raises(UnsupportedStreamError, match="retention"):

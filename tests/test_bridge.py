@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from buckets import flushed
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport, Transport
@@ -149,12 +150,10 @@ def test_closing_an_inbox_in_the_middle_of_a_flood_keeps_the_rest_sound(
 
         try:
             await writer.subscribe("echo", cb=echo)
-            await writer.flush()
+            await flushed(writer)
             for round_ in range(5):
                 inbox = await open_inbox(client, "flood")
-                # Twice: nats-py's PING overtakes the SUB that it still buffers.
-                await client.flush()
-                await client.flush()
+                await flushed(client)
                 for _ in range(300):
                     await writer.publish("flood", b"z" * 1000)
                 await writer.flush()
@@ -263,8 +262,7 @@ def test_a_read_loop_that_is_behind_makes_the_server_wait(
         await writer.connect(shared_server.url)
         try:
             inbox = await open_inbox(client, "behind")
-            await client.flush()
-            await client.flush()  # nats-py's PING overtakes the SUB that it still buffers
+            await flushed(client)
             reads = reads_of(client)
             assert isinstance(reads, _Reads)
             free = asyncio.Event()
@@ -357,7 +355,7 @@ def test_few_frames_that_wait_do_not_keep_what_came_with_them(shared_server: Nat
         try:
             slow = await open_inbox(client, "slow")
             await client.publish("slow", b"first")
-            await client.flush()
+            await flushed(client)
             for _ in range(3):
                 await client.publish("slow", b"few")
                 await flood(client)

@@ -59,7 +59,7 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
 
 @asynccontextmanager
 async def opened(url: str, **more: Any) -> AsyncIterator[Connection]:
-    more = {"connect_timeout": 1.0, "request_timeout": 1.0, **more}
+    more = {"connect_timeout": 20.0, "request_timeout": 3.0, **more}
     connection = await Connection.open(ConnectionSettings(servers=(url,), **more))
     try:
         yield connection
@@ -72,7 +72,7 @@ def as_me(guarded: Guarded, **more: Any) -> Any:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 20
     while not holds():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.02)
@@ -102,7 +102,7 @@ def test_a_ping_that_was_given_up_harms_nobody(nats_server: NatsServer) -> None:
         async with opened(nats_server.url) as connection:
             cancelled = 0
             for turns in range(6):
-                ping = asyncio.ensure_future(connection.alive(1))
+                ping = asyncio.ensure_future(connection.alive(20))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 cancelled += ping.cancel()
@@ -126,7 +126,7 @@ def test_a_renewal_does_not_need_nats_pys_read_loop(shared_server: NatsServer) -
             loop.cancel()
             await asyncio.gather(loop, return_exceptions=True)
             connection.renew()
-            await connection.until_connected(5)
+            await connection.until_connected(20)
             assert await answers(connection)
             assert connection.reconnects == 1
 
@@ -137,7 +137,8 @@ def test_a_user_who_is_refused_for_a_while(guarded: Guarded) -> None:
     """All who wait get the reason, in bounded time; once it is put right, the connection lives."""
 
     async def work() -> None:
-        async with as_me(guarded) as connection:
+        # All who wait wait for so long.
+        async with as_me(guarded, connect_timeout=3.0) as connection:
             kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
             await kv.put("a", b"1")
             needs_reloads(connection)
@@ -147,11 +148,11 @@ def test_a_user_who_is_refused_for_a_while(guarded: Guarded) -> None:
                 await until(lambda: not connection.online.is_set())
                 for doing in (kv.put("a", b"2"), kv.get("a"), watch.__anext__()):
                     with pytest.raises(AuthorizationError, match="'user' and 'password'") as caught:
-                        await asyncio.wait_for(doing, 10)
+                        await asyncio.wait_for(doing, 60)
                     assert "right" not in str(caught.value)
             assert connection.client.options["reconnect_time_wait"] == 1.0
             guarded.change(password="right")
-            await connection.until_connected(10)
+            await connection.until_connected(20)
             assert connection.client.options["reconnect_time_wait"] == 0.1
             assert (await kv.get("a")).value == b"1"
             revision = await kv.put("a", b"3")
@@ -174,7 +175,7 @@ def test_permissions_that_come_back(guarded: Guarded) -> None:
                     await doing
             guarded.change()
             connection.renew()
-            await connection.until_connected(5)
+            await connection.until_connected(20)
             assert (await kv.get("a")).value == b"1"
             assert await kv.put("a", b"2") == 2
 
@@ -193,7 +194,7 @@ def test_a_subscription_too_many(guarded: Guarded) -> None:
             inboxes = [await connection.inbox(f"s.{i}") for i in range(10)]
             await connection.client.publish("s.0", b"x")
             await connection.client.publish("s.9", b"x")
-            assert await connection.alive(1)
+            assert await connection.alive(20)
             assert [len(inbox.take()) for inbox in (inboxes[0], inboxes[9])] == [1, 0]
             assert await answers(connection)
             assert connection.reconnects == 0

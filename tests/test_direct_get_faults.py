@@ -158,7 +158,7 @@ def test_the_connection_is_lost_for_good(proxy: Proxy) -> None:
             await read()
         return found
 
-    assert direct(proxy.url, "S", work, connect_timeout=1.0) == WHOLE[:10]
+    assert direct(proxy.url, "S", work) == WHOLE[:10]
 
 
 def test_a_late_answer_of_another_request_is_not_mixed_in(proxy: Proxy) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buckets import api, create_bucket, publish, put, server_version
+from buckets import api, create_bucket, flushed, publish, put, server_version
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proxy import Proxy
@@ -431,7 +431,7 @@ def test_min_last_revision_that_is_too_high_and_then_reached(shared_server: Nats
     """The document's own test: 412, then the write that reaches it, then the same read again."""
 
     async def whole() -> None:
-        async with jetstream(shared_server.url, request_timeout=0.1) as js:
+        async with jetstream(shared_server.url, request_timeout=0.5) as js:
             kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", history=5))
             last = await kv.put("a", b"1")
             reads: list[Callable[[int], Coroutine[Any, Any, Any]]] = [
@@ -774,9 +774,9 @@ def test_republish(shared_server: NatsServer) -> None:
 
         client = kv.jetstream.connection.client
         await client.subscribe("said.>", cb=hear)
-        await client.flush()
+        await flushed(client)
         revision = await kv.put("a.b", b"1")
-        assert await asyncio.wait_for(heard, 5) == ("said.a.b", b"1", str(revision))
+        assert await asyncio.wait_for(heard, 20) == ("said.a.b", b"1", str(revision))
 
     config = KeyValueConfig("republish", republish=Republish("$KV.republish.>", "said.>"))
     with_bucket(shared_server.url, work, config)

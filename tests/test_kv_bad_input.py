@@ -12,7 +12,9 @@ import pytest
 from buckets import create_bucket, put
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from queries import begin
 from scenario import (
+    DEADLINE,
     Create,
     Do,
     ExpectError,
@@ -115,8 +117,8 @@ def test_nothing_is_written(scene: Scene, use: str) -> None:
         else:
             play(scene, Create())
             query = read(scene, {}).writeStream.format("nats_kv").options(**options)
-            scene.query = query.option("checkpointLocation", str(scene.checkpoint)).start()
-            scene.query.awaitTermination(60)
+            scene.query = begin(query.option("checkpointLocation", str(scene.checkpoint)).start)
+            scene.query.awaitTermination(int(DEADLINE))
 
     play(scene, ExpectError("OptionError", ("is not supported",), Do(attempt)))
 

@@ -215,7 +215,7 @@ def test_a_follower_that_stands_still(cluster: Cluster) -> None:
     request = RangeRequest(f"KV_{bucket}", created, 0, ALL, heartbeat=0.1)
 
     async def work() -> None:
-        async with connected(leader.url, request_timeout=0.5) as link:
+        async with connected(leader.url, request_timeout=1.0) as link:
             for _ in range(_MOST_PLACEMENTS):
                 reader = OrderedReader(link, request)
                 rows: list[int] = []
@@ -283,7 +283,7 @@ def test_a_mirror_that_stays_behind_fails_the_read(domains: HubAndLeaf, mirrored
     url = domains.leaf.url
 
     async def work() -> None:
-        async with connected(url, request_timeout=0.5) as link:
+        async with connected(url, request_timeout=1.0) as link:
             with pytest.raises(MinLastSequenceError) as caught:
                 await watched(mirrored, min_last_revision=ALL)(link)
             assert (caught.value.code, caught.value.err_code) == (412, 10180)

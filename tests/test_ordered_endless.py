@@ -21,7 +21,10 @@ from nats_stream_source.wire.columns import ack_tokens
 from nats_stream_source.wire.cursor import Rebuild
 from nats_stream_source.wire.frames import Frames
 
-DEADLINE = 20.0  # seconds for what takes milliseconds
+DEADLINE = 60.0  # seconds for what takes milliseconds, or some on a busy machine
+
+UNHEARD = 30.0
+"""Seconds: a heartbeat for tests of other things, so that a server that is held up is not lost."""
 
 Work = Callable[[OrderedReader, AsyncIterator[Frames]], Coroutine[Any, Any, None]]
 
@@ -142,6 +145,7 @@ def test_the_list_of_last_values_begins_anew_after_a_gap(nats_server: NatsServer
             filters=("$KV.b.>",),
             last_per_subject=True,
             reach=200,
+            heartbeat=UNHEARD,
         )
         assert len(proxy.dropped) == 1
 
@@ -187,7 +191,7 @@ def test_a_reader_that_is_away_holds_a_bounded_backlog(nats_server: NatsServer) 
         assert reader.cursor.rebuilds == []
         assert inbox.dropped == 0
 
-    follow(nats_server.url, nats_server, work)
+    follow(nats_server.url, nats_server, work, heartbeat=UNHEARD)
 
 
 def test_without_flow_control_too_much_is_a_gap(nats_server: NatsServer) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
+from queries import run_to_the_end
 
 from nats_stream_source.delta.reconcile import _compare, _Row
 from nats_stream_source.demo.writer import Writer, create_bucket
@@ -306,7 +307,7 @@ def test_a_spark_query_needs_no_more(
     spark: SparkSession, server: NatsServer, tmp_path: Path
 ) -> None:
     rows: list[int] = []
-    query = (
+    writes = (
         spark.readStream.format("nats_kv")
         .options(**options(server, "nats_kv"), bucket="fleet", maxRowsPerTrigger=str(LIMIT))
         .load()
@@ -314,11 +315,7 @@ def test_a_spark_query_needs_no_more(
         .writeStream.foreachBatch(lambda batch, _: rows.extend(r.revision for r in batch.collect()))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
-    try:
-        assert query.awaitTermination(120)
-    finally:
-        query.stop()
+    run_to_the_end(writes.start)
     assert rows[:ENTRIES] == list(range(1, ENTRIES + 1))
     assert not violations(server, "nats_kv")

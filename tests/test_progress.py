@@ -12,7 +12,8 @@ from typing import Any
 import buckets
 import pytest
 from pyspark.sql import SparkSession
-from scenario import eventually
+from queries import begin
+from scenario import DEADLINE, eventually
 
 from nats_stream_source import watch_progress
 from nats_stream_source.cli.main import main
@@ -156,7 +157,7 @@ class Watched:
     def run(self, checkpoint: Path, format: str, **options: str) -> list[BatchProgress]:
         """Run a query to its end; its records, the same from its own reports and the listener."""
         del self.seen[:]
-        query = (
+        query = begin(
             self._spark.readStream.format(format)
             .options(**options)
             .load()
@@ -164,9 +165,9 @@ class Watched:
             .queryName(f"q{next(_serial)}")
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
-            .start()
+            .start
         )
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(int(DEADLINE))
         found = [record for progress in query.recentProgress for record in records(progress)]
         eventually(lambda: len(self.seen) >= len(found), "the listener's records")
         assert self.seen == found

@@ -259,10 +259,10 @@ def test_a_loop_that_is_held_up_takes_nothing_for_lost(shared_server: NatsServer
     async def work(publisher: Publisher) -> None:
         await publisher.publish("held.a")
         futures = [await publisher.send("held.a", b"x" * 100) for _ in range(500)]
-        time.sleep(0.6)  # noqa: ASYNC251
+        time.sleep(1.5)  # noqa: ASYNC251
         assert [(await future).seq for future in futures] == list(range(2, 502))
 
-    with_publisher(shared_server.url, work, request_timeout=0.3)
+    with_publisher(shared_server.url, work, request_timeout=1.0)
 
 
 def test_a_lost_connection_fails_what_is_under_way_and_nothing_else(
@@ -328,10 +328,10 @@ def test_no_connection_in_time(nats_server: NatsServer) -> None:
         while publisher._connection.online.is_set():
             assert loop.time() < deadline
             await asyncio.sleep(0.005)
-        with pytest.raises(ConnectError, match=r"within 0\.2 s"):
+        with pytest.raises(ConnectError, match="within 1 s"):
             await publisher.publish("s.a")
 
-    with_publisher(nats_server.url, work, request_timeout=0.2)
+    with_publisher(nats_server.url, work, request_timeout=1.0)
 
 
 def test_after_closing(shared_server: NatsServer) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from buckets import api
+from buckets import api, flushed
 from proxy import Proxy, is_status
 from subscriptions import (
     connected,
@@ -213,7 +213,7 @@ def test_what_nobody_iterates_over_is_given_back(shared_server: NatsServer) -> N
                     consumer_info(shared_server.url, stream, "d")["delivered"]["stream_seq"] == 5
                 ),
             )
-            await jetstream.connection.client.flush()
+            await flushed(jetstream.connection.client)
         async with await pull_on(jetstream, stream) as pull:
             assert sorted(seqs(await pull.fetch(4, 5))) == [2, 3, 4, 5]
 
@@ -292,7 +292,7 @@ def test_no_answer_at_all_to_a_short_request(shared_server: NatsServer) -> None:
                     await pull.fetch(1, 0.1)
                 assert proxy.dropped
 
-        run(proxy.url, work, request_timeout=0.3)
+        run(proxy.url, work, request_timeout=1.0)
 
 
 def test_messages_before_an_error_are_not_lost(shared_server: NatsServer) -> None:

@@ -92,7 +92,7 @@ def test_a_sequence_that_is_too_high_and_the_write_that_reaches_it(
 
     async def work(get: DirectGet) -> list[int]:
         with pytest.raises(MinLastSequenceError) as caught:
-            await read(get, 4, 0.05)
+            await read(get, 4, 0.3)
         assert (caught.value.code, caught.value.err_code) == (412, 10180)
         waiting = asyncio.ensure_future(read(get, 4, 20.0))
         done, _ = await asyncio.wait({waiting}, timeout=0.1)
@@ -112,7 +112,7 @@ def test_what_is_not_there_is_reported_after_the_sequence_is_reached(
         with pytest.raises(MessageNotFoundError):
             await get.last("GONE.x", min_last_seq=3)
         with pytest.raises(MinLastSequenceError):
-            await get.last("GONE.x", min_last_seq=4, timeout=0.05)
+            await get.last("GONE.x", min_last_seq=4, timeout=0.3)
 
     direct(shared_server.url, "GONE", work)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from buckets import api, publish
 from pyspark.sql import DataFrame, Row, SparkSession
+from queries import run_to_the_end
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.source.schema import stream_ddl
@@ -52,11 +53,10 @@ def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path
 def rows(frame: DataFrame, checkpoint: Path) -> list[Row]:
     """All that the stream has now."""
     found: list[Row] = []
-    query = (
+    writes = (
         frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
         .trigger(availableNow=True)
         .option("checkpointLocation", str(checkpoint))
-        .start()
     )
-    assert query.awaitTermination(120)
+    run_to_the_end(writes.start)
     return found

@@ -204,7 +204,7 @@ def test_min_last_sequence(shared_server: NatsServer, name: str) -> None:
     fill(url, name, 3)
     assert sequences(read(url, name, minLastSequence=3)) == [1, 2, 3]
     with pytest.raises(Exception, match="412") as raised:
-        read(url, name, minLastSequence=4, requestTimeout=0.3)
+        read(url, name, minLastSequence=4, requestTimeout=1)
     assert type(raised.value).__name__ == "MinLastSequenceError"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buckets import api, publish, with_client
+from buckets import api, flushed, publish, with_client
 from nats.aio.client import Client
 from subscriptions import (
     connected,
@@ -64,7 +64,7 @@ async def sequences(subscription: Any, count: int) -> list[int]:
     """The stream sequences of the next messages, each acknowledged."""
     found = []
     for _ in range(count):
-        message = await subscription.next(5)
+        message = await subscription.next(15)
         found.append(message.metadata.stream_seq)
         await message.ack()
     return found
@@ -342,17 +342,18 @@ def test_of_two_creators_in_a_queue_group_one_joins_the_other(shared_server: Nat
         assert len({one.info.config["deliver_subject"] for one in outcome}) == 1
         await asyncio.to_thread(fill, shared_server.url, stream, 100)
 
-        async def take(subscription: Subscription) -> list[int]:
-            found = []
-            while True:
-                try:
-                    message = await subscription.next(0.3)
-                except NextTimeoutError:
-                    return found
-                found.append(message.metadata.stream_seq)
+        parts: list[list[int]] = [[] for _ in outcome]
+
+        async def take(subscription: Subscription, part: list[int]) -> None:
+            async for message in subscription:
+                part.append(message.metadata.stream_seq)
                 await message.ack()
 
-        parts = await asyncio.gather(*(take(one) for one in outcome))
+        taking = [asyncio.ensure_future(take(*one)) for one in zip(outcome, parts, strict=True)]
+        await until("all messages", lambda: sum(map(len, parts)) >= 100)
+        for one in taking:
+            one.cancel()
+        await asyncio.wait(taking)
         assert all(parts)
         assert sorted(seq for part in parts for seq in part) == list(range(1, 101))
         for one in sorted(outcome, key=lambda one: bool(one.consumer.created)):
@@ -388,9 +389,9 @@ async def listen(url: str, subject: str, work: Any) -> list[bytes]:
     heard: list[bytes] = []
     async with connected(url) as other:
         subscription = await other.connection.client.subscribe(subject)
-        await other.connection.client.flush()
+        await flushed(other.connection.client)
         await work()
-        await other.connection.client.flush()
+        await flushed(other.connection.client)
         while subscription.pending_msgs:
             heard.append((await subscription.next_msg(1)).data)
     return heard
@@ -399,7 +400,7 @@ async def listen(url: str, subject: str, work: Any) -> list[bytes]:
 def test_every_kind_of_ack(shared_server: NatsServer, published: str) -> None:
     async def work(jetstream: JetStream) -> None:
         subscription = await subscribe(jetstream, stream=published)
-        messages = [await subscription.next(5) for _ in range(5)]
+        messages = [await subscription.next(15) for _ in range(5)]
 
         async def ack() -> None:
             await messages[0].in_progress()
@@ -417,12 +418,12 @@ def test_every_kind_of_ack(shared_server: NatsServer, published: str) -> None:
                 await message.term()
                 await message.in_progress()
                 await message.ack_sync()
-            await jetstream.connection.client.flush()
+            await flushed(jetstream.connection.client)
 
         heard = await listen(shared_server.url, f"$JS.ACK.{published}.>", ack)
         delayed = b'-NAK {"delay": 60000000000}'
         assert heard == [b"+WPI", b"+WPI", b"+ACK", b"-NAK", delayed, b"+TERM", b"+ACK"]
-        again = await subscription.next(5)
+        again = await subscription.next(15)
         assert (again.metadata.stream_seq, again.metadata.delivered) == (2, 2)
         await again.ack_sync()
         info = consumer_info(shared_server.url, published, subscription.info.name)
@@ -448,15 +449,15 @@ def test_an_acknowledgement_that_waits_for_its_answer_is_the_only_one(
         ):
             (message,) = await pull.fetch(1)
             await other.connection.client.subscribe(message.reply, cb=heard)
-            await other.connection.client.flush()
+            await flushed(other.connection.client)
             waiting = asyncio.create_task(message.ack_sync())
             await asyncio.sleep(0)
             await message.nak()
             await message.term()
             await waiting
             assert message.acked
-            await jetstream.connection.client.flush()
-            await other.connection.client.flush()
+            await flushed(jetstream.connection.client)
+            await flushed(other.connection.client)
             await until("the acknowledgement", lambda: bool(sent))
             assert sent == [b"+ACK"]
 
@@ -469,7 +470,7 @@ def test_nothing_is_sent_where_the_ack_policy_is_none(
     async def work(jetstream: JetStream) -> None:
         none = ConsumerConfig(ack_policy="none")
         async with await subscribe(jetstream, stream=published, config=none) as subscription:
-            message = await subscription.next(5)
+            message = await subscription.next(15)
 
             async def ack() -> None:
                 await message.in_progress()
@@ -477,7 +478,7 @@ def test_nothing_is_sent_where_the_ack_policy_is_none(
                 await message.term()
                 await message.ack_sync()
                 await message.ack()
-                await jetstream.connection.client.flush()
+                await flushed(jetstream.connection.client)
 
             assert await listen(shared_server.url, f"$JS.ACK.{published}.>", ack) == []
             assert not message.acked
@@ -490,7 +491,7 @@ def test_an_ack_that_cannot_be_published_is_an_error(
 ) -> None:
     async def work(jetstream: JetStream) -> None:
         subscription = await subscribe(jetstream, stream=published, durable="d")
-        message = await subscription.next(5)
+        message = await subscription.next(15)
         await jetstream.connection.close()
         for ack in (message.ack, message.nak, message.term, message.in_progress, message.ack_sync):
             with pytest.raises(AckError):
@@ -510,7 +511,7 @@ def test_metadata_and_headers(shared_server: NatsServer) -> None:
     async def work(jetstream: JetStream) -> None:
         for kind in ({}, {"ordered": True}):
             async with await subscribe(jetstream, f"{stream}.>", **kind) as subscription:
-                message = await subscription.next(5)
+                message = await subscription.next(15)
                 assert (message.subject, message.data) == (f"{stream}.a", b"data")
                 # A publisher's header is data, whatever it says.
                 assert message.headers.status is None
@@ -631,7 +632,7 @@ def test_two_who_wait_for_the_next_message_have_each_their_time(
             waiting = asyncio.create_task(subscription.next())
             await asyncio.sleep(0)
             with pytest.raises(NextTimeoutError):
-                await asyncio.wait_for(subscription.next(0.05), 5)
+                await asyncio.wait_for(subscription.next(0.05), 15)
             await asyncio.to_thread(fill, shared_server.url, stream, 1)
             assert (await waiting).metadata.stream_seq == 1
 
@@ -688,7 +689,7 @@ def test_leaving_does_not_wait_for_a_server_that_is_away(nats_server: NatsServer
 
     async def work(jetstream: JetStream) -> None:
         subscription = await subscribe(jetstream, stream=stream, ordered=True)
-        await subscription.next(5)
+        await subscription.next(15)
         if how == "frozen":
             nats_server.pause()
         else:
@@ -841,7 +842,7 @@ def test_unsubscribe_ends_who_waits(shared_server: NatsServer) -> None:
             await asyncio.sleep(0)
             await subscription.unsubscribe()
             with pytest.raises(SubscriptionClosedError):
-                await asyncio.wait_for(waiting, 5)
+                await asyncio.wait_for(waiting, 15)
 
     run(shared_server.url, work)
 
@@ -859,7 +860,7 @@ def test_a_closed_connection_is_an_error_not_an_end(
         await asyncio.sleep(0)
         await jetstream.connection.close()
         with pytest.raises(ConnectError):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 15)
 
     run(shared_server.url, work)
 
@@ -873,7 +874,7 @@ def test_a_stream_deleted_under_a_subscription_is_an_error(shared_server: NatsSe
         waiting = asyncio.create_task(anext(subscription))
         api(shared_server.url, f"STREAM.DELETE.{stream}")
         with pytest.raises(ConsumerDeletedError):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 15)
         with pytest.raises(ConsumerDeletedError):
             await anext(subscription)
         await subscription.unsubscribe()
@@ -890,9 +891,9 @@ def test_a_slow_caller_is_told_what_was_dropped(shared_server: NatsServer) -> No
             jetstream, stream=stream, config=none, pending_bytes=100_000
         ) as subscription:
             await asyncio.to_thread(fill, shared_server.url, stream, 1000, 1000)
-            await jetstream.connection.client.flush()
+            await flushed(jetstream.connection.client)
             with pytest.raises(SlowConsumerError, match=r"\d+ messages were dropped.*flow_control"):
-                [await subscription.next(5) for _ in range(1000)]
+                [await subscription.next(15) for _ in range(1000)]
 
     run(shared_server.url, work)
 
@@ -953,11 +954,11 @@ def test_what_the_user_may_not_do_is_an_error(tmp_path: Path) -> None:
                     await pull.fetch(1, 10)
                 for _ in range(2):
                     with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT"):
-                        await asyncio.wait_for(anext(pull), 5)
+                        await asyncio.wait_for(anext(pull), 15)
 
         async def keeper(jetstream: JetStream) -> None:
             async with await subscribe(jetstream, stream=stream, ordered=True) as subscription:
-                await subscription.next(5)
+                await subscription.next(15)
             # The connection is sound, and others use it: it is not made anew.
             assert await jetstream.connection.alive(5)
             assert jetstream.connection.reconnects == 0
@@ -979,7 +980,7 @@ def test_a_consumer_waits_for_the_sequence(
     async def work(jetstream: JetStream) -> None:
         asked: Any = subscribe
         with pytest.raises(MinLastSequenceError) as raised:
-            await asked(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.2, **kind)
+            await asked(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5, **kind)
         assert (raised.value.code, raised.value.err_code) == (412, 10180)
         assert consumers_of(shared_server.url, stream) == []
         waiting = asyncio.create_task(asked(jetstream, stream=stream, min_last_seq=6, **kind))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from buckets import flushed
 from proxy import Proxy, is_delivery, is_status
 from subscriptions import (
     connected,
@@ -36,8 +37,11 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscribe import ConsumerConfig, subscribe
 from nats_stream_source.jetstream.subscription import Subscription
 
-BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.1)
-FLOWING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.1, flow_control=True)
+# A server that gets no processor for three intervals has fallen silent, which is an alarm: so they
+# are long where that is not what a test is about.
+CALM = ConsumerConfig(ack_policy="none", idle_heartbeat=30.0)
+BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5)
+FLOWING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5, flow_control=True)
 
 
 def hmsg(frame: bytes, block: bytes, reply: bytes = b"") -> bytes:
@@ -86,7 +90,7 @@ async def all_of(subscription: Subscription, last: int) -> tuple[list[int], list
     errors: list[NatsSourceError] = []
     while last not in found:
         try:
-            found.append((await subscription.next(5)).metadata.stream_seq)
+            found.append((await subscription.next(15)).metadata.stream_seq)
         except NextTimeoutError:
             raise
         except NatsSourceError as error:
@@ -103,7 +107,7 @@ def test_a_lost_message_is_a_gap(shared_server: NatsServer) -> None:
     with Proxy(shared_server.port, fault) as proxy:
 
         async def work(jetstream: JetStream) -> None:
-            async with await subscribe(jetstream, stream=stream, config=BEATING) as subscription:
+            async with await subscribe(jetstream, stream=stream, config=CALM) as subscription:
                 found, errors = await all_of(subscription, 10)
                 # The message after the gap is not lost to the alarm.
                 assert found == [1, 2, 3, 5, 6, 7, 8, 9, 10]
@@ -187,17 +191,14 @@ def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
 
         async def work(jetstream: JetStream) -> None:
             async with await subscribe(jetstream, stream=stream, config=BEATING) as subscription:
-                await subscription.next(5)
+                await subscription.next(15)
                 # Heartbeats keep the alarm away, and are not shown.
                 with pytest.raises(NextTimeoutError):
-                    await subscription.next(0.5)
+                    await subscription.next(2.0)
                 assert any(is_status(frame, b"Idle Heartbeat") for frame in proxy.seen)
                 proxy.verdict = lambda frame: not is_status(frame, b"Idle Heartbeat")
-                loop = asyncio.get_running_loop()
-                began = loop.time()
-                with pytest.raises(MissedHeartbeatError, match=r"for 0\.3 s"):
+                with pytest.raises(MissedHeartbeatError, match=r"for 1\.5 s"):
                     await subscription.next()
-                assert loop.time() - began > 0.2
                 # A short wait again and again adds up to the same.
                 alarms: list[NatsSourceError] = []
                 while not alarms:
@@ -210,7 +211,7 @@ def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
                 assert proxy.dropped
                 proxy.verdict = lambda frame: True
                 await asyncio.to_thread(fill, shared_server.url, stream, 1)
-                assert (await subscription.next(5)).metadata.stream_seq == 2
+                assert (await subscription.next(15)).metadata.stream_seq == 2
 
         run(proxy.url, work)
 
@@ -250,7 +251,7 @@ def test_a_loop_that_was_busy_does_not_miss_heartbeats(shared_server: NatsServer
             waiting = asyncio.create_task(subscription.next())
             await asyncio.sleep(0.05)
 
-            time.sleep(0.5)  # noqa: ASYNC251  (the loop stands still while five heartbeats arrive)
+            time.sleep(2.5)  # noqa: ASYNC251  (the loop stands still while five heartbeats arrive)
             await asyncio.to_thread(fill, shared_server.url, stream, 1)
             assert (await waiting).metadata.stream_seq == 1
 
@@ -270,7 +271,7 @@ async def flow_answers(url: str) -> tuple[Any, list[str]]:
         answers.append(message.subject)
 
     await other.connection.client.subscribe("$JS.FC.>", cb=heard)
-    await other.connection.client.flush()
+    await flushed(other.connection.client)
     return context, answers
 
 
@@ -313,7 +314,7 @@ def test_flow_control_waits_for_the_messages_before_it(shared_server: NatsServer
                 return any(b"Nats-Consumer-Stalled" in frame for frame in proxy.seen)
 
             async with await subscribe(jetstream, stream=stream, config=FLOWING) as subscription:
-                await subscription.next(5)
+                await subscription.next(15)
                 # The server asks, and says again and again that it waits; the caller rests.
                 await until("flow control", asked)
                 await until("stalled", stalled)
@@ -360,7 +361,7 @@ def test_answers_that_do_not_arrive_are_an_alarm(shared_server: NatsServer) -> N
             async with await subscribe(jetstream, stream=stream, config=FLOWING) as subscription:
                 await all_of(subscription, 10)
                 with pytest.raises(FlowControlLostError, match=r"\$JS\.FC\.>"):
-                    await subscription.next(5)
+                    await subscription.next(15)
 
         run(proxy.url, work)
 
@@ -421,7 +422,7 @@ def test_a_status_that_is_an_error(
     with Proxy(shared_server.port, fault) as proxy:
 
         async def work(jetstream: JetStream) -> None:
-            async with await subscribe(jetstream, stream=stream, config=BEATING) as subscription:
+            async with await subscribe(jetstream, stream=stream, config=CALM) as subscription:
                 found, errors = await all_of(subscription, 5)
                 # Raised at its place, and no message is lost to it.
                 assert found == [1, 2, 3, 4, 5]
@@ -447,7 +448,7 @@ def test_a_reply_subject_that_is_none(shared_server: NatsServer, reply: bytes, t
     with Proxy(shared_server.port, fault) as proxy:
 
         async def work(jetstream: JetStream) -> None:
-            async with await subscribe(jetstream, stream=stream, config=BEATING) as subscription:
+            async with await subscribe(jetstream, stream=stream, config=CALM) as subscription:
                 found, errors = await all_of(subscription, 5)
                 assert found == [1, 2, 3, 4, 5]
                 assert [type(error) for error in errors] == [ProtocolError]
@@ -468,8 +469,8 @@ def test_eleven_tokens_are_read(shared_server: NatsServer) -> None:
     with Proxy(shared_server.port, longer) as proxy:
 
         async def work(jetstream: JetStream) -> None:
-            async with await subscribe(jetstream, stream=stream, config=BEATING) as subscription:
-                message = await subscription.next(5)
+            async with await subscribe(jetstream, stream=stream, config=CALM) as subscription:
+                message = await subscription.next(15)
                 assert message.metadata.domain == "hub"
                 assert message.reply.startswith("$JS.ACK.hub.hash.")
                 assert (await all_of(subscription, 5)) == ([2, 3, 4, 5], [])
@@ -511,7 +512,7 @@ def test_a_durable_consumer_goes_on_after_a_lost_connection(shared_server: NatsS
 
         async def work(jetstream: JetStream) -> None:
             subscription = await subscribe(jetstream, stream=stream, durable="d")
-            for message in [await subscription.next(5) for _ in range(3)]:
+            for message in [await subscription.next(15) for _ in range(3)]:
                 await message.ack_sync()
             waiting = asyncio.create_task(subscription.next())
             await asyncio.to_thread(proxy.cut)

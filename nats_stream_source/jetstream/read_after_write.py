@@ -62,8 +62,8 @@ async def reached(
     given = jetstream.connection.settings.request_timeout if timeout is None else timeout
     deadline = loop.time() + given
     pause = _FIRST_PAUSE
+    info: StreamInfo | None = None  # the last answer: a later silence does not make it unsaid
     while True:
-        info: StreamInfo | None = None
         left = max(deadline - loop.time(), _FIRST_PAUSE)
         try:
             info = await within(left, jetstream.stream_info(stream))

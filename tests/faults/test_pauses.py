@@ -7,7 +7,7 @@ import time
 import pytest
 
 from faults.proxy import Proxy
-from faults.trial import Trial
+from faults.trial import Trial, be_patient
 from nats_stream_source.embedded import NatsServer
 
 
@@ -72,13 +72,17 @@ def small_ranges(trial: Trial, server: NatsServer) -> None:
     assert trial.consumers() == []
 
 
-def test_fifty_small_ranges_before_a_large_backlog(shared_server: NatsServer) -> None:
+def test_fifty_small_ranges_before_a_large_backlog(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_patient(monkeypatch)
     small_ranges(fill(shared_server, "stream", 5000, 4000), shared_server)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_fifty_small_ranges_before_a_hundred_megabytes(
-    shared_server: NatsServer, kind: str
+    shared_server: NatsServer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    be_patient(monkeypatch)
     small_ranges(fill(shared_server, kind, 100_000, 1000), shared_server)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buckets import api, publish, with_client
+from buckets import api, flushed, publish, with_client
 from nats.aio.client import Client
 from topology import wait_until
 
@@ -137,7 +137,7 @@ def test_what_the_client_says_can_be_withheld(shared_server: NatsServer) -> None
 
         async def work(client: Client) -> None:
             await client.publish(f"{trial.prefix}a", b"lost")
-            await client.flush()
+            await flushed(client)
 
         with_client(proxy.url, work)
     assert harm.done == len(proxy.withheld) == 1

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import buckets
@@ -32,8 +33,10 @@ from loops import run
 from nats.js.client import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 
+from nats_stream_source.jetstream import link, ordered
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
+from nats_stream_source.source import reader
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.planner import Planner
@@ -57,6 +60,17 @@ DEADLINE = 120.0
 _serial = itertools.count(1)
 _IN_FLIGHT = 100
 _NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError)
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) -> None:
+    """Let readers wait for three long heartbeats, and for any PONG, before they rebuild.
+
+    For tests that count consumers or connections: on a busy machine a server may get no processor
+    for so long that readers take it for lost, and rightly make new ones.
+    """
+    monkeypatch.setattr(reader, "RangeRequest", partial(reader.RangeRequest, heartbeat=heartbeat))
+    monkeypatch.setattr(link, "_PING_DEADLINE", DEADLINE)
+    monkeypatch.setattr(ordered, "_PONG_DEADLINE", DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)

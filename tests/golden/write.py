@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import buckets  # noqa: E402
+from pyspark.errors import StreamingQueryException  # noqa: E402
 from pyspark.sql import DataFrame, Row, SparkSession  # noqa: E402
+from queries import run_to_the_end  # noqa: E402
 from spark_session import delta_session  # noqa: E402
 
 from nats_stream_source.embedded import NatsServer  # noqa: E402
@@ -89,23 +91,19 @@ def go_on(
         if fail and found:
             raise SinkError
 
-    query = (
+    writes = (
         spark.readStream.format(case.format)
         .options(servers=url, **case.options)
         .load()
         .writeStream.foreachBatch(collect)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
-        .start()
     )
     try:
-        if not query.awaitTermination(120):
-            raise TimeoutError("the query goes on and on")
-    except Exception as error:
+        run_to_the_end(writes.start)
+    except StreamingQueryException as error:
         if not fail or "SinkError" not in str(error):
             raise
-    finally:
-        query.stop()
     return rows
 
 
