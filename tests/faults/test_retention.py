@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from buckets import api, publish, put
+from buckets import api, put
 from topology import wait_until
 
-from benchmarks.raw import fill
 from faults.harm import When
 from faults.proxy import Proxy
 from faults.trial import KINDS, KINDS_IN_TURN, Trial
@@ -113,52 +112,6 @@ def test_it_follows_close_behind(
         assert trial.state()["first_seq"] == 301
         reading.drain()
     trial.check(reading.rows)
-    assert told(caplog) == []
-
-
-def test_a_rare_match_while_retention_moves_on(
-    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The offset follows the stream with empty micro-batches now and then: no false loss."""
-    trial = create("stream", shared_server)
-
-    def rare(number: int) -> int:
-        return publish(trial.url, [(f"{trial.name}.rare", b"%d" % number, None)])[0]
-
-    with trial.reading(filterSubjects=f"{trial.name}.rare") as reading:
-        wanted = [rare(0)]
-        reading.drain()
-        micro_batches = len(reading.offsets)
-        for _ in range(8):
-            # Less than the stream keeps between two looks of a running query.
-            trial.write(KEPT * 4 // 5)
-            reading.drain()
-            assert reading.seq >= trial.state()["first_seq"] - 1
-        assert trial.state()["first_seq"] > wanted[0] + 2500
-        empty = len(reading.offsets) - micro_batches
-        wanted.append(rare(1))
-        reading.until(wanted[-1])
-    assert [row.seq for row in reading.rows] == wanted
-    assert 0 < empty < 20
-    assert told(caplog) == []
-
-
-@pytest.mark.faults
-def test_one_match_in_a_million_while_retention_moves_on(
-    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    trial = Trial("stream", shared_server.url).create(max_msgs=20_000, storage="memory")
-    rare = [(f"{trial.name}.rare", b"1", None)]
-    noise = [(f"{trial.name}.noise", b"", b"")] * 10_000
-    with trial.reading(filterSubjects=f"{trial.name}.rare") as reading:
-        wanted = publish(trial.url, rare)
-        for _ in range(100):
-            fill(shared_server.port, noise)
-            reading.drain()
-        assert trial.state()["first_seq"] > 980_000
-        wanted += publish(trial.url, rare)
-        reading.until(wanted[-1])
-    assert [row.seq for row in reading.rows] == wanted
     assert told(caplog) == []
 
 
