@@ -63,6 +63,7 @@ def acks_that_are_none() -> Verdict:
     return Once(is_delivery, lambda frame: frame.replace(b" $JS.ACK.", b" $JS.ACK.x.", 1), True, 50)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("attack", [answers_that_are_none, acks_that_are_none])
 def test_the_query_fails_and_the_session_goes_on(
     spark: SparkSession, proxy: Proxy, tmp_path: Path, attack: Callable[[], Verdict]
