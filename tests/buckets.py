@@ -27,6 +27,10 @@ Message = tuple[str, bytes, dict[str, str] | None]
 """A subject, a payload, headers."""
 
 _IN_FLIGHT = 500
+_REPEATABLE = (
+    *("STREAM.CREATE.", "STREAM.INFO.", "STREAM.NAMES", "INFO"),
+    *("CONSUMER.CREATE.", "CONSUMER.INFO.", "CONSUMER.LIST.", "CONSUMER.NAMES."),
+)
 _CLOSE_DEADLINE = 10.0
 
 
@@ -116,11 +120,21 @@ def api(
     prefix: str = "$JS.API",
     timeout: float = 10,
 ) -> dict[str, Any]:
-    """One JetStream API request; RuntimeError when the server answers with an error."""
+    """One JetStream API request; RuntimeError when the server answers with an error.
+
+    What may be asked twice is asked again where no answer comes: the first one on a new connection
+    to a cluster can get lost, when the server that answers does not know the inbox yet.
+    """
 
     async def work(client: Client) -> dict[str, Any]:
         payload = json.dumps(request).encode() if request is not None else b""
-        answer = json.loads((await client.request(f"{prefix}.{subject}", payload, timeout)).data)
+        try:
+            message = await client.request(f"{prefix}.{subject}", payload, timeout)
+        except nats.errors.TimeoutError:
+            if not subject.startswith(_REPEATABLE):
+                raise
+            message = await client.request(f"{prefix}.{subject}", payload, timeout)
+        answer = json.loads(message.data)
         if "error" in answer:
             raise RuntimeError(f"{subject}: {answer['error']}")
         return dict(answer)

@@ -313,10 +313,10 @@ class Connection:
         Never fails: a connection is closed because it is not needed, or because something failed
         already, which must not be covered up by a broken pipe. Also cancelled, it closes first.
         """
+        self._closed = True  # at once: nothing may begin on it meanwhile
         await finish(self._close())
 
     async def _close(self) -> None:
-        self._closed = True
         companions, self._companions = list(self._companions.values()), {}
         for companion in companions:
             await companion.close()
