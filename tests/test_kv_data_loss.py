@@ -82,7 +82,12 @@ def warns(caplog: pytest.LogCaptureFixture, fragment: str, **options: Any) -> Do
 OLD = ("1 PUT a=1 initial", "2 PUT b=1 initial", "3 PUT c=1 initial")
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
+def counts(fast: int, *slow: int) -> list[Any]:
+    """Numbers of messages; those that take their time are with the slow scenarios."""
+    return [fast, *(pytest.param(count, marks=pytest.mark.faults) for count in slow)]
+
+
+@pytest.mark.parametrize("count", counts(1, 0, 5))
 def test_made_again_while_stopped(
     scene: Scene, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
@@ -159,7 +164,7 @@ def test_made_again_between_planning_and_reading(scene: Scene) -> None:
 READ = tuple(f"{i} PUT {key}=1 initial" for i, key in enumerate("abcdef", start=1))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 5])
+@pytest.mark.parametrize("count", counts(3, 0, 1, 5))
 def test_set_back(own_scene: Scene, caplog: pytest.LogCaptureFixture, count: int) -> None:
     """Left as restored, and grown to before, to and past the checkpoint's revision 6."""
     keys = [f"n{i}" for i in range(4, 4 + count)]
