@@ -1,8 +1,9 @@
-"""What is done to its end also when its caller is cancelled meanwhile: consumers made and deleted.
+"""What is done to its end though its caller is cancelled: consumers made and deleted, closing.
 
 A deletion that is cancelled before it was sent is none, and the consumer stays. A creation that
-nobody waits for may come after the deletion. That matters most where cancelling is common:
-``asyncio.wait_for`` around the beginning or the leaving of a subscription.
+nobody waits for may come after the deletion. A connection that is half closed keeps its tasks and
+its socket. That matters most where cancelling is common: ``asyncio.wait_for`` around the beginning
+or the leaving of a subscription.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from faults.batches import BATCHES, kind_of, options_of, read, read_and_keep
 from faults.proxy import Proxy
-from faults.trial import Trial
+from faults.trial import AGAIN, Trial
 from nats_stream_source.embedded import NatsServer
 
 COUNT = 1500
@@ -32,18 +32,10 @@ def trial(what: str, server: NatsServer) -> Trial:
     return trial
 
 
-def crash(server: NatsServer) -> None:
-    server.kill()
-    server.start()
-
-
-HOW: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", AGAIN)
 def test_the_server(trial: Trial, server: NatsServer, what: str, how: str) -> None:
     before = server.pid
-    rows = read(server.url, options_of(trial, what), lambda: HOW[how](server))
+    rows = read(server.url, options_of(trial, what), lambda: AGAIN[how](server))
     assert server.pid != before
     trial.check(rows)
     assert len(rows) == COUNT

@@ -6,7 +6,6 @@ the numbers of what is gone, and what was read already is told by nobody and rea
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from buckets import api
 from topology import wait_until
 
-from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial
+from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, warnings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 
@@ -40,10 +39,6 @@ def purge(trial: Trial, keep: int = 0) -> None:
     """What ages out goes the same way, only later: see ``test_retention``."""
     api(trial.url, f"STREAM.PURGE.{trial.stream}", {"keep": keep} if keep else {})
     assert trial.state()["messages"] == keep
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
 def test_purged_after_all_was_read(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:

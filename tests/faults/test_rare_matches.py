@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from buckets import publish
 
 from benchmarks.raw import fill
-from faults.trial import KINDS_IN_TURN, Trial
+from faults.trial import KINDS_IN_TURN, Trial, told_lost
 from nats_stream_source.embedded import NatsServer
 
 KEPT = 500
 """Messages that the stream keeps."""
-
-
-def gone(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of messages that are lost."""
-    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    return [text for text in told if "went away" in text]
 
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
@@ -48,7 +40,7 @@ def test_a_rare_match(
         reading.until(wanted[-1])
     assert [row.seq for row in reading.rows] == wanted
     assert 0 < empty < 20
-    assert gone(caplog) == []
+    assert told_lost(caplog) == []
 
 
 @pytest.mark.faults
@@ -67,4 +59,4 @@ def test_one_match_in_a_million_while_retention_moves_on(
         wanted += publish(trial.url, rare)
         reading.until(wanted[-1])
     assert [row.seq for row in reading.rows] == wanted
-    assert gone(caplog) == []
+    assert told_lost(caplog) == []

@@ -6,15 +6,13 @@ matched, is no loss.
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from buckets import api, put
 from topology import wait_until
 
 from faults.harm import When
 from faults.proxy import Proxy
-from faults.trial import KINDS, KINDS_IN_TURN, Trial
+from faults.trial import KINDS, KINDS_IN_TURN, Trial, told_lost
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 
@@ -26,14 +24,6 @@ KEPT = 500
 def create(kind: str, server: NatsServer) -> Trial:
     # A bucket refuses what is too much, where it is made as ADR-8 has it.
     return Trial(kind, server.url).create(max_msgs=KEPT, discard="old")
-
-
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        one.getMessage()
-        for one in caplog.records
-        if one.levelno >= logging.WARNING and "went away" in one.getMessage()
-    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +54,7 @@ def test_it_overtakes_a_slow_reader(
     trial.check(first.rows + second.rows, lost=gone)
     assert len(first.rows + second.rows) == 1400 - len(gone)
     if kind != "kv current":
-        assert f"{gone[0]} to {gone[-1]} went away" in told(caplog)[0]
+        assert f"{gone[0]} to {gone[-1]} went away" in told_lost(caplog)[0]
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
@@ -91,7 +81,7 @@ def test_it_overtakes_a_split(
                     reading.read()
                 continue
             reading.read()
-            assert any("200 to 350 went away" in text for text in told(caplog))
+            assert any("200 to 350 went away" in text for text in told_lost(caplog))
             reading.drain()
         assert harm.consumer
         assert trial.state()["first_seq"] == 351
@@ -112,7 +102,7 @@ def test_it_follows_close_behind(
         assert trial.state()["first_seq"] == 301
         reading.drain()
     trial.check(reading.rows)
-    assert told(caplog) == []
+    assert told_lost(caplog) == []
 
 
 # -- age ------------------------------------------------------------------------------------------
@@ -140,10 +130,10 @@ def test_messages_that_expire(
     with trial.reading() as reading:
         reading.drain()
         expire(trial)
-        assert told(caplog) == []
+        assert told_lost(caplog) == []
         trial.write(50)
         reading.until(trial.last)
-        assert told(caplog) == []
+        assert told_lost(caplog) == []
         trial.check(reading.rows)
         trial.write(50)
     expire(trial)

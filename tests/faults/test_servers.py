@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from faults.harm import When
 from faults.proxy import Proxy
-from faults.trial import KINDS_IN_TURN, Trial
+from faults.trial import AGAIN, KINDS_IN_TURN, Trial
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, NatsSourceError
 
@@ -29,17 +29,9 @@ def trial(request: pytest.FixtureRequest, server: NatsServer) -> Trial:
     return trial
 
 
-def crash(server: NatsServer) -> None:
-    server.kill()
-    server.start()
-
-
-HOW: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", AGAIN)
 def test_while_it_is_read(trial: Trial, server: NatsServer, how: str) -> None:
-    harm = When(700, lambda: HOW[how](server))
+    harm = When(700, lambda: AGAIN[how](server))
     with Proxy(server.port, harm) as proxy, trial.reading(proxy.url) as reading:
         reading.until(COUNT)
         assert len(proxy.created) > 1
@@ -48,23 +40,23 @@ def test_while_it_is_read(trial: Trial, server: NatsServer, how: str) -> None:
     assert trial.consumers() == []
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", AGAIN)
 def test_while_nobody_polls(trial: Trial, server: NatsServer, how: str) -> None:
     with trial.reading() as reading:
         reading.until(COUNT)
         before = server.pid
-        HOW[how](server)
+        AGAIN[how](server)
         assert server.pid != before
         trial.write(100)
         reading.until(trial.last)
     trial.check(reading.rows)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", AGAIN)
 def test_between_planning_and_reading(trial: Trial, server: NatsServer, how: str) -> None:
     with trial.reading() as reading:
         assert reading.plan()
-        HOW[how](server)
+        AGAIN[how](server)
         trial.write(100)
         rows = reading.read()
         assert rows[-1].seq == COUNT

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import pickle
 import threading
 import time
@@ -33,6 +34,7 @@ from loops import run
 from nats.js.client import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import link, ordered
 from nats_stream_source.jetstream.patience import patiently
 from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
@@ -53,6 +55,16 @@ KINDS_IN_TURN = (
     pytest.param("stream", marks=pytest.mark.faults),
 )
 """For tests that take seconds: one kind with the fast ones, all with ``make test-faults``."""
+
+
+def crash(server: NatsServer) -> None:
+    """Kill a server and start it again."""
+    server.kill()
+    server.start()
+
+
+AGAIN: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}
+"""How a server goes away and comes back."""
 
 DEADLINE = 120.0
 """Seconds that a reading may take to come somewhere; only a failing test takes that long."""
@@ -215,6 +227,16 @@ class Trial:
                 assert row.value in self.attempted, f"never written: {row}"
         again = len(rows) - len({row.value for row in rows})
         assert not again, f"{again} values were read at two sequences"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged that an operator is to read."""
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def told_lost(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What of it is about messages that are lost."""
+    return [text for text in warnings(caplog) if "went away" in text]
 
 
 class Writing(threading.Thread):
