@@ -30,7 +30,7 @@ def direct(url: str, stream: str, work: Callable[[DirectGet], Awaitable[T]], **s
         finally:
             await connection.close()
 
-    return asyncio.run(asyncio.wait_for(whole(), 30))
+    return asyncio.run(asyncio.wait_for(whole(), 60))
 
 
 async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:

@@ -15,7 +15,7 @@ from nats_stream_source.jetstream.connection import Connection, ConnectionSettin
 
 T = TypeVar("T")
 
-DEADLINE = 15.0
+DEADLINE = 60.0
 
 _serial = itertools.count(1)
 

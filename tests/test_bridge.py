@@ -72,7 +72,7 @@ def test_an_end_before_the_first_bytes_is_noticed() -> None:
         for _ in range(10):  # turns of the loop, in which the read loop begins to wait
             await asyncio.sleep(0)
         connected.set()
-        await asyncio.wait_for(lost.wait(), 10)
+        await asyncio.wait_for(lost.wait(), 60)
         await client.close()
         server.close()
         await server.wait_closed()
@@ -186,7 +186,7 @@ def test_after_a_reconnect_both_kinds_of_subscription_live(nats_server: NatsServ
 
             await client.subscribe("echo", cb=echo)
             await asyncio.to_thread(nats_server.restart)
-            await asyncio.wait_for(again.wait(), 10)
+            await asyncio.wait_for(again.wait(), 60)
             await client.publish("tapped", b"1")
             answer = (await client.request("echo", b"2", 5)).data
             frames = sum(len(one) for one in inbox.take())
@@ -339,7 +339,7 @@ def test_over_tls_it_reads_past_the_stream_too(tls_files: Path, tls_server: Nats
             await flood(client)
             assert isinstance(reads_of(client), _Reads)
             await asyncio.to_thread(tls_server.restart)
-            await asyncio.wait_for(again.wait(), 10)
+            await asyncio.wait_for(again.wait(), 60)
             await flood(client, 600)
             assert isinstance(reads_of(client), _Reads)
         finally:

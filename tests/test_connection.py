@@ -311,7 +311,7 @@ def test_closed_while_a_reconnect_is_cancelled_in_vain(shared_server: NatsServer
 
         client._connect_to_server = stubborn  # type: ignore[method-assign]
         connection.renew()
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 60)
         await connection.close()
         assert vain, "it was cancelled"
         assert len(asyncio.all_tasks()) == 1

@@ -250,4 +250,4 @@ def test_a_renewal_under_way_ends_with_the_connection(
         await connection.close()
         assert renewal.done()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))

@@ -65,7 +65,7 @@ def with_bucket(url: str, work: Work, config: KeyValueConfig) -> None:
     asyncio.run(whole())
 
 
-async def until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float = 10) -> None:
+async def until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float = 60) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not await condition():
@@ -776,7 +776,7 @@ def test_republish(shared_server: NatsServer) -> None:
         await client.subscribe("said.>", cb=hear)
         await flushed(client)
         revision = await kv.put("a.b", b"1")
-        assert await asyncio.wait_for(heard, 20) == ("said.a.b", b"1", str(revision))
+        assert await asyncio.wait_for(heard, 60) == ("said.a.b", b"1", str(revision))
 
     config = KeyValueConfig("republish", republish=Republish("$KV.republish.>", "said.>"))
     with_bucket(shared_server.url, work, config)

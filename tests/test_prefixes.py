@@ -192,7 +192,7 @@ def test_key_value(place: Place) -> None:
         async with bucket.watch("a.>", "c") as watch:
             assert [one.key for one in await watch.initial()] == ["a.b", "c"]
             assert await bucket.delete("a.b") == 4
-            marker = await asyncio.wait_for(watch.__anext__(), 10)
+            marker = await asyncio.wait_for(watch.__anext__(), 60)
             assert (marker.key, marker.operation, marker.revision) == ("a.b", "DEL", 4)
         assert await bucket.keys() == ["c"]
         assert await bucket.purge("c") == 5

@@ -632,7 +632,7 @@ def test_two_who_wait_for_the_next_message_have_each_their_time(
             waiting = asyncio.create_task(subscription.next())
             await asyncio.sleep(0)
             with pytest.raises(NextTimeoutError):
-                await asyncio.wait_for(subscription.next(0.05), 15)
+                await asyncio.wait_for(subscription.next(0.05), 60)
             await asyncio.to_thread(fill, shared_server.url, stream, 1)
             assert (await waiting).metadata.stream_seq == 1
 
@@ -695,7 +695,7 @@ def test_leaving_does_not_wait_for_a_server_that_is_away(nats_server: NatsServer
         else:
             nats_server.kill()
         try:
-            await asyncio.wait_for(subscription.unsubscribe(), 15)
+            await asyncio.wait_for(subscription.unsubscribe(), 60)
         finally:
             if how == "frozen":
                 nats_server.resume()
@@ -842,7 +842,7 @@ def test_unsubscribe_ends_who_waits(shared_server: NatsServer) -> None:
             await asyncio.sleep(0)
             await subscription.unsubscribe()
             with pytest.raises(SubscriptionClosedError):
-                await asyncio.wait_for(waiting, 15)
+                await asyncio.wait_for(waiting, 60)
 
     run(shared_server.url, work)
 
@@ -860,7 +860,7 @@ def test_a_closed_connection_is_an_error_not_an_end(
         await asyncio.sleep(0)
         await jetstream.connection.close()
         with pytest.raises(ConnectError):
-            await asyncio.wait_for(waiting, 15)
+            await asyncio.wait_for(waiting, 60)
 
     run(shared_server.url, work)
 
@@ -874,7 +874,7 @@ def test_a_stream_deleted_under_a_subscription_is_an_error(shared_server: NatsSe
         waiting = asyncio.create_task(anext(subscription))
         api(shared_server.url, f"STREAM.DELETE.{stream}")
         with pytest.raises(ConsumerDeletedError):
-            await asyncio.wait_for(waiting, 15)
+            await asyncio.wait_for(waiting, 60)
         with pytest.raises(ConsumerDeletedError):
             await anext(subscription)
         await subscription.unsubscribe()
@@ -954,7 +954,7 @@ def test_what_the_user_may_not_do_is_an_error(tmp_path: Path) -> None:
                     await pull.fetch(1, 10)
                 for _ in range(2):
                     with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT"):
-                        await asyncio.wait_for(anext(pull), 15)
+                        await asyncio.wait_for(anext(pull), 60)
 
         async def keeper(jetstream: JetStream) -> None:
             async with await subscribe(jetstream, stream=stream, ordered=True) as subscription:

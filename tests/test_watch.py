@@ -59,7 +59,7 @@ async def take(watch: Watch, count: int) -> list[tuple[str, int, str] | None]:
     """The next items as (key, revision, operation), the signal as None."""
     found: list[tuple[str, int, str] | None] = []
     while len(found) < count:
-        entry = await asyncio.wait_for(watch.__anext__(), 10)
+        entry = await asyncio.wait_for(watch.__anext__(), 60)
         found.append(entry and (entry.key, entry.revision, entry.operation))
     return found
 
@@ -357,7 +357,7 @@ def test_a_revision_far_to_come_outlives_a_reconnect(shared_server: NatsServer) 
                 assert not waiting.done() or waiting.result()
             for _ in range(5):
                 await kv.put("a", b"2")
-            entry = await asyncio.wait_for(waiting, 10)
+            entry = await asyncio.wait_for(waiting, 60)
             assert entry is not None
             assert (entry.revision, entry.key) == (5, "a")
             assert await take(watch, 1) == [("a", 6, "PUT")]
@@ -413,7 +413,7 @@ def test_a_dump_under_steady_writes_misses_no_key(shared_server: NatsServer, his
             for _ in range(4):
                 before = written
                 async with kv.watch() as watch:
-                    entries = await asyncio.wait_for(watch.initial(), 20)
+                    entries = await asyncio.wait_for(watch.initial(), 60)
                 assert written > before, "somebody wrote meanwhile"
                 assert {entry.key for entry in entries} == {f"k{i}" for i in range(count)}
                 revisions = [entry.revision for entry in entries]
@@ -524,7 +524,7 @@ def test_the_bucket_is_deleted(shared_server: NatsServer) -> None:
                 await watch.initial()
                 await KeyValue.delete_bucket(kv.jetstream, "deleted")
                 with pytest.raises(StreamNotFoundError):
-                    await asyncio.wait_for(watch.__anext__(), 10)
+                    await asyncio.wait_for(watch.__anext__(), 60)
                 with pytest.raises(StopAsyncIteration):
                     await watch.__anext__()
 
@@ -541,7 +541,7 @@ def test_the_bucket_is_replaced(shared_server: NatsServer) -> None:
             await KeyValue.delete_bucket(kv.jetstream, "replaced")
             await asyncio.to_thread(create_bucket, url, "replaced")
             with pytest.raises(DataLossError, match="deleted and made again"):
-                await asyncio.wait_for(watch.__anext__(), 10)
+                await asyncio.wait_for(watch.__anext__(), 60)
 
     with_bucket(url, "replaced", work)
 
@@ -586,7 +586,7 @@ def test_a_watch_that_nobody_reads_is_bounded_and_loses_nothing(nats_server: Nat
             assert inbox.dropped == 0
             revisions = [first.revision]
             while revisions[-1] < count:
-                entry = await asyncio.wait_for(watch.__anext__(), 20)
+                entry = await asyncio.wait_for(watch.__anext__(), 60)
                 assert entry is not None
                 revisions.append(entry.revision)
             assert revisions == list(range(1, count + 1))

@@ -50,7 +50,7 @@ async def until_key(watch: Watch, last: str) -> Found:
     """Items up to the key ``last``."""
     found: Found = []
     while not found or found[-1] is None or found[-1][0] != last:
-        entry = await asyncio.wait_for(watch.__anext__(), 20)
+        entry = await asyncio.wait_for(watch.__anext__(), 60)
         found.append(entry and (entry.key, entry.revision))
     return found
 
@@ -170,7 +170,7 @@ def test_the_connection_is_cut_among_the_initial_values(
                 async with kv.watch(include_history=include_history) as watch:
                     found: Found = []
                     for _ in range(100):
-                        entry = await asyncio.wait_for(watch.__anext__(), 10)
+                        entry = await asyncio.wait_for(watch.__anext__(), 60)
                         found.append(entry and (entry.key, entry.revision))
                     proxy.cut()
                     hold = False
@@ -204,7 +204,7 @@ def test_keys_that_change_while_the_connection_is_lost_among_the_initial_values(
             async with opened(proxy.url, "b") as kv, kv.watch() as watch:
                 found: Found = []
                 for _ in range(100):
-                    entry = await asyncio.wait_for(watch.__anext__(), 10)
+                    entry = await asyncio.wait_for(watch.__anext__(), 60)
                     found.append(entry and (entry.key, entry.revision))
                 # One key of those that came, one of those that did not; and a new one.
                 changed = [("k5", b"2"), ("k300", b"2"), ("new", b"1")]
@@ -231,7 +231,7 @@ def test_the_server_restarts_under_a_watch(tmp_path: Path) -> None:
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.start)
                 await asyncio.to_thread(put_when_there, server.url)
-                entry = await asyncio.wait_for(waiting, 20)
+                entry = await asyncio.wait_for(waiting, 60)
                 assert entry is not None
                 assert (entry.key, entry.revision) == ("end", 2)
                 assert rebuilds(watch), "the consumer was lost with the server"
@@ -264,7 +264,7 @@ def test_the_server_stays_away(nats_server: NatsServer) -> None:
                 waiting = asyncio.ensure_future(watch.__anext__())
                 await asyncio.to_thread(nats_server.stop)
                 with pytest.raises(ConnectError):
-                    await asyncio.wait_for(waiting, 30)
+                    await asyncio.wait_for(waiting, 60)
             finally:
                 await watch.close()
 

@@ -48,7 +48,7 @@ def test_a_cancellation_beside_the_answer(turns: int) -> None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         async def ask() -> int:
-            return await asyncio.wait_for(future, 20)
+            return await asyncio.wait_for(future, 60)
 
         went_on = False
 

@@ -30,7 +30,7 @@ from loops import ThreadServer, until_one_ends
 
 from nats_stream_source.embedded import NatsServer
 
-_DEADLINE = 30.0
+_DEADLINE = 60.0
 _NO_ANSWER = (RuntimeError, OSError, nats.errors.Error)  # of a request that came too early
 
 

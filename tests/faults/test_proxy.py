@@ -35,12 +35,12 @@ def through(proxy: Proxy, server: NatsServer, expected: str) -> str:
     async def work() -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(HELLO)
-        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 20)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
         await asyncio.to_thread(publish_all, server)
         got = b""
         try:
             while len(_MESSAGE.findall(got)) < len(expected):
-                got += await asyncio.wait_for(reader.read(1000), 20)
+                got += await asyncio.wait_for(reader.read(1000), 60)
         finally:
             writer.close()
         return b"".join(_MESSAGE.findall(got)).decode()
@@ -92,11 +92,11 @@ def test_cut_in_the_middle_of_a_frame(shared_server: NatsServer) -> None:
     async def work() -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(HELLO)
-        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 20)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
         await asyncio.to_thread(publish_all, shared_server)
         got = b""
         with contextlib.suppress(ConnectionResetError):
-            while data := await asyncio.wait_for(reader.read(1000), 20):
+            while data := await asyncio.wait_for(reader.read(1000), 60):
                 got += data
         writer.close()
         return got
@@ -108,13 +108,13 @@ def test_cut_in_the_middle_of_a_frame(shared_server: NatsServer) -> None:
 def test_freeze_and_thaw(shared_server: NatsServer) -> None:
     async def work() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
+        await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         proxy.freeze()
         writer.write(HELLO)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(reader.read(100), 0.2)
         proxy.thaw()
-        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 20)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
         writer.close()
 
     with Proxy(shared_server.port) as proxy:
