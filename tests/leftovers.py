@@ -28,7 +28,7 @@ from buckets import api
 
 from nats_stream_source.embedded import NatsServer
 
-DEADLINE = 120.0
+DEADLINE = 40.0
 """Seconds for what is on its way out; only a failing test takes that long.
 
 Less than a minute, after which the server removes a consumer that was left behind.
