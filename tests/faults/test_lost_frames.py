@@ -160,10 +160,10 @@ def test_a_line_of_a_modem(plain: Trial, shared_server: NatsServer) -> None:
 # -- flow control and heartbeats ------------------------------------------------------------------
 
 
-@pytest.fixture
-def large(shared_server: NatsServer) -> Trial:
+@pytest.fixture(params=KINDS_IN_TURN)
+def large(request: pytest.FixtureRequest, shared_server: NatsServer) -> Trial:
     """Several windows of flow control."""
-    trial = Trial("kv", shared_server.url).create()
+    trial = Trial(request.param, shared_server.url).create()
     trial.write(COUNT, size=20_000)
     return trial
 
