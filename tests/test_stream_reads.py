@@ -328,6 +328,31 @@ def test_a_stream_whose_subjects_were_changed(shared_server: NatsServer, name: s
         read(url, name, filterSubjects=f"{name}.old.1")
 
 
+def test_the_last_message_of_a_former_subject_expires(shared_server: NatsServer, name: str) -> None:
+    """Nothing is wrong with a query that has read it, nor with its restart."""
+    url = shared_server.url
+    create(url, name, subjects=[f"{name}.old"])
+    publish(url, [(f"{name}.old", b"", None)])
+    api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new"]})
+    given = {"filterSubjects": f"{name}.old"}
+    with stream_query(url, name, **given) as query:
+        end = query.end()
+        api(url, f"STREAM.PURGE.{name}", {"filter": f"{name}.old"})
+        publish(url, [(f"{name}.new", b"", None)])
+        assert query.read(end) == []
+    api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.*"]})
+    with stream_query(url, name, **given) as query:
+        publish(url, [(f"{name}.old", b"", None)])
+        assert sequences(query.rows()) == [3]
+        api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new"]})
+        api(url, f"STREAM.PURGE.{name}", {"filter": f"{name}.old"})
+        publish(url, [(f"{name}.new", b"", None)])
+        assert query.rows() == []
+        offset = query.offset
+    with stream_query(url, name, offset, **given) as query:
+        assert query.rows() == []
+
+
 def test_a_filter_that_the_stream_does_not_have(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)

@@ -106,7 +106,9 @@ async def opened(query: Query) -> AsyncIterator[Range]:
     try:
         jetstream = JetStream(connected)
         stream = await query.stream(jetstream)
-        yield Range(query, SharedLink(connected), await query.look(jetstream, stream))
+        info = await query.look(jetstream, stream)
+        await query.check(jetstream, info)
+        yield Range(query, SharedLink(connected), info)
     finally:
         await connected.close()
 

@@ -78,6 +78,7 @@ class BatchPlanner:
             DataLossError: it begins after ``startSequence``, and ``failOnDataLoss`` is set.
         """
         info = await self._leader.look_first()
+        await self._leader.check()
         self._check(info)
         content: Content | None = self._leader.content
         if self._narrowed is not None:

@@ -43,6 +43,9 @@ class KvQuery(Query):
         """The bucket's stream; BucketNotFoundError when there is none."""
         return await look_up(jetstream, self.options.bucket)
 
+    async def check(self, jetstream: JetStream, info: StreamInfo) -> None:
+        """Nothing is refused: a bucket takes any key."""
+
     def content(self, info: StreamInfo) -> Content:
         """The entries of the option ``keys``."""
         bucket = Bucket.of(self.options.bucket, info.config)

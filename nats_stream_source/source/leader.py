@@ -45,6 +45,10 @@ class Leader:
         self.info = info
         return info
 
+    async def check(self) -> None:
+        """As :meth:`Query.check`, of the last answer."""
+        await self._query.check(await self.jetstream(), self.info)
+
     async def look_first(self) -> StreamInfo:
         """The stream once it has what the query must see (ADR-53, ``Query.min_last_seq``).
 

@@ -112,6 +112,8 @@ class Planner:
             return start
         info = await self._leader.look()
         self._accept(start, info)
+        if start.stream_seq == start.origin and start.epoch == 0:
+            await self._leader.check()
         if self._idle.unchanged(start, info):
             return start
         begin = await self._continuity.go_on(start, info)

@@ -100,6 +100,17 @@ class Query(ABC):
         """The stream as its leader describes it; a named error when there is none."""
 
     @abstractmethod
+    async def check(self, jetstream: JetStream, info: StreamInfo) -> None:
+        """Look whether the query can ever have a row; asked before its first one only.
+
+        Later it may be that the last message of a subject that the stream takes no more has
+        expired, and nothing is wrong with that.
+
+        Raises:
+            ConfigurationError: the stream has no message that a filter matches, and takes none.
+        """
+
+    @abstractmethod
     def content(self, info: StreamInfo) -> Content:
         """What of the stream the query reads.
 

@@ -79,25 +79,26 @@ class StreamQuery(Query):
 
         Raises:
             StreamNotFoundError: there is none.
-            ConfigurationError: it has no message that a filter matches, and takes none.
         """
         try:
-            info = await jetstream.stream_info(stream)
+            return await jetstream.stream_info(stream)
         except StreamNotFoundError as error:
             raise StreamNotFoundError(
                 f"stream {stream!r} does not exist on {jetstream.connection.settings.places}. "
                 f"Check the options 'stream', 'servers' and 'domain'"
             ) from error
+
+    async def check(self, jetstream: JetStream, info: StreamInfo) -> None:
+        """Each filter subject is one that the stream takes, or has a message of."""
         taken = _taken(info)
         for one in self.filter if taken else ():
             if any(overlap(one, subject) for subject in taken):
                 continue
-            if await jetstream.message(stream, last_by_subj=one) is None:
+            if await jetstream.message(info.name, last_by_subj=one) is None:
                 raise ConfigurationError(
-                    f"stream {stream} has no subject that {one!r} matches, it takes "
+                    f"stream {info.name} has no subject that {one!r} matches, it takes "
                     f"{', '.join(taken)}. Check the option {self.words.filters!r}"
                 )
-        return info
 
     def content(self, info: StreamInfo) -> Content:
         """The messages of the filter subjects."""
