@@ -15,11 +15,14 @@ from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import patiently
+from nats_stream_source.jetstream.within import ended
 from nats_stream_source.logs import field_logger
 
 T = TypeVar("T")
 
 log = field_logger(__name__)
+
+_CLOSE_DEADLINE = 10.0  # seconds for tasks that are cancelled
 
 
 class Runner:
@@ -37,8 +40,9 @@ class Runner:
         finally:
             if not task.done():
                 # A task that is left half-way would go on at the next use of the loop.
+                # Cancelled once: a second time would end what is done to its end all the same.
                 task.cancel()
-                self._loop.run_until_complete(_settled({task}))
+                self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
 
     def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run ``work``, and again while the server is away, for at most ``connectTimeout``."""
@@ -71,11 +75,8 @@ class Runner:
             return
         try:
             self.run(self.link.drop())
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            if left:
-                self.run(_settled(left))
+            if left := asyncio.all_tasks(self._loop):
+                self.run(ended(left, _CLOSE_DEADLINE))
             self.run(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
@@ -83,10 +84,6 @@ class Runner:
 
 async def _next(items: AsyncIterator[T]) -> T:
     return await items.__anext__()
-
-
-async def _settled(tasks: set[asyncio.Task[Any]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 _kept: dict[tuple[int, ConnectionSettings], Runner] = {}
