@@ -56,8 +56,10 @@ def _home() -> Path:
 
 def configured(settings: Mapping[str, str], master: str = "local[2]") -> SparkSession.Builder:
     """A builder with these settings, whose workers run this Python."""
-    # Else from the first `python3` on the PATH, without the packages of this one.
+    # Workers start often: they load bytecode where there is some, and keep what they compile.
     os.environ.setdefault("SPARK_HOME", str(_home()))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Else from the first `python3` on the PATH, without the packages of this one.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master)
     for name, value in settings.items():
