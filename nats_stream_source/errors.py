@@ -113,6 +113,13 @@ class ConsumerNotFoundError(ApiError):
     err_code = 10014
 
 
+class ConsumerLimitError(ApiError):
+    """The stream, the account or the server allows no more consumers than there are."""
+
+    code = 400
+    err_code = 10026
+
+
 class MessageNotFoundError(ApiError):
     """No message matches the request."""
 

@@ -2,7 +2,7 @@
 
 Usage:
     python tests/all.py                    all but the slow ones
-    python tests/all.py --slow FILE…       all of these files, the slow ones too
+    python tests/all.py --slow FILE…       all of these files, the slow ones too; directories apart
 
 Spark waits more than it works, and so do clusters whose servers are killed, so there is room for
 others beside them. The output of the Spark tests is shown as it comes, that of the others when they
@@ -27,11 +27,12 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest"]
     if given[:1] == ["--slow"]:
         files = given[1:]
-        clusters = [file for file in files if Path(file).is_dir()]
-        single = [file for file in files if file not in clusters]
+        directories = [file for file in files if Path(file).is_dir()]
+        single = [file for file in files if file not in directories]
+        parts = [*([one] for one in directories), *([single] if single else [])]
         runs = [
             [*files, "-m", "spark and not sparks"],
-            *([*some, "-m", "not spark and not sparks"] for some in (clusters, single) if some),
+            *([*part, "-m", "not spark and not sparks"] for part in parts),
         ]
     else:
         fast = "not faults and not sparks"

@@ -34,6 +34,7 @@ _CONFIG: dict[str, type] = {
     "max_age": int,
     "max_msgs_per_subject": int,
     "subject_delete_marker_ttl": int,
+    "max_consumers": int,
     "num_replicas": int,
     "allow_msg_ttl": bool,
     "allow_direct": bool,

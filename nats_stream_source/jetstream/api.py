@@ -14,6 +14,7 @@ from typing import Any
 
 from nats_stream_source.errors import (
     ApiError,
+    ConsumerLimitError,
     ConsumerNotFoundError,
     JetStreamNotEnabledError,
     MessageNotFoundError,
@@ -40,6 +41,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
     for error in (
         JetStreamNotEnabledError,
         StreamNotFoundError,
+        ConsumerLimitError,
         ConsumerNotFoundError,
         MessageNotFoundError,
     )
@@ -93,6 +95,13 @@ class StreamInfo:
     now: str | None = None
     leader: str | None = None
     replicas: tuple[Replica, ...] = ()
+    consumers: int = 0
+
+    @property
+    def consumers_left(self) -> int | None:
+        """How many more consumers the stream allows; None for any number (accounts differ)."""
+        most: int = self.config.get("max_consumers", -1)
+        return max(0, most - self.consumers) if most > 0 else None
 
     def check_majority(self) -> None:
         """Raise RequestTimeoutError where another server may lead the stream by now.
@@ -126,6 +135,7 @@ class StreamInfo:
             config=config,
             now=moment(answer, "ts") if "ts" in answer else None,
             leader=text(cluster, "leader", default="") or None,
+            consumers=number(answer, "state", "consumer_count", default=0),
             replicas=tuple(
                 Replica(
                     name=text(one, "name", default=""),
@@ -302,5 +312,10 @@ def api_error(subject: str, error: dict[str, Any]) -> ApiError:
     if err_code == JetStreamNotEnabledError.err_code:
         said += (
             ". If another account or domain has it, the options 'domain' and 'apiPrefix' lead to it"
+        )
+    if err_code == ConsumerLimitError.err_code:
+        said += (
+            ". Each task that reads has a consumer: the stream's or the account's 'max_consumers' "
+            "must allow as many as tasks run at a time, beside those that are there"
         )
     return _BY_CODE.get(err_code, ApiError)(said, code or None, err_code or None)

@@ -36,6 +36,7 @@ import nats.errors
 import numpy as np
 
 from nats_stream_source.errors import (
+    ConsumerLimitError,
     ConsumerLostError,
     ConsumerNotFoundError,
     DataLossError,
@@ -183,6 +184,8 @@ class OrderedReader:
         except (NatsSourceError, nats.errors.Error) as error:
             if isinstance(error, NatsSourceError) and not passes(error):
                 raise
+            if isinstance(error, ConsumerLimitError) and cursor.fruitless >= request.attempts:
+                raise  # it says which setting to change
             # A server that starts, or a stream without a leader, answers so for a while.
             self._lost(Rebuild.NO_ANSWER, str(error))
             return

@@ -21,6 +21,7 @@ from nats_stream_source.errors import (
     ApiError,
     AuthorizationError,
     ConnectError,
+    ConsumerLimitError,
     RequestTimeoutError,
     TlsError,
 )
@@ -32,7 +33,12 @@ log = field_logger(__name__)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a failure may be over in a moment: no answer, no leader, connection just lost."""
+    """Whether a failure may be over in a moment.
+
+    No answer, no leader, a connection that was just lost, as many consumers as are allowed.
+    """
+    if isinstance(error, ConsumerLimitError):
+        return True
     if isinstance(error, ApiError):
         return error.code is not None and error.code >= 500
     return isinstance(error, (RequestTimeoutError, ConnectError)) and not isinstance(

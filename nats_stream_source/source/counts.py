@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.rank import count_from
 from nats_stream_source.source.ranges import Shape
@@ -128,7 +129,9 @@ class Counts:
 
     async def about(self, start: int) -> int | None:
         """The rows after ``start``, or some more or fewer; None as in ``total``."""
-        return (await self._count(start))[0] if self._may_ask(1) else None
+        if not self._may_ask(1) or (counted := await self._count(start)) is None:
+            return None
+        return counted[0]
 
     async def after(self, seq: int) -> int | None:
         """The rows after ``seq`` of those that a total counted, or fewer; None as in ``total``."""
@@ -139,7 +142,7 @@ class Counts:
         if not self._may_ask(len(sequences)):
             return [None] * len(sequences)
         counted = await asyncio.gather(*map(self._count, sequences))
-        return [max(0, rows - written) for rows, written in counted]
+        return [None if one is None else max(0, one[0] - one[1]) for one in counted]
 
     def _may_ask(self, questions: int) -> bool:
         if questions <= self._granted:
@@ -149,10 +152,16 @@ class Counts:
         # The server works at about two in parallel.
         return self._clock() + self._cost * (1 + questions // 2) <= self._deadline
 
-    async def _count(self, seq: int) -> tuple[int, int]:
-        """The rows after ``seq``, and how much was written since the planning began."""
+    async def _count(self, seq: int) -> tuple[int, int] | None:
+        """The rows after ``seq``, and how much was written since the planning began.
+
+        None where it takes a consumer and there may be no more: the readers need them more.
+        """
         last_seq, began = self._last_seq, self._clock()
-        rows = await count_from(self._jetstream, self._info.name, seq + 1, self._filters)
+        try:
+            rows = await count_from(self._jetstream, self._info.name, seq + 1, self._filters)
+        except ConsumerLimitError:
+            return None
         now = await self._jetstream.stream_info(self._info.name)
         assert self._cost is not None
         self._cost = max(self._clock() - began, self._cost / 2)

@@ -112,11 +112,14 @@ class Cuts:
         mean = info.nbytes / max(info.messages, 1)
         floor = _floor(start, end, info)
         most = min(end - floor, info.messages)
+        left = info.consumers_left
+        most_readers = end - start if left is None else max(left, 1)
 
         def parts(rows: int) -> int:
-            return split_count(
+            wanted = split_count(
                 end - start, rows, rows * mean, at_least=self._at_least, cores=self._cores
             )
+            return min(wanted, most_readers)
 
         if parts(most) == 1:
             return [end]
