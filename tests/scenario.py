@@ -47,7 +47,7 @@ from queries import begin
 
 from nats_stream_source.embedded import NatsServer
 
-DEADLINE = 120.0
+DEADLINE = 600.0
 """Seconds that a condition may take to come true; only a failing test takes that long."""
 
 KV, STREAM = "nats_kv", "nats_stream"

@@ -28,7 +28,7 @@ from nats_stream_source.demo.job import Tally, tally
 from nats_stream_source.demo.writer import Writer, WriterError, create_bucket
 from nats_stream_source.embedded import NatsServer
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 
 
 # -- the data ------------------------------------------------------------------------------------

@@ -66,7 +66,13 @@ async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
     async with connected(url) as client:
         jetstream = client.jetstream()
         last = (await jetstream.stream_info(stream)).state.last_seq
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE, num_replicas=1, mem_storage=True)
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            num_replicas=1,
+            mem_storage=True,
+            # A busy machine may need longer between two requests than the server's five seconds.
+            inactive_threshold=600,
+        )
         pull = await jetstream.pull_subscribe("", stream=stream, config=config)
         entries: list[Entry] = []
         while not entries or entries[-1].seq < last:
