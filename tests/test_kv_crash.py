@@ -160,6 +160,7 @@ def test_driver_is_killed(
     assert [[row.revision, row.operation, row.key] for row in again] == before
 
 
+@pytest.mark.spark  # beside those that need the same killed driver
 def test_register_where_spark_finds_nothing_by_itself(
     crashed: dict[str, tuple[str, Path]],
 ) -> None:
