@@ -61,16 +61,15 @@ def test_splits_beside_the_consumers_of_others(shared_server: NatsServer) -> Non
         assert len(query.plans) == 2
 
 
-@pytest.mark.parametrize("filters", [None, "COUNTED.1, COUNTED.2"])
+@pytest.mark.parametrize("filters", [None, "FILTERED.1, FILTERED.2"])
 def test_a_limit_that_takes_consumers_to_count(
     shared_server: NatsServer, filters: str | None
 ) -> None:
     """Without Direct Get each rank takes one; where there is none, sequences decide."""
-    url = shared_server.url
-    if filters is None:
-        fill(shared_server, "COUNTED", max_consumers=1)
+    stream = "COUNTED" if filters is None else "FILTERED"
+    url = fill(shared_server, stream, max_consumers=1)
     given = {"maxRowsPerTrigger": 70, "minPartitions": 2, "filterSubjects": filters}
-    with stream_query(url, "COUNTED", **given) as query:
+    with stream_query(url, stream, **given) as query:
         batches = query.batches()
     expected = [seq for seq in ALL if filters is None or seq % 5 in (2, 3)]
     assert [row["sequence"] for batch in batches for row in batch] == expected

@@ -11,6 +11,7 @@ import pytest
 from buckets import create_bucket, put_many
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.api import JetStream, Replica, StreamInfo
 from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
 from nats_stream_source.source import counts as counts_module
@@ -252,3 +253,34 @@ def test_no_question_that_would_take_too_long(
     expected = [after(980), None, None, after(982), None, after(984)]
     assert count(bucket, work) == expected
     assert asked == 3
+
+
+def test_a_count_that_is_refused_is_not_an_earlier_one(
+    bucket: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier one lacks what was written since, and a limit would be exceeded by as much."""
+    original = counts_module.count_from
+    answers = 1
+
+    async def limited(*args: Any) -> int:
+        nonlocal answers
+        answers -= 1
+        if answers < 0:
+            raise ConsumerLimitError("no more")
+        return await original(*args)
+
+    monkeypatch.setattr(counts_module, "count_from", limited)
+
+    async def work(_: Counts, jetstream: JetStream, info: StreamInfo) -> Any:
+        counts = Counts(lambda: 0.0)
+        counts.begin(jetstream, info, ())
+        counts.allow(1.0, 9)
+        return [
+            await counts.total(980),
+            await counts.total(980),
+            await counts.about(980),
+            await counts.after(980),
+        ]
+
+    assert count(bucket, work) == [after(980), None, None, None]
+    assert answers == -3

@@ -161,6 +161,8 @@ class Counts:
         try:
             rows = await count_from(self._jetstream, self._info.name, seq + 1, self._filters)
         except ConsumerLimitError:
+            # What was answered earlier lacks what was written since: it is no total of now.
+            self._known.pop(seq, None)
             return None
         now = await self._jetstream.stream_info(self._info.name)
         assert self._cost is not None
