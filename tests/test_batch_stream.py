@@ -224,6 +224,10 @@ def test_messages_that_went_away_before_they_were_read(
     assert read(url, stream, startSequence=5, failOnDataLoss=False) == list(range(11, 61))
     with pytest.raises(DataLossError, match=r"sequences 5 to 7 went away"):
         read(url, stream, startSequence=5, endSequence=7)
+    with pytest.raises(DataLossError, match=r"sequences 10 to 10 went away"):
+        read(url, stream, startSequence=10)
+    assert read(url, stream, startSequence=10, failOnDataLoss=False) == list(range(11, 61))
+    assert read(url, stream, startSequence=11) == list(range(11, 61))
 
 
 def test_a_stream_made_anew_meanwhile(shared_server: NatsServer, stream: str) -> None:

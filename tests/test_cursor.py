@@ -92,6 +92,53 @@ def test_a_heartbeat_before_the_first_message_ends_an_empty_range() -> None:
     assert target.done
 
 
+def listing(end: int = 20) -> Cursor:
+    """A consumer whose list is over at 20; it has brought two of it."""
+    made = Cursor(10, end, list_through=20)
+    made.created()
+    deliver(made, (1, 11), (2, 12))
+    return made
+
+
+def test_a_list_that_brings_nothing_is_asked_for_anew() -> None:
+    """The server moves on by one message that is gone with each of its heartbeats."""
+    target = listing()
+    target.heartbeat(2, 13, None)
+    assert (target.state, target.rebuilds) == (State.IDLE, [Rebuild.STALE_LIST])
+    target.created()
+    # It begins with what came before, of which nothing is kept again.
+    assert deliver(target, (1, 12), (2, 19)) == [19]
+    target.heartbeat(2, 20, None)
+    assert target.done
+
+
+def test_a_replica_that_lags_makes_few_lists() -> None:
+    """It looks the same; and it is not what ends the reader."""
+    target = listing()
+    made = 1
+    for _ in range(60):
+        target.heartbeat(target.consumer_seq, 12, None)
+        if target.state is State.IDLE:
+            target.created()
+            made += 1
+            assert deliver(target, (1, 11), (2, 12)) == []
+    assert made == 6
+    assert target.fruitless == 0
+
+
+def test_after_the_list_heartbeats_are_what_they_are() -> None:
+    target = listing(end=99)
+    target.heartbeat(2, 20, None)
+    target.heartbeat(2, 20, None)
+    assert (target.state, target.rebuilds) == (State.READING, [])
+
+
+def test_a_stalled_list_waits_for_its_answer() -> None:
+    target = listing()
+    assert target.heartbeat(2, 12, "$JS.FC.x").answer == "$JS.FC.x"
+    assert (target.state, target.rebuilds) == (State.READING, [])
+
+
 def test_flow_control_is_answered_once() -> None:
     target = cursor()
     assert target.flow_control("$JS.FC.1").answer == "$JS.FC.1"

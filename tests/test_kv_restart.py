@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +291,10 @@ def no_consumers(scene: Scene) -> bool:
 def test_limit_counts_rows_not_sequences(
     scene: Scene, keys: str | None, count: int, place: str
 ) -> None:
-    """A bucket that is mostly holes: 45 keys that stay, and 1,800 overwrites of them or others."""
+    """A bucket that is mostly holes: 45 keys that stay, and 1,800 overwrites of them or others.
+
+    How few micro-batches it takes hangs on how fast the machine counts: see ``test_planner``.
+    """
     create_bucket(scene.url, scene.bucket)
     kept = [f"{'abc'[i % 3]}.{i}" for i in range(45)]
     if place == "between":
@@ -308,7 +310,6 @@ def test_limit_counts_rows_not_sequences(
     sizes = [len(rows) for rows in scene.batches.values()]
     assert len(scene.rows) == count
     assert max(sizes) <= limit
-    assert len(sizes) <= math.ceil(count / (0.9 * limit)) + 1, sizes
 
 
 def test_initial_values_of_a_bucket_with_history_are_one_batch(scene: Scene) -> None:

@@ -25,6 +25,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BucketNotFoundError,
     DataLossError,
+    MinLastSequenceError,
     OffsetError,
     UnsupportedStreamError,
 )
@@ -747,3 +748,42 @@ def test_a_mirror_keeps_the_subjects_of_its_origin(ten: str) -> None:
 
     (split,) = plan(ten, "copy", work)
     assert (split.prefix, split.filters) == ("$KV.b.", ("$KV.b.>",))
+
+
+def test_many_keys_keep_the_limit(nats_server: NatsServer) -> None:
+    """A look asks for eight of them, and one that saw others' writes only proves nothing."""
+    url = nats_server.url
+    create_bucket(url, "b", history=64)
+    put_many(url, "b", [("other", b"")] * 10)
+    options = {"keys": ",".join(f"k{i:02}" for i in range(20)), "includeHistory": "true"}
+
+    async def work(planner: Planner) -> tuple[list[int], Offset]:
+        start = await planner.initial()
+        start = await planner.latest(start, 5)
+        for _ in range(3):  # what follows the first look, which asks for all
+            await asyncio.to_thread(put, url, "b", "other", b"")
+            start = await planner.latest(start, 5)
+        rows = await asyncio.to_thread(
+            put_many, url, "b", [("k15", b"%d" % i) for i in range(60)] + [("other", b"")]
+        )
+        sizes = []
+        for _ in range(100):
+            end = await planner.latest(start, 5)
+            sizes.append(sum(start.stream_seq < seq <= end.stream_seq for seq in rows[:60]))
+            start = end
+        return sizes, start
+
+    sizes, end = plan(url, "b", work, **options)
+    assert sum(sizes) == 60
+    assert max(sizes) <= 5
+    assert end.stream_seq >= 73
+
+
+def test_a_least_sequence_that_a_new_stream_does_not_have(ten: str) -> None:
+    """The option is for the first start; who restarts with it is told so."""
+
+    async def work(planner: Planner) -> Offset:
+        return await planner.initial()
+
+    with pytest.raises(MinLastSequenceError, match="'minLastRevision' is for a query's first"):
+        plan(ten, "b", work, minLastRevision="11", requestTimeout="0.3")

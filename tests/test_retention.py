@@ -21,6 +21,8 @@ from nats_stream_source.source.reader import read_split
 from nats_stream_source.source.runtime import drop_kept_runners
 
 MANY = 12_000  # more than one batch of rows
+# Who names a sequence wants all from there on; else history goes as far back as it does.
+FROM_THE_FIRST = {"startSequence": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +69,17 @@ def test_what_expires_behind_the_reader_is_no_loss(shared_server: NatsServer) ->
     assert found == list(range(1, MANY + 1))
 
 
+@pytest.mark.parametrize("gone", [1, 10])
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
-def test_what_expires_before_it_is_read_is_a_loss(shared_server: NatsServer, span: int) -> None:
-    url, name = shared_server.url, f"BEFORE{span}"
+def test_what_expires_before_it_is_read_is_a_loss(
+    shared_server: NatsServer, span: int, gone: int
+) -> None:
+    url, name = shared_server.url, f"BEFORE{span}-{gone}"
     make_stream(url, name, span)
-    given, plan = planned(url, name)
-    buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
-    with pytest.raises(DataLossError, match="sequences 1 to 10 went away before they were read"):
+    given, plan = planned(url, name, **FROM_THE_FIRST)
+    buckets.api(url, f"STREAM.PURGE.{name}", {"seq": gone + 1})
+    told = f"sequences 1 to {gone} went away before they were read"
+    with pytest.raises(DataLossError, match=told):
         list(read_split(plan, query_of(stream_options(given))))
     given["failOnDataLoss"] = "false"
     rest = [
@@ -81,13 +87,44 @@ def test_what_expires_before_it_is_read_is_a_loss(shared_server: NatsServer, spa
         for batch in read_split(plan, query_of(stream_options(given)))
         for seq in batch["sequence"].to_pylist()
     ]
-    assert rest == list(range(11, span + 1))
+    assert rest == list(range(gone + 1, span + 1))
 
 
 def test_what_is_gone_beyond_the_range_is_not_counted(shared_server: NatsServer) -> None:
     url = shared_server.url
     make_stream(url, "BEYOND", 40)
-    given, plan = planned(url, "BEYOND")
+    given, plan = planned(url, "BEYOND", **FROM_THE_FIRST)
     buckets.api(url, "STREAM.PURGE.BEYOND", {"seq": 31})
     with pytest.raises(DataLossError, match="begins at 31 by now: sequences 1 to 20 went away"):
         list(read_split(replace(plan, end=20), query_of(stream_options(given))))
+
+
+@pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
+def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span: int) -> None:
+    """Who begins with all that there is fails for nothing that goes before the first row comes."""
+    url, name = shared_server.url, f"HISTORY{span}"
+    make_stream(url, name, span)
+    given, plan = planned(url, name)
+    assert plan.history_through == span
+    buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
+    rows = [
+        seq
+        for batch in read_split(plan, query_of(stream_options(given)))
+        for seq in batch["sequence"].to_pylist()
+    ]
+    assert rows == list(range(11, span + 1))
+
+
+def test_what_follows_a_hole_is_not_counted(shared_server: NatsServer) -> None:
+    """A deleted message, and then retention that passes it behind the reader."""
+    url, name = shared_server.url, "HOLE"
+    make_stream(url, name, MANY, max_msgs=MANY)
+    buckets.api(url, f"STREAM.MSG.DELETE.{name}", {"seq": 100})
+    given, plan = planned(url, name, failOnDataLoss="true")
+    batches = read_split(plan, query_of(stream_options(given)))
+    found = next(batches)["sequence"].to_pylist()
+    buckets.publish(url, [(f"{name}.x", b"", None)] * 3000)
+    assert 100 < buckets.api(url, f"STREAM.INFO.{name}")["state"]["first_seq"] < found[-1]
+    with pytest.raises(DataLossError, match="sequences 100 to 100 went away"):
+        found.extend(seq for batch in batches for seq in batch["sequence"].to_pylist())
+    assert found == [*range(1, 100), *range(101, MANY + 1)]

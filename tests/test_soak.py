@@ -135,7 +135,7 @@ def sound() -> Evidence:
             "stream": {0: [created(messages[:3])], 2: [created(messages[3:])], 1: [[]]},
         },
         tables=[[entry(current[1]), entry(current[4])], [entry(current[1])]],
-        history={"full": 64, "current": 1},
+        buckets=frozenset({"full", "current"}),
         stopped=set(),
     )
 
@@ -154,8 +154,8 @@ def unread(evidence: Evidence) -> None:
     full_rows(evidence).pop()
 
 
-def unread_and_superseded_too_early(evidence: Evidence) -> None:
-    # Acknowledged, neither read nor held: what history cannot explain.
+def unread_and_gone(evidence: Evidence) -> None:
+    # Acknowledged, neither read nor held: what no purge and no TTL explains.
     evidence.held["full"] = evidence.held["full"][:-1]
     full_rows(evidence).pop()
 
@@ -187,6 +187,11 @@ def changed(row: int, **fields: object) -> Callable[[Evidence], None]:
         rows[row] = replace(rows[row], **fields)
 
     return change
+
+
+def two_streams(evidence: Evidence) -> None:
+    rows = evidence.attempts["stream"][2][0]
+    rows.insert(1, replace(rows[0], created=2))
 
 
 def invented_marker(evidence: Evidence) -> None:
@@ -226,10 +231,11 @@ def lost_by_the_server_in_bucket(evidence: Evidence) -> None:
     ("tamper", "kinds"),
     [
         (unread, {"not read": 1}),
-        (unread_and_superseded_too_early, {"server lost": 1}),
+        (unread_and_gone, {"server lost": 1}),
         (unsure_but_stored_unread, {"not read": 1}),
         (twice, {"read twice": 1}),
         (twice_in_two_batches, {"read twice": 1}),
+        (two_streams, {"not written": 1}),
         (swapped, {"out of order": 2}),
         (swapped_batches, {"out of order": 3}),
         (changed(-1, value=value_of(9) + b"x"), {"not written": 1, "not read": 1}),
@@ -255,16 +261,18 @@ def test_the_oracle_finds(tamper: Callable[[Evidence], None], kinds: dict[str, i
     assert findings.counts == kinds, findings.examples
 
 
-def test_what_history_no_longer_holds_may_be_gone() -> None:
+def test_what_is_superseded_is_still_due() -> None:
+    """However often its key was written since."""
     evidence = sound()
-    lost_by_the_server(evidence)
-    later = Write(40, "full", "put.2")  # unsure, and stored: it supersedes the one before
-    evidence.writes["full"].append(later)
-    evidence.held["full"].append(entry(later, 10))
-    full_rows(evidence).append(replace(entry(later, 10), created=1))
-    assert set(judge(evidence).counts) == {"server lost", "loss unnoticed"}
-    evidence.history["full"] = 1
+    key = evidence.writes["stream"][0].key
+    later = [Write(100 + i, "stream", key, seq=10 + i) for i in range(200)]
+    evidence.writes["stream"] += later
+    evidence.held["stream"] += [entry(write) for write in later]
+    rows = evidence.attempts["stream"][2][-1]
+    rows += [replace(entry(write), created=rows[-1].created) for write in later]
     assert not judge(evidence).counts
+    del rows[-150:-100]
+    assert judge(evidence).counts == {"not read": 50}
 
 
 def test_a_query_that_stopped_for_data_loss_owes_nothing_later() -> None:

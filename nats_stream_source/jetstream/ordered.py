@@ -91,7 +91,8 @@ class OrderedReader:
 
     def __init__(self, link: Link, request: RangeRequest) -> None:
         self.request = request
-        self.cursor = Cursor(request.start, request.end)
+        listed = request.target if request.last_per_subject else 0
+        self.cursor = Cursor(request.start, request.end, listed)
         self._link = link
         self._name = f"{link.settings.consumer_prefix}-{uuid.uuid4().hex[:16]}"
         self._serial = 0

@@ -153,7 +153,7 @@ class BatchPlanner:
         named = query.beginning.policy is DeliverPolicy.BY_START_SEQUENCE
         complete = query.complete(content)
         if complete and named and end > start and info.first_seq > start + 1:
-            Continuity(query, self._link).aged_out(info, start + 1, end)
+            Continuity(query, self._link).aged_out(info, start + 1, min(info.first_seq - 1, end))
         if self._narrowed is not None:
             start, end = await self._bounded(info, self._narrowed, start, end)
         if end <= start:
@@ -204,6 +204,7 @@ class BatchPlanner:
         complete: bool = False,
         subjects: int | None = None,
     ) -> BatchPlan:
+        pinned = None if info.last_time is None else (info.last_seq, info.last_time)
         plan = Plan(
             stream=info.name,
             created=info.created,
@@ -214,6 +215,7 @@ class BatchPlanner:
             initial_through=ENDLESS,
             last_per_subject=last_per_subject,
             complete_from=max(start + 1, info.first_seq) if complete else None,
+            pinned=pinned if what is What.RANGE else None,
         )
         return BatchPlan(
             plan=plan,

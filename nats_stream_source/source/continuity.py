@@ -21,6 +21,7 @@ from dataclasses import replace
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.range_request import ENDLESS
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
@@ -69,33 +70,49 @@ class Continuity:
             return _new_epoch(
                 start, info.created, at, await time_at(await self._link.jetstream(), info, at)
             )
-        # Where the query has not read yet, history goes as far back as it does; not so what came
-        # since the query began, nor a sequence that the user named.
-        chosen = self._query.beginning.policy is DeliverPolicy.BY_START_SEQUENCE
-        begun = start.stream_seq > start.origin or chosen
-        due = start.stream_seq if begun else max(start.stream_seq, start.initial_through)
-        if info.first_seq > due + 1 and self._query.complete(self._query.content(info)):
-            self.aged_out(info, due + 1)
+        self.still_has(info, start.stream_seq, start)
         return start
+
+    def still_has(self, info: StreamInfo, start: int, offset: Offset, end: int = ENDLESS) -> None:
+        """Report what is gone of ``(start, end]``, where all of it is wanted.
+
+        Args:
+            offset: whose epoch the range is of.
+        """
+        due = max(start, self.history_through(start, offset))
+        last = min(info.first_seq - 1, end)
+        if last > due and self._query.complete(self._query.content(info)):
+            self.aged_out(info, due + 1, last)
+
+    def history_through(self, start: int, offset: Offset) -> int:
+        """Up to where nothing is due yet to a reader that goes on after ``start``.
+
+        Where the query has not read yet, history goes as far back as it does; not so what came
+        since the query began, nor a sequence that the user named.
+        """
+        chosen = self._query.beginning.policy is DeliverPolicy.BY_START_SEQUENCE
+        return 0 if chosen or start > offset.origin else offset.initial_through
 
     def aged_out(
         self,
         info: StreamInfo,
-        expected: int,
-        end: int | None = None,
+        first: int,
+        last: int,
+        count: int | None = None,
         filters: tuple[str, ...] | None = None,
     ) -> None:
-        """Report that of ``expected`` to ``end``, of which all was wanted, something is gone.
+        """Report that of ``first`` to ``last``, of which all was wanted, something is gone.
 
         Args:
+            count: how many are gone; all if None.
             filters: the filter subjects of the read; None for those of the query's options, of
                 which the filters of a DataFrame may leave a part only.
         """
-        gone = info.first_seq - 1 if end is None else min(info.first_seq - 1, end)
         words = self._query.words
+        some = "" if count in (None, last - first + 1) else f"{count} of "
         what = (
-            f"stream {info.name} begins at {info.first_seq} by now: {words.sequence}s {expected} "
-            f"to {gone} went away before they were read ({words.keeps})"
+            f"stream {info.name} begins at {info.first_seq} by now: {some}{words.sequence}s "
+            f"{first} to {last} went away before they were read ({words.keeps})"
         )
         content = self._query.content(info)
         names = self._query.filter if content.counted else ()
@@ -109,8 +126,11 @@ class Continuity:
             return
         self._lost(info.name, what, f"go on with {words.sequence} {info.first_seq}")
 
-    async def readable_through(self, end: Offset, info: StreamInfo) -> int:
-        """Up to which sequence a range that an earlier process planned can still be read."""
+    async def readable_through(self, end: Offset, info: StreamInfo) -> Offset:
+        """``end`` of a range that an earlier process planned, or up to where it can be read.
+
+        Where that is not ``end`` itself, there is no time: other messages are there by now.
+        """
         if info.created != end.created:
             self._lost(
                 info.name,
@@ -119,9 +139,9 @@ class Continuity:
                 f"finished, is gone",
                 "leave that micro-batch empty",
             )
-            return 0
+            return replace(end, stream_seq=0, time=None)
         if not await self._set_back(end, info):
-            return end.stream_seq
+            return end
         at = await self._first_later(end, info)
         self._lost(
             info.name,
@@ -130,7 +150,7 @@ class Continuity:
             f"what came after {at} is gone",
             f"read it up to {self._query.words.sequence} {at}",
         )
-        return min(at, end.stream_seq)
+        return replace(end, stream_seq=min(at, end.stream_seq), time=None)
 
     async def _set_back(self, offset: Offset, info: StreamInfo) -> bool:
         if offset.time is None and offset.stream_seq == offset.origin:

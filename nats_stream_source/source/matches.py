@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from nats_stream_source.errors import RequestTimeoutError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.subjects import overlap
+from nats_stream_source.source.leader import Leader
 
 _MOST = 8  # requests of a look, once all filters were asked
 _AT_ONCE = 64
@@ -22,7 +24,8 @@ _AT_ONCE = 64
 class Matches:
     """Looks for matching messages for one query."""
 
-    def __init__(self) -> None:
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
         self._start = -1
         self._clear: dict[str, int] = {}  # by filter: nothing matches in (start, …]
 
@@ -31,14 +34,7 @@ class Matches:
         return min(self._clear.values(), default=last) >= last
 
     async def newest(
-        self,
-        jetstream: JetStream,
-        stream: str,
-        filters: Sequence[str],
-        start: int,
-        last: int,
-        *,
-        thorough: bool = False,
+        self, filters: Sequence[str], start: int, last: int, *, thorough: bool = False
     ) -> tuple[int, str | None] | None:
         """A matching message in ``(start, last]``, the last one where possible; None: none found.
 
@@ -47,7 +43,24 @@ class Matches:
 
         Args:
             thorough: ask for all filters, so that None means that there is none.
+
+        Raises:
+            RequestTimeoutError: nothing was found, and that may have been said by a server that
+                does not lead the stream any more.
         """
+        found = await self._newest(filters, start, last, thorough)
+        if found is None:
+            try:
+                await self._leader.confirm(last)
+            except RequestTimeoutError:
+                self._start = -1  # what it did not find proves nothing
+                raise
+        return found
+
+    async def _newest(
+        self, filters: Sequence[str], start: int, last: int, thorough: bool
+    ) -> tuple[int, str | None] | None:
+        jetstream, stream = await self._leader.jetstream(), self._leader.info.name
         newest = await jetstream.message(stream, seq=last)
         if newest is not None and _matches(newest, filters):
             return last, newest.time

@@ -16,6 +16,9 @@ class Plan:
         initial_through: rows up to this sequence are initial values.
         complete_from: the first sequence that the stream had of the range, where all messages are
             wanted: those that go away before they are read are a loss. None where not.
+        history_through: where a query begins, what goes up to here before its first row is no loss.
+        pinned: sequence and time of a message that the stream had when this was planned. Where
+            another one is there by now, the stream was set back meanwhile. None if there was none.
     """
 
     stream: str
@@ -27,3 +30,5 @@ class Plan:
     initial_through: int
     last_per_subject: bool = False
     complete_from: int | None = None
+    history_through: int = 0
+    pinned: tuple[int, str] | None = None

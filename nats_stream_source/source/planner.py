@@ -77,7 +77,7 @@ class Planner:
         self._leader = Leader(query, link)
         self._continuity = Continuity(query, link)
         self._cuts = Cuts(query.reading.min_partitions or 1, cores or os.cpu_count() or 1, timer)
-        self._matches = Matches()
+        self._matches = Matches(self._leader)
         self._idle = Idle(clock, sleep)
         self._initial: Offset | None = None
         self._target: int | None = None
@@ -139,13 +139,18 @@ class Planner:
         self._accept(start, info)
         self._accept(end, info)
         first, last = range_between(start, end)
+        time = end.time
         # A restart asks for the empty range where it stands, of which nothing can be lost.
         if first < last and not planned:
-            last = min(last, await self._continuity.readable_through(end, info))
+            readable = await self._continuity.readable_through(end, info)
+            last, time = readable.stream_seq, readable.time
         if first >= last:
             return []
         per_subject = self._per_subject(end, first, last)
         complete = self._query.complete(self._leader.content) and not per_subject
+        if complete and not planned:
+            self._continuity.still_has(info, first, end, last)
+        history_through = self._continuity.history_through(first, end)
         plans = []
         for stop in [last] if per_subject else await self._stops(first, last):
             plans.append(
@@ -159,9 +164,11 @@ class Planner:
                     initial_through=end.initial_through,
                     last_per_subject=per_subject,
                     complete_from=max(first + 1, info.first_seq) if complete else None,
+                    history_through=history_through,
+                    pinned=None if time is None else (last, time),
                 )
             )
-            first = stop
+            first, history_through = stop, 0
         return plans
 
     async def _stops(self, start: int, end: int) -> list[int]:
@@ -248,16 +255,13 @@ class Planner:
             end = last
             seen = info.last_time if last == info.last_seq else None
         else:
-            found = await self._matches.newest(
-                await self._leader.jetstream(),
-                info.name,
-                filters,
-                start,
-                last,
-                thorough=self._target is not None,
-            )
+            moving = moves_on(start, info.first_seq, last)
+            thorough = self._target is not None
+            found = await self._matches.newest(filters, start, last, thorough=thorough)
+            if found is None and moving and not self._matches.settled(last):
+                found = await self._matches.newest(filters, start, last, thorough=True)
             if found is None:
-                if not moves_on(start, info.first_seq, last):
+                if not moving:
                     return begin, begin
                 return (quiet := await self._at(begin, last, None, 0)), quiet
             end, seen = found
@@ -275,6 +279,8 @@ class Planner:
         """The offset at ``seq``; ``seen`` is the time of the message there, if it is known."""
         if seen is None:
             seen = await time_at(await self._leader.jetstream(), self._leader.info, seq)
+            if seen is None:
+                await self._leader.confirm(seq)
         count = begin.consumer_seq + delivered
         return replace(begin, stream_seq=seq, time=seen, consumer_seq=count)
 

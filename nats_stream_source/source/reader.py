@@ -2,8 +2,8 @@
 
 It reads the planned range with an ordered consumer of its own and yields record batches; a range of
 a few sequences without one, where that is cheaper (``source.small_range``). After the last message
-it asks the leader whether the stream is still the planned one: if it was made anew or cut off
-meanwhile, the rows just read are not what the offsets promise, and the task fails.
+it asks the leader whether the stream is still the planned one: if it was made anew, set back or cut
+off meanwhile, the rows just read are not what the offsets promise, and the task fails.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from nats_stream_source.errors import DataLossError
+from nats_stream_source.errors import DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import RangeRequest
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
 from nats_stream_source.source.continuity import Continuity
 from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.query import Query
@@ -28,34 +30,98 @@ from nats_stream_source.source.unbroken import Unbroken
 from nats_stream_source.wire.columns import ack_tokens
 from nats_stream_source.wire.frames import Frames
 
+log = field_logger(__name__)
+
 
 def read_split(plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a split in the order of their sequences.
 
     Raises:
-        DataLossError: the stream was replaced, or rows of the range were gone before they were
-            read and ``failOnDataLoss`` is set.
+        DataLossError: the stream was replaced or set back, or rows of the range were gone before
+            they were read and ``failOnDataLoss`` is set.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered``.
     """
     runner = kept_runner(query.connection)
-    unbroken = None if plan.complete_from is None else Unbroken(plan.complete_from)
+    came = _Came(plan)
     if (small := runner.run(_small(runner.link, plan, query))) is not None:
         frames, info = small
         _check_created(info, plan)
-        _check_unbroken(info, runner.link, plan, query, _followed(unbroken, frames))
+        came.add(frames)
+        came.check(info, runner, query)
         yield from rows_of(frames, plan, query)
         return
     with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
-            _followed(unbroken, frames)
+            came.add(frames)
             yield from rows_of(frames, plan, query)
-    _check_unbroken(stream_after(runner, plan, query), runner.link, plan, query, unbroken)
+    came.check(stream_after(runner, plan, query), runner, query)
 
 
-def _followed(unbroken: Unbroken | None, frames: Frames) -> Unbroken | None:
-    if unbroken is not None and len(frames):
-        unbroken.add(ack_tokens(frames).stream_seq)
-    return unbroken
+class _Came:
+    """What came of a range, and whether that is what was planned."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._unbroken: Unbroken | None = None
+        if plan.complete_from is not None:
+            self._unbroken = Unbroken(plan.complete_from, plan.history_through)
+        self._last: tuple[int, int] | None = None  # sequence and time
+
+    def add(self, frames: Frames) -> None:
+        """The next messages."""
+        if not len(frames):
+            return
+        tokens = ack_tokens(frames)
+        self._last = int(tokens.stream_seq[-1]), int(tokens.timestamp_ns[-1])
+        if self._unbroken is not None:
+            self._unbroken.add(tokens.stream_seq)
+
+    def check(self, info: StreamInfo, runner: Runner, query: Query) -> None:
+        """Compare with the plan; ``info`` is the stream after the last message.
+
+        Raises:
+            DataLossError: something is gone, and ``failOnDataLoss`` is set; or the stream was set
+                back, and other messages may have come than were planned.
+        """
+        plan = self._plan
+        self._check_pinned(info, runner)
+        gone = self._unbroken and self._unbroken.gone(info.first_seq, plan.end)
+        if gone:
+            Continuity(query, runner.link).aged_out(info, *gone, filters=plan.filters)
+
+    def _check_pinned(self, info: StreamInfo, runner: Runner) -> None:
+        plan = self._plan
+        if plan.pinned is None:
+            return
+        seq, planned = plan.pinned
+        found: int | None = None
+        if seq == plan.end:
+            # What was read says it best. If it did not come, it is gone, and nothing says it.
+            found = self._last[1] if self._last and self._last[0] == seq else None
+        elif (info.last_seq, info.last_time) != plan.pinned:
+            found = _time_at(runner, plan.stream, seq)
+        if found is not None and found != nanoseconds(planned):
+            # Rows of before and after are mixed: no setting makes them right, only a new plan does.
+            raise DataLossError(
+                f"stream {plan.stream} was set back while the range ({plan.start}, {plan.end}] was "
+                f"read: it has another message at {seq} than when that was planned. A batch has to "
+                f"be loaded again; a streaming query that is restarted with the option "
+                f"failOnDataLoss=false goes on after the last message that is still there"
+            )
+
+
+def _time_at(runner: Runner, stream: str, seq: int) -> int | None:
+    """The time of the leader's message at ``seq``; None if it has none, or must not be asked."""
+
+    async def look() -> int | None:
+        try:
+            message = await (await runner.link.jetstream()).message(stream, seq=seq)
+        except PermissionDeniedError as error:
+            log.info("whether the stream was set back is not known", stream=stream, error=error)
+            return None
+        return nanoseconds(message.time) if message else None
+
+    return runner.patiently(look)
 
 
 def consume(
@@ -131,11 +197,3 @@ def _check_created(info: StreamInfo, plan: Plan) -> None:
             f"loaded again; a streaming query that is restarted with the option "
             f"failOnDataLoss=false goes on with the new stream"
         )
-
-
-def _check_unbroken(
-    info: StreamInfo, link: Link, plan: Plan, query: Query, unbroken: Unbroken | None
-) -> None:
-    if unbroken is not None and unbroken.through < min(info.first_seq - 1, plan.end):
-        expected = unbroken.through + 1
-        Continuity(query, link).aged_out(info, expected, plan.end, plan.filters)

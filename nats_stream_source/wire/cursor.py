@@ -16,6 +16,7 @@ READING     deliver: position < stream_seq <= end                  READING  keep
 READING     deliver: stream_seq >= end                             DONE     keep it if it is end
 READING     heartbeat: last_consumer is not ours                   IDLE     rebuild (GAP)
 READING     heartbeat: last_stream >= end                          DONE     finish
+READING     heartbeat: none of a list came, and it is not over     IDLE     rebuild (STALE_LIST)
 READING     heartbeat: stalled, not answered yet                   READING  answer flow control
 READING     heartbeat: stalled though the answer arrived           IDLE     rebuild (STALLED)
 READING     flow control                                           READING  answer
@@ -33,6 +34,12 @@ nothing, and each answer lets it send up to twice as much. It asks when half of 
 under way is delivered, so when no more sequences are left than came since it asked last, they are
 on their way already. Where that guess is wrong (the last values are the large ones), nothing
 more comes, and the answer is given a moment later.
+
+Why a heartbeat may end a list (``last_per_subject``): the server makes it when the consumer is
+created, and where it comes to a message that was superseded or purged since, it waits; its own next
+heartbeat then takes it on by that one message. A new list has none of these. But a replica that
+lags looks the same, once its list is over: so each list that brings nothing is given twice as many
+heartbeats as the one before.
 
 Why ``last_stream >= end`` with our ``last_consumer`` is an end and ``pending == 0`` is not: the
 first says that this replica has looked at all sequences up to ``end`` and that we have all it
@@ -67,6 +74,7 @@ class Rebuild(Enum):
     CONSUMER_GONE = "consumer gone"
     RECONNECTED = "reconnected"
     STALLED = "stalled"
+    STALE_LIST = "stale list"
     NO_ANSWER = "no answer"
 
 
@@ -89,6 +97,10 @@ _NOTHING = Step()
 class Cursor:
     """One ordered consumer over ``(start, end]``.
 
+    Args:
+        list_through: the consumers begin with a list, of the last message of each subject, which
+            is over when the server has looked at this sequence; 0 where there is none.
+
     Attributes:
         position: the stream sequence up to which rows were kept; a rebuild goes on after it.
         consumer_seq: the last consumer sequence of the current consumer.
@@ -99,7 +111,7 @@ class Cursor:
             showed that the consumer has nothing more to deliver.
     """
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, list_through: int = 0) -> None:
         if not 0 <= start <= end:
             raise ValueError(f"not a range: ({start}, {end}]")
         self.start = start
@@ -115,6 +127,9 @@ class Cursor:
         self._answer_arrived = False
         self._held_back: str | None = None
         self._asked_at = start
+        self._list_through = list_through
+        self._silent = 0  # heartbeats since the last message of a list
+        self._patience = 1  # that many are too many
 
     def __repr__(self) -> str:
         return (
@@ -137,6 +152,7 @@ class Cursor:
         self._answer_arrived = False
         self._held_back = None
         self._asked_at = self.position
+        self._silent = 0
 
     def deliver(self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]) -> Step:
         """Messages of the current consumer, in the order of arrival.
@@ -165,6 +181,8 @@ class Cursor:
         if stop > first:
             self.kept += stop - first
             self.position = int(stream_seq[stop - 1])
+            self._patience = 1
+        self._silent = 0
         self._saw(last)
         if last >= self.end:
             self.state = State.DONE
@@ -186,6 +204,10 @@ class Cursor:
         if stalled is None:
             # A consumer that works, though there is nothing to deliver.
             self.fruitless = 0
+            self._silent += 1
+            if last_stream < self._list_through and self._silent >= self._patience:
+                self._patience *= 2
+                self.lost(Rebuild.STALE_LIST)
             return _NOTHING
         if stalled != self._answered:
             return self._answer(stalled)

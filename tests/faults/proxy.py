@@ -127,7 +127,7 @@ class Proxy(ThreadServer):
     Attributes:
         seen: all frames of the server; ``dropped``: those of it that did not come as they were.
         sent: all frames of the client; ``withheld``: those of it that did not come as they were.
-        connections: how many clients have connected.
+        connections: how many clients have connected, ``served`` how many of them are connected now.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Proxy(ThreadServer):
         self.dropped: list[bytes] = []
         self.sent: list[bytes] = []
         self.withheld: list[bytes] = []
-        self.connections = 0
+        self.connections = self.served = 0
         self._keep = keep
         self._open = asyncio.Event()
         self._open.set()
@@ -195,9 +195,11 @@ class Proxy(ThreadServer):
     async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self.connections += 1
         up, to_server = await asyncio.open_connection(*self._target)
+        self.served += 1
         try:
             await until_one_ends(self._pass_up(down, to_server), self._pass_down(up, to_client))
         finally:
+            self.served -= 1
             to_server.transport.abort()
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

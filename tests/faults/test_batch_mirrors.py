@@ -5,33 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from buckets import api
-from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq, wait_until
+from batch_reads import batch_reader, tasks_of
+from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
 
 from faults.batches import BATCHES, kind_of, options_of, read
-from faults.test_mirrors import answered_by
+from faults.proxy import Proxy
+from faults.test_mirrors import (
+    ENTRIES,
+    PARTS,
+    answers_with_a_part,
+    asked_a_mirror,
+    check_balance,
+    give_time_for_ranks,
+    write_with_holes,
+)
 from faults.trial import Trial
 from nats_stream_source.embedded import NatsServer
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("what", BATCHES)
-def test_a_partial_mirror_that_answers_direct_gets(shared_server: NatsServer, what: str) -> None:
-    """It has a tenth, and answers for all."""
-    trial = Trial(kind_of(what), shared_server.url).create()
-    trial.write(2000)
-    part = {
-        "name": f"{trial.name}-part",
-        "mirror": {"name": trial.stream, "opt_start_seq": 1801},
-        "mirror_direct": True,
-        "allow_direct": True,
-    }
-    api(trial.url, f"STREAM.CREATE.{part['name']}", part)
-    subject = f"{trial.prefix}k0"
-    wait_until("it answers", lambda: answered_by(trial.url, trial.stream, subject) is None)
-    for _ in range(5):
-        rows = read(trial.url, options_of(trial, what))
-        trial.check(rows)
-        assert len(rows) == 2000
+def test_a_partial_mirror_that_answers_direct_gets(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, what: str, part: str
+) -> None:
+    """What is cut into several tasks asks for ranks, and the mirror's are too few.
+
+    "now" and "as of" are one task each: they ask for no rank, and send no Direct Get at all, so the
+    mirror has no say.
+    """
+    give_time_for_ranks(monkeypatch)
+    trial = Trial(kind_of(what), shared_server.url).create(max_msgs_per_subject=1)
+    junk = write_with_holes(trial)
+    answers_with_a_part(trial, PARTS[part])
+    filters: list[dict[str, str]] = [{}]
+    if what in ("all", "stream"):
+        filters.append({"keys": "*"} if what == "all" else {"filterSubjects": f"{trial.name}.*"})
+    for narrow in filters:
+        with Proxy(shared_server.port) as proxy:
+            options = {**options_of(trial, what), **narrow}
+            tasks = [one.task.plan for one in tasks_of(batch_reader(proxy.url, **options))]
+            if what in ("all", "stream"):
+                assert asked_a_mirror(proxy)
+            rows = read(proxy.url, options)
+            assert what in ("all", "stream") or not proxy.asked("$JS.API.DIRECT.GET.")
+        trial.check(rows, lost=[junk] if narrow else [])
+        assert len(rows) == ENTRIES + (not narrow)
+        if what in ("all", "stream"):
+            check_balance([(task.start, task.end) for task in tasks], rows)
 
 
 @pytest.fixture(scope="module")

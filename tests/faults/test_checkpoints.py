@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buckets import api
+from buckets import api, publish
 from topology import wait_until
 
 from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, warnings
@@ -19,6 +19,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 
 COUNT, MORE = 200, 100
+KEPT = (30, MORE - 1)
+"""Of MORE, what a purge leaves: the loss of one is the smallest there is."""
 ACCEPT = {"failOnDataLoss": "false"}
 
 
@@ -53,12 +55,13 @@ def test_purged_after_all_was_read(trial: Trial, caplog: pytest.LogCaptureFixtur
     assert not [text for text in warnings(caplog) if "went away" in text]
 
 
-def test_purged_with_some_unread(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
-    """Of 100 unread ones 70 are gone; of current values that is the nature."""
+@pytest.mark.parametrize("kept", KEPT)
+def test_purged_with_some_unread(trial: Trial, caplog: pytest.LogCaptureFixture, kept: int) -> None:
+    """Of 100 unread ones 70 are gone, or one; of current values that is the nature."""
     first = read_all(trial)
     trial.write(MORE)
-    purge(trial, keep=30)
-    gone = range(COUNT + 1, COUNT + MORE - 30 + 1)
+    purge(trial, keep=kept)
+    gone = range(COUNT + 1, COUNT + MORE - kept + 1)
     assert trial.state()["first_seq"] == gone.stop
     if trial.kind != "kv current":
         lost = pytest.raises(DataLossError, match=f"{gone[0]} to {gone[-1]} went away")
@@ -69,20 +72,19 @@ def test_purged_with_some_unread(trial: Trial, caplog: pytest.LogCaptureFixture)
     with trial.reading(offsets=first.offsets, **ACCEPT) as second:
         second.until(trial.last)
     trial.check(first.rows + second.rows, lost=gone)
-    assert len(second.rows) == 30
+    assert len(second.rows) == kept
     told = [text for text in warnings(caplog) if f"{gone[0]} to {gone[-1]} went away" in text]
     assert len(told) == (trial.kind != "kv current")
 
 
-def test_purged_between_planning_and_reading(
-    trial: Trial, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_purged_between_planning_and_reading(trial: Trial, kept: int) -> None:
     first = read_all(trial)
     trial.write(MORE)
-    gone = range(COUNT + 1, COUNT + MORE - 30 + 1)
+    gone = range(COUNT + 1, COUNT + MORE - kept + 1)
     with trial.reading(offsets=first.offsets) as refused:
         assert refused.plan()
-        purge(trial, keep=30)
+        purge(trial, keep=kept)
         if trial.kind != "kv current":
             with pytest.raises(DataLossError, match=f"{gone[0]} to {gone[-1]} went away"):
                 refused.read()
@@ -187,12 +189,53 @@ def test_restored_to_an_earlier_sequence(
     assert len(second.rows) == after
 
 
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_set_back_past_a_checkpoint_at_a_hole(
+    nats_server: NatsServer,
+    restorable: Restorable,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    """There was no message at the checkpoint, and now there is one: the stream was set back.
+
+    What the query has read ends at a time that nobody knows, so it goes on after the checkpoint.
+    """
+    trial = Trial(kind, nats_server.url).create(max_msgs_per_subject=1)
+    trial.write(COUNT)
+    restore = restorable()
+    trial.write(MORE)
+    limit = COUNT + MORE // 2
+    superseded = trial.acknowledged[limit][0]
+    publish(trial.url, [(trial.prefix + superseded, b"again", None)])
+    with trial.reading(maxRowsPerTrigger=str(limit)) as first:
+        assert first.plan()
+        first.read()
+    assert first.seq == limit
+    assert first.offsets[-1]["time"] is None
+
+    restore()
+    for seq in range(COUNT + 1, COUNT + MORE + 1):
+        del trial.acknowledged[seq]
+    trial.write(2 * MORE)
+    lost = pytest.raises(DataLossError, match="was set back")
+    with trial.reading(offsets=first.offsets) as refused, lost:
+        refused.plan()
+    caplog.clear()
+    with trial.reading(offsets=first.offsets, **ACCEPT) as second:
+        second.drain()
+    assert len([text for text in warnings(caplog) if "was set back" in text]) == 1
+    assert second.offsets[-1]["epoch"] == 1
+    trial.check(second.rows, after=limit)
+    assert len(second.rows) == COUNT + 2 * MORE - limit
+
+
 @pytest.mark.faults  # a replica that lags looks the same for half a minute
+@pytest.mark.parametrize("kind", KINDS)
 def test_restored_between_planning_and_reading(
-    nats_server: NatsServer, restorable: Restorable
+    nats_server: NatsServer, restorable: Restorable, kind: str
 ) -> None:
     """What was planned is not there any more: never a short batch."""
-    trial = Trial("stream", nats_server.url).create()
+    trial = Trial(kind, nats_server.url).create()
     trial.write(COUNT)
     restore = restorable()
     trial.write(MORE)

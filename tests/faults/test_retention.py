@@ -88,6 +88,49 @@ def test_it_overtakes_a_split(
         trial.check(reading.rows, lost=range(200, 351))
 
 
+@pytest.mark.parametrize("more", [250, 400])
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_it_overtakes_between_splits(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, more: int
+) -> None:
+    """Of three splits the first was read when ``more`` are written, and as many go away.
+
+    They are all of the first one, which is no loss, and of the second some, or all and some of the
+    third: each split tells its own.
+    """
+    for options in ({}, ACCEPT):
+        trial = create(kind, shared_server)
+        trial.write(KEPT)
+        caplog.clear()
+        with trial.reading(minPartitions="3", **options) as reading:
+            assert reading.plan()
+            ends = [split.end for split in reading.splits]
+            assert len(ends) == 3
+            assert ends[0] < 250 < ends[1] < 400 < ends[2] == KEPT
+
+            def overtake(rows: int, trial: Trial = trial, first: int = ends[0]) -> None:
+                if rows == first:
+                    trial.write(more)
+
+            told = [
+                f" {split.start + 1} to {min(split.end, more)} went away"
+                for split in reading.splits[1:]
+                if split.start < more
+            ]
+            if options:
+                reading.read(overtake)
+                reading.drain()
+            else:
+                with pytest.raises(DataLossError, match=told[0]):
+                    reading.read(overtake)
+        assert trial.state()["first_seq"] == more + 1
+        if options:
+            trial.check(reading.rows, lost=range(ends[0] + 1, more + 1))
+            assert len(reading.rows) == ends[0] + KEPT
+            assert len(told_lost(caplog)) == len(told)
+            assert all(part in text for part, text in zip(told, told_lost(caplog), strict=True))
+
+
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_it_follows_close_behind(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str

@@ -52,7 +52,7 @@ def gather(url: str, directory: Path, seen: Events) -> Evidence:
         held={place: held(url, place) for place in STREAMS},
         attempts={place: attempts(directory, place) for place in ("full", "stream")},
         tables=[table_rows(directory, version) for version in versions],
-        history=BUCKETS,
+        buckets=frozenset(BUCKETS),
         stopped=set(seen.lost),
     )
 

@@ -14,11 +14,11 @@ end (read with another client), and the rows in the sink, in their order. It say
 ================  ==========================================================================
 
 Some acknowledged writes may go unread, since the server removes them by itself: what a later PURGE
-of the key rolled up, what had a TTL, what ``history`` later writes of the key superseded. Only keys
-that begin with ``purge.`` are purged and only keys that begin with ``ttl.`` have a TTL, so that all
-others are held to the full promise. A server's own marker, where an entry expired, is a row that
-nobody wrote, of a ``ttl.`` key; where that marker is gone too, or still to come, the table has the
-expired row. An unsure write may be there or not, but at most as often as the stream has it.
+of the key rolled up, and what had a TTL. Only keys that begin with ``purge.`` are purged and only
+keys that begin with ``ttl.`` have a TTL, so that all others are held to the full promise. A
+server's own marker, where an entry expired, is a row that nobody wrote, of a ``ttl.`` key; where
+that marker is gone too, or still to come, the table has the expired row. An unsure write may be
+there or not, but at most as often as the stream has it.
 
 ``server lost``: the source is not to blame; but if rows had been delivered that are gone, the query
 must have noticed (DataLossError), else ``loss unnoticed`` is an anomaly of its own.
@@ -26,7 +26,6 @@ must have noticed (DataLossError), else ``loss unnoticed`` is an anomaly of its 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +98,7 @@ class Evidence:
         held: the streams' messages at the end.
         attempts: of the sinks with every message: by batch id, the rows of each whole attempt.
         tables: what the table of current values held: at the end, and before it was reconciled.
-        history: messages that a stream keeps of each key.
+        buckets: places whose keys may be purged, or expire.
         stopped: places whose query stopped with DataLossError.
     """
 
@@ -107,7 +106,7 @@ class Evidence:
     held: dict[str, list[Entry]]
     attempts: dict[str, dict[int, list[list[Entry]]]]
     tables: list[list[Entry]]
-    history: dict[str, int]
+    buckets: frozenset[str]
     stopped: set[str]
 
     def rows(self, place: str) -> list[Entry]:
@@ -119,15 +118,13 @@ def judge(evidence: Evidence) -> Findings:
     """Compare everything."""
     findings = Findings()
     for place, attempts in evidence.attempts.items():
-        compacts = place in evidence.history
-        findings.merge(judge_replays(place, attempts, compacts=compacts))
+        findings.merge(judge_replays(place, attempts, compacts=place in evidence.buckets))
         findings.merge(
             judge_rows(
                 place,
                 evidence.writes[place],
                 evidence.rows(place),
                 evidence.held[place],
-                history=evidence.history.get(place),
                 stopped=place in evidence.stopped,
             )
         )
@@ -150,7 +147,6 @@ def judge_rows(
     rows: Iterable[Entry],
     held: Iterable[Entry],
     *,
-    history: int | None = None,
     stopped: bool = False,
 ) -> Findings:
     """Compare a sink that has every message with the ledger and the stream.
@@ -158,10 +154,9 @@ def judge_rows(
     Args:
         rows: in the order of the sink.
         held: the stream's messages at the end.
-        history: messages that the stream keeps of each key; None for all.
         stopped: whether the query stopped with DataLossError. What came later is not expected then.
     """
-    return _Rows(place, list(writes), list(held), history, stopped).judge(list(rows))
+    return _Rows(place, list(writes), list(held), stopped).judge(list(rows))
 
 
 class _Rows:
@@ -170,37 +165,30 @@ class _Rows:
         place: str,
         writes: list[Write],
         held: list[Entry],
-        history: int | None,
         stopped: bool,
     ) -> None:
         self.findings = Findings()
         self.place = place
-        self.history = history
         self.stopped = stopped
         self.held = {entry.seq: entry for entry in held}
         self.by_number = {write.number: write for write in writes}
         self.acked: dict[int, list[Write]] = {}
         self.unsure_markers: Counter[tuple[str, str]] = Counter()
         self.purged: dict[str, int] = {}
-        self.of_key: dict[str, set[int]] = {}  # sequences
-        self.sorted: dict[str, list[int]] = {}
         for write in writes:
             if write.seq is not None:
                 self.acked.setdefault(write.seq, []).append(write)
-                self.of_key.setdefault(write.key, set()).add(write.seq)
             elif write.operation != PUT:
                 self.unsure_markers[write.key, write.operation] += 1
 
     def judge(self, rows: list[Entry]) -> Findings:
         for entry in [*rows, *self.held.values()]:
-            self.of_key.setdefault(entry.key, set()).add(entry.seq)
             if entry.operation == PURGE:
                 self.purged[entry.key] = max(self.purged.get(entry.key, 0), entry.seq)
         for seq, writes in self.acked.items():
             for write in writes:
                 if write.operation == PURGE:
                     self.purged[write.key] = max(self.purged.get(write.key, 0), seq)
-        self.sorted = {key: sorted(sequences) for key, sequences in self.of_key.items()}
         read = self._rows(rows)
         self._unread(read)
         return self.findings
@@ -212,6 +200,8 @@ class _Rows:
         seen: set[tuple[object, int]] = set()
         read: dict[int, Entry] = {}
         greatest = 0
+        if len({row.created for row in rows}) > 1:
+            self._add("not written", "rows of two streams, and there is one")
         for row in rows:
             if (row.created, row.seq) in seen:
                 self._add("read twice", said(row))
@@ -283,11 +273,6 @@ class _Rows:
             return "purged"
         if write.key.startswith("ttl."):
             return "TTL"
-        if self.history is not None:
-            # An unsure write that was stored counts as well: a row or a message shows it.
-            newer = self.sorted[write.key]
-            if len(newer) - bisect_right(newer, write.seq) >= self.history:
-                return "superseded"
         return None
 
 

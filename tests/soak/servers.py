@@ -21,8 +21,9 @@ from topology import Cluster, free_ports, wait_until, with_user
 
 from nats_stream_source.embedded import NatsServer
 
-BUCKETS = {"full": 64, "current": 1}
-"""Each bucket's history. With 1, an entry that expires uncovers no older one."""
+BUCKETS = {"full": -1, "current": 1}
+"""Each bucket's history. Of ``full``, read with all of it, nothing is ever superseded: else none
+that is missing would prove anything. With 1, an entry that expires uncovers no older one."""
 
 STREAMS = {"full": "KV_full", "current": "KV_current", "stream": "EVENTS"}
 """By place."""

@@ -7,6 +7,7 @@ that it ended runs again.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
@@ -243,8 +244,9 @@ class Worst:
     def _until_true(self, condition: Callable[[], bool]) -> bool:
         end = time.monotonic() + _START
         while time.monotonic() < end and not self._over.wait(0.3):
-            if condition():
-                return True
+            with contextlib.suppress(NothingDoneError, *_FAILED):
+                if condition():
+                    return True
         return False
 
     def _up(self, name: str) -> None:
@@ -255,8 +257,10 @@ class Worst:
         if fault.kind == "step down meta":
             self._servers.system_call("META.LEADER.STEPDOWN")
             return "meta"
-        stream = STREAMS[fault.target]
+        stream, before = STREAMS[fault.target], self._target(fault)
         self._servers.call(f"STREAM.LEADER.STEPDOWN.{stream}")
+        if not self._until_true(lambda: self._target(fault) != before):
+            raise NothingDoneError(f"{before} leads {stream} again")
         return stream
 
     # -- between --------------------------------------------------------------------------------
@@ -267,9 +271,17 @@ class Worst:
         return harm.consumer
 
     def _reset(self, fault: Fault) -> str:
+        served = self._served()
         for proxy in self._servers.proxies.values():
             proxy.cut()
-        return "all"
+        return f"{served}"
+
+    def _served(self) -> int:
+        """How many connections there are, which is at least one."""
+        served = sum(proxy.served for proxy in self._servers.proxies.values())
+        if not served:
+            raise NothingDoneError("nobody is connected")
+        return served
 
     def _drop(self, fault: Fault) -> str:
         drawn = random.Random(f"{self._seed} {fault.at}").randrange(2**32)
@@ -296,7 +308,7 @@ class Worst:
             raise NothingDoneError("none came by")
 
     def _hold(self, fault: Fault) -> str:
-        proxies = list(self._servers.proxies.values())
+        proxies, served = list(self._servers.proxies.values()), self._served()
         for proxy in proxies:
             proxy.freeze()
         try:
@@ -304,7 +316,7 @@ class Worst:
         finally:
             for proxy in proxies:
                 proxy.thaw()
-        return "all"
+        return f"{served}"
 
     # -- the driver -----------------------------------------------------------------------------
 
