@@ -368,8 +368,11 @@ class OrderedReader:
         if said.reply is not None:
             await self._answer(self.cursor.flow_control(said.reply))
             return
+        if said.last_consumer is None or said.last_stream is None:
+            self._lost(Rebuild.GAP, "a heartbeat without its numbers")
+            return
         self._stalled = said.stalled is not None
-        step = self.cursor.heartbeat(said.last_consumer or 0, said.last_stream or 0, said.stalled)
+        step = self.cursor.heartbeat(said.last_consumer, said.last_stream, said.stalled)
         await self._answer(step)
 
     async def _answer(self, step: Step) -> None:

@@ -16,7 +16,7 @@ import pytest
 from buckets import create_bucket, put_many
 from faults.proxy import Proxy
 
-from attack.victim import PATIENCE, read
+from attack.victim import FORMATS, PATIENCE
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 
@@ -141,48 +141,65 @@ def sound(proxy: Proxy) -> dict[Kind, bytes]:
         return True
 
     proxy.verdict = look
-    read(proxy.url, bucket=BUCKET, includeHistory=True)
-    read(proxy.url, bucket=BUCKET, startSequence=ROWS - 3)
+    FORMATS["nats_kv"](proxy.url, BUCKET, None)
+    FORMATS["nats_kv"](proxy.url, BUCKET, None, startSequence=ROWS - 3)
     assert set(found) == set(KINDS)
     return found
 
 
-def outcome(proxy: Proxy, kind: Kind, damage: Callable[[bytes], bytes], first: int = 1) -> str:
+def outcome(
+    proxy: Proxy,
+    kind: Kind,
+    damage: Callable[[bytes], bytes],
+    first: int = 1,
+    reading: str = "nats_kv",
+) -> str:
     """What becomes of a query that is lied to: ``rows``, or the name of its error.
 
     Args:
         damage: from a sound answer to another one; ``first``: which one is the first to suffer.
+        reading: the format.
     """
     for patience in PATIENCE:
         liar = Liar(kind, damage, first)
-        found = _outcome(proxy, liar, small=kind == "message", patience=patience)
+        found = _outcome(proxy, liar, reading, small=kind == "message", patience=patience)
         if liar.lies or first > 1:
             return found
     raise AssertionError(f"no answer was damaged: {found}")
 
 
-def _outcome(proxy: Proxy, liar: Liar, *, small: bool, patience: float) -> str:
-    options = {"startSequence": ROWS - 3} if small else {"includeHistory": True}
+def _outcome(
+    proxy: Proxy, liar: Liar, reading: str = "nats_kv", *, small: bool = False, patience: float
+) -> str:
+    options = {"startSequence": ROWS - 3} if small else {}
     times = {"requestTimeout": patience, "connectTimeout": 0.5 * patience}
     proxy.verdict = liar
     try:
-        rows = read(proxy.url, bucket=BUCKET, **times, **options)
+        rows = FORMATS[reading](proxy.url, BUCKET, None, **times, **options)
     except NatsSourceError as error:
         return type(error).__name__
     finally:
         proxy.verdict = lambda frame: True
     expected = range(ROWS - 3 if small else 1, ROWS + 1)
-    assert [row["revision"] for row in rows] == list(expected)
+    assert [seq for seq, _ in rows] == list(expected)
+    # What is asked for one by one has its value in the answer, which is the lie.
+    assert small or [value for _, value in rows] == [b"%d" % (seq - 1) for seq in expected]
     return "rows"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# A batch of current values asks for no single message, unless some are overtaken.
+ASKED = [(reading, kind) for reading in FORMATS for kind in KINDS]
+ASKED.remove(("batch", "message"))
+
+
+@pytest.mark.parametrize(("reading", "kind"), ASKED)
 @pytest.mark.parametrize("whole", WHOLE, ids=lambda text: f"{text[:12]!r}, {len(text)}")
 def test_what_is_no_answer(
-    proxy: Proxy, sound: dict[Kind, bytes], kind: Kind, whole: bytes
+    proxy: Proxy, sound: dict[Kind, bytes], reading: str, kind: Kind, whole: bytes
 ) -> None:
     # That a consumer is deleted is not waited for at any price: the server does it by itself.
-    assert outcome(proxy, kind, lambda answer: whole) != "rows" or kind == "deletion"
+    found = outcome(proxy, kind, lambda answer: whole, reading=reading)
+    assert found != "rows" or kind == "deletion"
 
 
 @pytest.mark.parametrize("value", [..., *VALUES], ids=repr)
@@ -211,5 +228,5 @@ def damaged(at: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize("at", [("state", "first_seq"), ("state", "last_seq"), ("created",)])
 def test_what_cannot_be_is_said(proxy: Proxy, at: tuple[str, ...]) -> None:
     liar = Liar("stream_info", damaged(at, -1))
-    assert _outcome(proxy, liar, small=False, patience=PATIENCE[-1]) == "ProtocolError"
+    assert _outcome(proxy, liar, patience=PATIENCE[-1]) == "ProtocolError"
     assert liar.lies

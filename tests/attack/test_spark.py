@@ -9,8 +9,8 @@ import pytest
 from buckets import create_bucket, put_many
 from certificates import Authority
 from faults.proxy import Proxy, Verdict, is_delivery
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from queries import run_to_the_end
 
@@ -31,16 +31,24 @@ def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
         yield proxy
 
 
-def run(spark: SparkSession, checkpoint: Path, url: str, **options: object) -> list[bytes]:
+def load(spark: SparkSession, url: str, kind: str, *, stream: bool, **options: object) -> DataFrame:
+    """The bucket, in either format; its values are in ``value``."""
+    own = {"bucket": "sparked", "includeHistory": True}
+    given = {"servers": url, **(own if kind == "nats_kv" else {"stream": "KV_sparked"}), **options}
+    texts = {name: str(value) for name, value in given.items()}
+    begun = (spark.readStream if stream else spark.read).format(kind).options(**texts).load()
+    return begun if kind == "nats_kv" else begun.withColumnRenamed("data", "value")
+
+
+def run(
+    spark: SparkSession, checkpoint: Path, url: str, kind: str = "nats_kv", **options: object
+) -> list[bytes]:
     """The values that a query delivers, until it has read all there is or fails."""
     values: list[bytes] = []
-    given = {"servers": url, "bucket": "sparked", "includeHistory": True, **options}
 
     def start() -> StreamingQuery:
         return (
-            spark.readStream.format("nats_kv")
-            .options(**{name: str(value) for name, value in given.items()})
-            .load()
+            load(spark, url, kind, stream=True, **options)
             .writeStream.foreachBatch(
                 lambda batch, _: values.extend(bytes(row.value) for row in batch.collect())
             )
@@ -64,19 +72,41 @@ def acks_that_are_none() -> Verdict:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("attack", [answers_that_are_none, acks_that_are_none])
+@pytest.mark.parametrize(
+    ("kind", "attack"),
+    [
+        ("nats_kv", answers_that_are_none),
+        ("nats_kv", acks_that_are_none),
+        ("nats_stream", acks_that_are_none),
+    ],
+)
 def test_the_query_fails_and_the_session_goes_on(
-    spark: SparkSession, proxy: Proxy, tmp_path: Path, attack: Callable[[], Verdict]
+    spark: SparkSession, proxy: Proxy, tmp_path: Path, kind: str, attack: Callable[[], Verdict]
 ) -> None:
     proxy.verdict = attack()
     try:
         with pytest.raises(StreamingQueryException, match=r"ProtocolError: "):
-            run(spark, tmp_path / "checkpoint", proxy.url)
+            run(spark, tmp_path / "checkpoint", proxy.url, kind)
     finally:
         proxy.verdict = lambda frame: True
     # The same query, once the server is itself again; and not a row was lost or doubled.
-    values = run(spark, tmp_path / "checkpoint", proxy.url)
+    values = run(spark, tmp_path / "checkpoint", proxy.url, kind)
     assert values == [b"%d" % i for i in range(ROWS)]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("attack", [answers_that_are_none, acks_that_are_none])
+def test_a_batch_fails_and_the_session_goes_on(
+    spark: SparkSession, proxy: Proxy, attack: Callable[[], Verdict]
+) -> None:
+    proxy.verdict = attack()
+    try:
+        with pytest.raises(PySparkException, match=r"ProtocolError: "):
+            load(spark, proxy.url, "nats_kv", stream=False).collect()
+    finally:
+        proxy.verdict = lambda frame: True
+    rows = load(spark, proxy.url, "nats_kv", stream=False).collect()
+    assert sorted(int(row.value) for row in rows) == list(range(ROWS))
 
 
 def test_header_bombs(spark: SparkSession, proxy: Proxy, tmp_path: Path) -> None:

@@ -1,23 +1,44 @@
-"""A query as Spark runs it, without Spark: options, offsets, splits, rows, in one thread."""
+"""What is attacked, without Spark and in one thread.
+
+:func:`read` is a query as Spark runs it: options, offsets, splits, rows. :data:`VICTIMS` are the
+ways to read a bucket: the ordered reader by itself, each format as a stream, and a batch read.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+from batch_reads import read_batch
+from faults.proxy import Proxy, Verdict
+
+from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.connection import ConnectionSettings
+from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.patience import patiently
+from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.options import Mode, kv_options, stream_options
+from nats_stream_source.source import reader
 from nats_stream_source.source.planner import Planner
 from nats_stream_source.source.query import query_of
 from nats_stream_source.source.reader import read_split
 from nats_stream_source.source.runtime import Runner, drop_kept_runners
+from nats_stream_source.wire.columns import ack_tokens, payloads
 
 Row = dict[str, Any]
+
+Pair = tuple[int, bytes]
+"""A row's sequence and its value, whatever a format calls them."""
 
 HANG = 600.0
 """Seconds after which a block hangs; a busy machine, or one that watches each allocation, is slow
@@ -77,6 +98,103 @@ def read(url: str, kind: str = "nats_kv", **options: Any) -> list[Row]:
         runner.close()
         drop_kept_runners()
     return rows
+
+
+def _short(patience: float) -> dict[str, Any]:
+    """Of a consumer that is given up soon."""
+    return {"heartbeat": 0.1 * patience, "attempts": 2, "catch_up": 1.0 * patience}
+
+
+def _times(patience: float | None) -> float:
+    return 60.0 if patience is None else 1.0 * patience
+
+
+def _by_ordered_reader(url: str, bucket: str, patience: float | None) -> list[Pair]:
+    seconds = _times(patience)
+    settings = ConnectionSettings((url,), connect_timeout=seconds, request_timeout=seconds)
+
+    async def work() -> list[Pair]:
+        link = Link(settings)
+        try:
+            stream = await JetStream(await link.connection()).stream_info(f"KV_{bucket}")
+            more = {} if patience is None else _short(patience)
+            request = RangeRequest(stream.name, stream.created, 0, stream.last_seq, **more)
+            found: list[Pair] = []
+            async for frames in OrderedReader(link, request).batches():
+                numbers = ack_tokens(frames).stream_seq.tolist()
+                found += zip(numbers, payloads(frames).to_pylist(), strict=True)
+            return found
+        finally:
+            await link.drop()
+
+    with deadline():
+        return asyncio.run(work())
+
+
+def _by_format(
+    rows: Callable[..., list[Row]], url: str, bucket: str, patience: float | None, **options: Any
+) -> list[Pair]:
+    """Options as of both formats; those that name what is read are left to ``rows``."""
+    seconds = _times(patience)
+    options = {"connectTimeout": seconds, "requestTimeout": seconds, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        if patience is not None:
+            impatient = partial(reader.RangeRequest, **_short(patience))
+            patch.setattr(reader, "RangeRequest", impatient)
+        found = rows(url, bucket, **options)
+    names = ("revision", "value") if found and "revision" in found[0] else ("sequence", "data")
+    return [(row[names[0]], row[names[1]]) for row in found]
+
+
+def _kv(url: str, bucket: str, **options: Any) -> list[Row]:
+    if "startSequence" not in options:
+        options["includeHistory"] = True
+    return read(url, bucket=bucket, **options)
+
+
+def _stream(url: str, bucket: str, **options: Any) -> list[Row]:
+    return read(url, "nats_stream", stream=f"KV_{bucket}", **options)
+
+
+def _batch(url: str, bucket: str, **options: Any) -> list[Row]:
+    """The bucket as it is now."""
+    try:
+        with deadline():
+            return read_batch(url, bucket=bucket, **options)
+    finally:
+        drop_kept_runners()
+
+
+FORMATS: dict[str, Callable[..., list[Pair]]] = {
+    "nats_kv": partial(_by_format, _kv),
+    "nats_stream": partial(_by_format, _stream),
+    "batch": partial(_by_format, _batch),
+}
+"""From the server, the bucket, patience (None: all the time there is) and options to the rows."""
+
+VICTIMS = {"ordered reader": _by_ordered_reader, **FORMATS}
+
+
+def suffer(
+    proxy: Proxy, victim: str, bucket: str, verdict: Verdict, harmed: Callable[[], int]
+) -> list[Pair] | str:
+    """What becomes of a victim that reads meanwhile: its rows, or the name of its error.
+
+    It gives up sooner than one in Spark does.
+
+    Args:
+        harmed: how often ``verdict`` has done harm; what fails without any is done again.
+    """
+    for patience in PATIENCE:
+        proxy.verdict = verdict
+        try:
+            return VICTIMS[victim](proxy.url, bucket, patience)
+        except NatsSourceError as error:
+            if harmed():
+                return type(error).__name__
+        finally:
+            proxy.verdict = lambda frame: True
+    raise RuntimeError("it fails without harm")
 
 
 class Peak:

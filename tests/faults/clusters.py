@@ -1,10 +1,15 @@
-"""Clusters whose servers are looked at one by one: what each has, who leads, which one lags."""
+"""Clusters whose servers are looked at one by one: what each has, who leads, which one lags.
+
+And a query's patience with them, which is Spark's: :func:`read_patiently`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +19,14 @@ from typing import Any
 from buckets import api
 from topology import Cluster, Line, wait_until, with_user
 
-from faults.trial import Trial
+from faults.trial import Reading, Trial
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConfigurationError,
+    DataLossError,
+    NatsSourceError,
+    ProtocolError,
+)
 
 _ACCOUNTS = """
 accounts {
@@ -78,6 +89,45 @@ def create_replicated(cluster: Cluster, kind: str, count: int = 0, size: int = 0
     trial.write(count, size)
     cluster.wait_current(trial.stream)
     return trial
+
+
+NEVER = (DataLossError, ProtocolError, ConfigurationError)
+"""No trouble of a server's is one of these."""
+
+_TASK_FAILURES = 4  # as Spark's own spark.task.maxFailures
+_DEADLINE = 300.0  # seconds; only a failing test takes that long
+
+
+def read_patiently(
+    reading: Reading, seq: int, failures: int = _TASK_FAILURES, *, planner_fails: bool = False
+) -> None:
+    """Read up to ``seq``; a task that fails is run again, as Spark does, the planner is not.
+
+    Args:
+        failures: how many of one task are too many.
+        planner_fails: it may, and is asked again: as a query that is started again.
+    """
+    deadline = time.monotonic() + _DEADLINE
+    while reading.seq < seq:
+        assert time.monotonic() < deadline, f"read up to {reading.seq}, not {seq}"
+        try:
+            planned = reading.plan()
+        except NatsSourceError as error:
+            if isinstance(error, NEVER) or not planner_fails:
+                raise
+            continue
+        if planned:
+            _run_task(reading, failures, deadline)
+
+
+def _run_task(reading: Reading, failures: int, deadline: float) -> None:
+    for failed in itertools.count(1):
+        try:
+            reading.read()
+            return
+        except NatsSourceError as error:
+            if isinstance(error, NEVER) or failed == failures or time.monotonic() > deadline:
+                raise
 
 
 _MOST_ELECTIONS = 5

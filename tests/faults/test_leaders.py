@@ -7,8 +7,10 @@ while a leader goes, and after it was planned.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from topology import wait_until
@@ -19,6 +21,7 @@ from faults.harm import When
 from faults.proxy import Proxy
 from faults.trial import KINDS, Trial
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream
 
 pytestmark = pytest.mark.faults
 
@@ -105,3 +108,45 @@ def test_a_batch(cluster: WatchedCluster, what: str, whose: str) -> None:
     assert all(before is not after for before, after in changes)
     trial.check(rows)
     assert len(rows) == COUNT
+
+
+@pytest.mark.parametrize("limit", [None, "10"], ids=["found nothing", "no time for the end"])
+def test_what_the_old_leader_did_not_have(
+    cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    """It may answer a question that was put while another one took over (forced here).
+
+    Believed, its "no such message" would hide a row until the next write, or log an end that looks
+    set back to the next micro-batch.
+    """
+    trial = create_replicated(cluster, "kv", 20)
+    options = {"maxRowsPerTrigger": limit} if limit else {"keys": "*"}
+    asked: list[str] = []
+    info, message = JetStream.stream_info, JetStream.message
+
+    async def counted(self: JetStream, *args: Any, **named: Any) -> Any:
+        if asked:
+            asked.append("info")
+        return await info(self, *args, **named)
+
+    async def behind(self: JetStream, *args: Any, **named: Any) -> Any:
+        if "info" not in asked:
+            if not asked:
+                asked.append("message")
+                await asyncio.to_thread(cluster.step_down, trial.stream)
+            return None
+        return await message(self, *args, **named)
+
+    with trial.reading(connectTimeout="20", **options) as reading:
+        if not limit:
+            reading.until(20)
+            trial.write(1)
+        monkeypatch.setattr(JetStream, "stream_info", counted)
+        monkeypatch.setattr(JetStream, "message", behind)
+        wait_until("the rows are planned", reading.plan)
+        assert asked[:2] == ["message", "info"]
+        monkeypatch.undo()
+        reading.read()
+        reading.until(trial.last)
+    trial.check(reading.rows)
+    assert all(offset["time"] for offset in reading.offsets[1:])
