@@ -4,11 +4,13 @@ Run as a program with one argument, a JSON file::
 
     {"servers": "nats://…", "master": "local[8]", "conf": {…},
      "to_the_end": false,
-     "queries": [{"format": …, "options": {…}, "directory": …, "point": "reading", "batch": 0}, …]}
+     "queries": [{"format": …, "options": {…}, "directory": …, "streaming": true,
+                  "point": "reading", "batch": 0}, …]}
 
 Each query has its checkpoint in ``<directory>/checkpoint``. Its sink is idempotent: each task
 writes its rows to ``<directory>/rows/<micro-batch>-<split>.json``, all or nothing. At its point, in
-the micro-batch ``batch``, a query leaves ``<directory>/at`` and then
+the micro-batch ``batch``, a query leaves ``<directory>/at`` and then what follows. A batch read,
+which is not ``streaming``, is its micro-batch 0; it is read while the queries before it run.
 
 =============  ==============================================================================
 ``planned``    waits for ever before a row is asked for
@@ -129,13 +131,18 @@ def main(request: dict[str, Any], scratch: Path) -> None:
     for query in request["queries"]:
         directory = Path(query["directory"])
         (directory / "rows").mkdir(parents=True, exist_ok=True)
-        reads = spark.readStream.format(query["format"])
-        writes = (
-            reads.options(servers=request["servers"], **query["options"])
+        reads = spark.readStream if query["streaming"] else spark.read
+        loaded = (
+            reads.format(query["format"])
+            .options(servers=request["servers"], **query["options"])
             .load()
-            .writeStream.foreachBatch(sink(directory, query["point"], query["batch"]))
-            .option("checkpointLocation", str(directory / "checkpoint"))
         )
+        if not query["streaming"]:
+            loaded.foreachPartition(task(str(directory), 0, query["point"]))
+            continue
+        writes = loaded.writeStream.foreachBatch(
+            sink(directory, query["point"], query["batch"])
+        ).option("checkpointLocation", str(directory / "checkpoint"))
         if request.get("to_the_end"):
             writes = writes.trigger(availableNow=True)
         # One after the other: each start is a Python process.

@@ -1,9 +1,10 @@
 """Spark comes to grief at each point of a micro-batch; nothing is lost, nothing comes twice.
 
 Drivers of their own (``point_driver.py``) are killed (-9) after a micro-batch was planned, while it
-is read, and after the sink wrote it, each before it was committed, in the first one and a later
+is read, and after the sink wrote it, each before it was committed, in the first one and the next
 one; tasks fail, die and are overtaken. A new driver goes on from the same checkpoint and sink. The
-oracle: what was written, each value once and in the order of its sequence.
+oracle: what was written, each value once and in the order of its sequence; of current values, those
+that were a key's last when the query began, and all later ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 import pyspark
 import pytest
 from buckets import api, create_bucket, publish
-from leftovers import consumers, descendants
+from leftovers import consumers
 from scenario import eventually
 from sparks.cluster import standalone
 
@@ -30,63 +32,95 @@ from nats_stream_source.embedded import NatsServer
 
 pytestmark = pytest.mark.faults
 
-FIRST, LATER = 30_000, 30_000
-"""Messages of a KB before and after the first micro-batch: more than fits between a reader that
-waits and the server, so that a split can be caught in the middle."""
+COUNTS = {"large": 30_000, "small": 3000}
+"""Messages of a KB, in a bucket and a stream of each name, before and again after the first
+micro-batch. Large is more than fits between a reader that waits and the server, so that a split can
+be caught in the middle."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a query or a batch reads of a place."""
+
+    format: str
+    current: bool = False
+    streaming: bool = True
+
+    def __str__(self) -> str:
+        current = " (current values)" if self.current else ""
+        return f"{self.format}{current}{'' if self.streaming else ', a batch'}"
+
+    def options(self, place: str) -> dict[str, str]:
+        if self.format == "nats_stream":
+            return {"stream": place.upper()}
+        return {"bucket": place, **({} if self.current else {"includeHistory": "true"})}
+
+    def rows(self, first: int, later: int = 0) -> list[list[Any]]:
+        """What it has when ``first`` messages were written before it began, ``later`` since."""
+        numbers = [*range(self.current, first, 1 + self.current), *range(first, first + later)]
+        return [[i + 1, f"{i:012d}"] for i in numbers]
+
+
+KV, CURRENT, STREAM = Read("nats_kv"), Read("nats_kv", current=True), Read("nats_stream")
+BATCH_OF_CURRENT = Read("nats_kv", current=True, streaming=False)
+BATCH_OF_A_STREAM = Read("nats_stream", streaming=False)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A query, and where it is stopped."""
+    """A query, and where it is stopped in its first two micro-batches."""
 
-    format: str
+    read: Read
     point: str
-    batch: int
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """After the first one, current values are read as all others are."""
+        return (0,) if self.read.current else (0, 1)
+
+    @property
+    def place(self) -> str:
+        return "large" if self.point == "reading" else "small"
+
+    def splits(self, batch: int) -> int:
+        """Current values are one split; one that is caught in the middle is a large one."""
+        return 1 if self.point == "reading" or (self.read.current and batch == 0) else 3
 
 
 KILLED = {
-    f"{one.format}, {one.point}, micro-batch {one.batch}": one
-    for one in (
-        Point("nats_kv", "planned", 0),
-        Point("nats_kv", "reading", 1),
-        Point("nats_kv", "written", 0),
-        Point("nats_stream", "planned", 1),
-        Point("nats_stream", "reading", 0),
-        Point("nats_stream", "written", 1),
-    )
-}
-OPTIONS = {
-    "nats_kv": {"bucket": "points", "includeHistory": "true"},
-    "nats_stream": {"stream": "POINTS"},
+    f"{read}, {point}": Point(read, point)
+    for read in (KV, CURRENT, STREAM)
+    for point in ("planned", "reading", "written")
 }
 DEADLINE = 1200.0
-"""Seconds for a driver to get somewhere; six queries on a busy machine take their time."""
+"""Seconds for a driver to get somewhere; nine queries on a busy machine take their time."""
 
 
-def splits(point: Point) -> int:
-    """A split that is caught in the middle is a large one."""
-    return 3 if point.format == "nats_stream" and point.point != "reading" else 1
+def write(url: str, place: str, first: int, count: int) -> None:
+    """Numbered values, into the bucket and into the stream; each PubAck awaited.
 
-
-def write(url: str, first: int, count: int) -> None:
-    """Numbered values, into the bucket and into the stream; each PubAck awaited."""
+    Two of each key, one after the other: a later value does not take the place of an earlier one
+    that a query began with, so current values that are read again are the same.
+    """
     numbers = range(first, first + count)
-    for prefix in ("$KV.points.k", "points."):
-        publish(url, ((f"{prefix}{i % 500}", b"%012d" % i + bytes(1000), None) for i in numbers))
+    for prefix in (f"$KV.{place}.k", f"{place}."):
+        publish(url, ((f"{prefix}{i // 2}", b"%012d" % i + bytes(1000), None) for i in numbers))
 
 
-def query(point: Point, directory: Path) -> dict[str, Any]:
+def query(read: Read, place: str, directory: Path, point: str, batch: int = 0) -> dict[str, Any]:
+    """What ``point_driver.py`` is asked for."""
     return {
-        "format": point.format,
+        "format": read.format,
         "options": {
             "requestTimeout": "30",
             "connectTimeout": "30",
-            "minPartitions": str(splits(point)),
-            **OPTIONS[point.format],
+            "minPartitions": "3" if place == "small" else "1",
+            **read.options(place),
         },
         "directory": str(directory),
-        "point": point.point,
-        "batch": point.batch,
+        "streaming": read.streaming,
+        "point": point,
+        "batch": batch,
     }
 
 
@@ -110,27 +144,6 @@ def driver(request: Path, asked: dict[str, Any]) -> Iterator[subprocess.Popen[by
             process.wait()
 
 
-@contextlib.contextmanager
-def standing_still(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop a driver, its JVM and its Python processes for the block.
-
-    So all that is written meanwhile is one micro-batch, and a split of it long enough to be caught
-    in the middle.
-    """
-    stopped: list[int] = []
-    try:
-        while new := {process.pid, *descendants(process.pid)}.difference(stopped):
-            for pid in new:
-                stopped.append(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
 def rows(directory: Path) -> list[list[Any]]:
     """What the sink has, in the order of micro-batches and splits."""
 
@@ -141,68 +154,81 @@ def rows(directory: Path) -> list[list[Any]]:
     return [row for path in found for row in json.loads(path.read_text())]
 
 
-def create(url: str) -> None:
-    create_bucket(url, "points", history=64, max_msgs_per_subject=-1)
-    config = {"name": "POINTS", "subjects": ["points.>"], "allow_direct": True}
-    api(url, "STREAM.CREATE.POINTS", config)
+def create(url: str, place: str) -> None:
+    create_bucket(url, place, history=64, max_msgs_per_subject=-1)
+    config = {"name": place.upper(), "subjects": [f"{place}.>"], "allow_direct": True}
+    api(url, f"STREAM.CREATE.{place.upper()}", config)
+    write(url, place, 0, COUNTS[place])
 
 
 @pytest.fixture(scope="module")
 def killed(shared_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One driver with all queries of KILLED, killed; and one that goes on with them to the end."""
+    """All queries of KILLED: two drivers, each killed with them, and one that comes to the end."""
     root, url = tmp_path_factory.mktemp("points"), shared_server.url
-    create(url)
     places = {name: root / str(i) for i, name in enumerate(KILLED)}
-    queries = [query(KILLED[name], place) for name, place in places.items()]
-    write(url, 0, FIRST)
-    asked = {"servers": url, "master": "local[8]", "queries": queries}
-    with driver(root / "first.json", asked) as process:
+    for place in COUNTS:
+        create(url, place)
+    for batch in (0, 1):
+        some = {name: place for name, place in places.items() if batch in KILLED[name].batches}
+        asked = {"servers": url, "master": "local[4]", "queries": queries(some, batch)}
+        with driver(root / f"{batch}.json", asked) as process:
 
-        def alive() -> None:
-            assert process.poll() is None, (root / "first.log").read_text()[-3000:]
+            def alive(process: subprocess.Popen[bytes] = process, batch: int = batch) -> None:
+                assert process.poll() is None, (root / f"{batch}.log").read_text()[-3000:]
 
-        for name, place in places.items():
-            if KILLED[name].batch:
-                done = place / "checkpoint" / "commits" / "0"
-                eventually(
-                    done.exists, f"the first micro-batch of {name!r}", alive, within=DEADLINE
-                )
-        with standing_still(process):
-            write(url, FIRST, LATER)
-        for name, place in places.items():
-            eventually((place / "at").exists, name, alive, within=DEADLINE)
-    for name, place in places.items():
-        check_point(KILLED[name], place)
-    again = [{**one, "point": "", "batch": -1} for one in queries]
-    asked = {"servers": url, "master": "local[4]", "to_the_end": True, "queries": again}
-    with driver(root / "second.json", asked) as process:
-        assert process.wait(DEADLINE) == 0, (root / "second.log").read_text()[-3000:]
+            for name, directory in some.items():
+                eventually((directory / "at").exists, name, alive, within=DEADLINE)
+        for name, directory in some.items():
+            check_point(KILLED[name], directory, batch)
+            (directory / "at").unlink()
+        if batch == 0:
+            # Nobody reads meanwhile, so that all of it is the next micro-batch.
+            for place, count in COUNTS.items():
+                write(url, place, count, count)
+    last = {"servers": url, "master": "local[4]", "to_the_end": True}
+    with driver(root / "last.json", {**last, "queries": queries(places, -1)}) as process:
+        assert process.wait(DEADLINE) == 0, (root / "last.log").read_text()[-3000:]
     return places
 
 
-def check_point(one: Point, place: Path) -> None:
+def queries(places: dict[str, Path], batch: int) -> list[dict[str, Any]]:
+    """Those of ``places``, each stopped at its point in the micro-batch ``batch``."""
+    asked = ((KILLED[name], directory) for name, directory in places.items())
+    return [query(one.read, one.place, place, one.point, batch) for one, place in asked]
+
+
+def check_point(one: Point, directory: Path, batch: int) -> None:
     """It is where it should be: in the offset log, not in the commit log, in the sink or not."""
-    number = one.batch
-    assert (place / "checkpoint" / "offsets" / str(number)).exists()
-    assert not (place / "checkpoint" / "offsets" / str(number + 1)).exists()
-    assert not (place / "checkpoint" / "commits" / str(number)).exists()
-    written = len(list((place / "rows").glob(f"{number}-*.json")))
-    assert written == (splits(one) if one.point == "written" else 0)
+    offsets, commits = directory / "checkpoint" / "offsets", directory / "checkpoint" / "commits"
+    assert [(offsets / str(i)).exists() for i in (batch, batch + 1)] == [True, False]
+    assert [(commits / str(i)).exists() for i in range(batch + 1)] == [True] * batch + [False]
+    written = len(list((directory / "rows").glob(f"{batch}-*.json")))
+    assert written == (one.splits(batch) if one.point == "written" else 0)
 
 
 @pytest.mark.parametrize("name", KILLED)
 def test_the_driver_is_killed(killed: dict[str, Path], name: str) -> None:
-    expected = [[i + 1, f"{i:012d}"] for i in range(FIRST + LATER)]
-    assert rows(killed[name]) == expected
-    # Whoever came to the end of a split had the same rows, also of a micro-batch that came again.
-    for attempt in (killed[name] / "rows").glob("*.json.*"):
-        assert attempt.read_text() == attempt.with_suffix("").read_text()
+    """In its first micro-batch, and the driver that goes on in the next one."""
+    one = KILLED[name]
+    count = COUNTS[one.place]
+    assert rows(killed[name]) == one.read.rows(count, later=count)
+    # What was written and not committed came again: the same rows, however they were split.
+    came = Counter(
+        (seq, value)
+        for attempt in (killed[name] / "rows").glob("*.json.*")
+        for seq, value in json.loads(attempt.read_text())
+    )
+    assert sorted(map(list, came)) == rows(killed[name])
+    again = one.batches if one.point == "written" else ()
+    assert {times for (seq, _), times in came.items() if int(seq > count) in again} <= {2}
+    assert {times for (seq, _), times in came.items() if int(seq > count) not in again} <= {1}
 
 
-@pytest.mark.parametrize("point", ["task fails", "task dies"])
-def test_a_task_is_run_again(nats_server: NatsServer, tmp_path: Path, point: str) -> None:
+def test_a_task_is_run_again(nats_server: NatsServer, tmp_path: Path) -> None:
     """The same split, read by another attempt; the first one's rows are not in the sink."""
-    run_to_the_end(nats_server, tmp_path, point, tuple(OPTIONS), "local[3,4]")
+    reads = (KV, CURRENT, STREAM, BATCH_OF_CURRENT, BATCH_OF_A_STREAM)
+    points = tuple((read, point) for point in ("task fails", "task dies") for read in reads)
+    run_to_the_end(nats_server, tmp_path, points, "local[3,4]")
 
 
 SPECULATION = {
@@ -218,43 +244,50 @@ def test_a_task_is_overtaken(nats_server: NatsServer, tmp_path: Path) -> None:
     """Two attempts read the same split at the same time (``spark.speculation``)."""
     home, work = Path(pyspark.__file__).parent, tmp_path / "cluster"
     work.mkdir()
+    reads = (KV, STREAM, BATCH_OF_A_STREAM)  # those with several splits: Spark compares their times
     with standalone(home, work, workers=0) as cluster:
-        # Spark starts the other attempt on another host only.
+        # Spark starts the other attempt on another host only. Of four cores, one is free at least.
         for host in ("127.0.0.1", "127.0.0.2"):
             worker = cluster.start(
                 *(host, "worker.Worker", "--host", host, "--cores", "2", "--memory", "1g"),
                 cluster.url,
             )
             worker.find(r"(Successfully registered) with master")
-        run_to_the_end(
-            nats_server, tmp_path, "task slow", ("nats_stream",), cluster.url, SPECULATION
-        )
-    assert (tmp_path / "nats_stream" / "overtaken").exists(), "the slow attempt was the only one"
+        points = tuple((read, "task slow") for read in reads)
+        directories = run_to_the_end(nats_server, tmp_path, points, cluster.url, SPECULATION)
+    for directory in directories:
+        assert (directory / "overtaken").exists(), f"{directory.name}: no attempt but the slow one"
 
 
 def run_to_the_end(
     server: NatsServer,
     directory: Path,
-    point: str,
-    formats: tuple[str, ...],
+    points: tuple[tuple[Read, str], ...],
     master: str,
     conf: dict[str, str] | None = None,
-) -> None:
-    """A driver whose tasks meet ``point``; it must come to its end all the same."""
-    create(server.url)
-    write(server.url, 0, 3000)
-    queries = [query(Point(name, point, 0), directory / name) for name in formats]
+) -> list[Path]:
+    """A driver whose tasks meet ``points``; it must come to its end all the same.
+
+    Returns:
+        the directory of each.
+    """
+    create(server.url, "small")
+    directories = [directory / f"{read}, {point}" for read, point in points]
     asked = {
         "servers": server.url,
         "master": master,
         "conf": conf or {},
         "to_the_end": True,
-        "queries": queries,
+        "queries": [
+            query(read, "small", place, point)
+            for (read, point), place in zip(points, directories, strict=True)
+        ],
     }
     with driver(directory / "request.json", asked) as process:
         code = process.wait(DEADLINE)
         assert code == 0, (directory / "request.log").read_text()[-3000:]
-    for name in formats:
-        assert (directory / name / "at").exists(), "no attempt has met its trouble"
-        assert rows(directory / name) == [[i + 1, f"{i:012d}"] for i in range(3000)]
+    for (read, _), place in zip(points, directories, strict=True):
+        assert (place / "at").exists(), f"{place.name}: no attempt has met its trouble"
+        assert rows(place) == read.rows(COUNTS["small"])
     eventually(lambda: not consumers(server), "no consumer is left")
+    return directories

@@ -355,6 +355,23 @@ def splits_of(url: str, bucket: str, cores: int = 2, **options: str) -> list[Any
     return plan(url, bucket, work, cores=cores, **options)
 
 
+@pytest.mark.parametrize("keys", ["", "a.*"])
+def test_splits_of_a_range_that_ends_before_the_stream(nats_server: NatsServer, keys: str) -> None:
+    """Ranks count to the stream's end, which is none of the range's business."""
+    url = nats_server.url
+    create_bucket(url, "b")
+    put_many(url, "b", ((f"{'ab'[i % 2]}.{i}", b"v") for i in range(4000)))
+    options = {"minPartitions": "4"} | ({"keys": keys} if keys else {})
+
+    async def work(planner: Planner) -> list[Any]:
+        start = await planner.initial()
+        return list(await planner.plans(start, await planner.latest(start, 400)))
+
+    rows = [split.end - split.start for split in plan(url, "b", work, **options)]
+    assert len(rows) == 4
+    assert max(rows) <= 1.25 * sum(rows) / 4
+
+
 @pytest.mark.parametrize("keys", ["", "a.*", "a.*,b.*,c.*,d.*,e.*,f.*"])
 def test_splits_are_balanced_by_rows(nats_server: NatsServer, keys: str) -> None:
     """All but one that are left lie in the last twentieth of the stream."""

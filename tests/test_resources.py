@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 
 import pytest
 from attack.victim import peak, read, resident
-from buckets import api, create_bucket, delete_bucket, put, put_many
-from faults.proxy import Proxy, is_delivery
+from buckets import api, create_bucket, delete_bucket, publish, put, put_many
+from faults.proxy import Proxy, is_delivery, subject_of
 from leftovers import Held, connections, consumers, descendants, nothing_left
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -31,9 +32,9 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import ConnectionSettings
 from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import RangeRequest
-from nats_stream_source.options import Mode, kv_options
+from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.source.planner import Planner
-from nats_stream_source.source.query import query_of
+from nats_stream_source.source.query import Query, query_of
 from nats_stream_source.source.reader import read_split
 from nats_stream_source.source.runtime import Runner, drop_kept_runners
 from nats_stream_source.wire.columns import ack_tokens
@@ -158,14 +159,26 @@ SCENARIOS: tuple[Callable[[NatsServer], None], ...] = (
 )
 
 
+async def _no_rest(seconds: float) -> None:
+    pass
+
+
 @contextlib.contextmanager
-def asking(url: str, **options: Any) -> Iterator[tuple[Runner, Planner, Any]]:
-    """A planner as Spark's driver has one."""
+def asking(
+    url: str, *, clock: Callable[[], float] | None = None, **options: Any
+) -> Iterator[tuple[Runner, Planner, Query]]:
+    """A planner as Spark's driver has one, on one core: a range of any length is one split.
+
+    Args:
+        clock: instead of the real one; then it does not rest between two looks either.
+    """
     given = {"servers": url, "connectTimeout": "20", "requestTimeout": "20", **options}
-    query = query_of(kv_options({k: str(v) for k, v in given.items()}, Mode.STREAMING))
+    parse = stream_options if "stream" in options else kv_options
+    query = query_of(parse({k: str(v) for k, v in given.items()}, Mode.STREAMING))
     runner = Runner(query.connection)
+    own = {} if clock is None else {"clock": clock, "sleep": _no_rest}
     try:
-        yield runner, Planner(query, runner.link), query
+        yield runner, Planner(query, runner.link, cores=1, **own), query
     finally:
         runner.close()
         drop_kept_runners()
@@ -176,11 +189,11 @@ def _batches(url: str, bucket: str = "full") -> Generator[int, None, None]:
     with asking(url, bucket=bucket, includeHistory=True) as (runner, planner, query):
         start = runner.run(planner.initial())
         end = runner.run(planner.latest(start, None))
-        for plan in runner.run(planner.plans(start, end)):
-            reading = read_split(plan, query)
-            with contextlib.closing(reading):  # type: ignore[type-var]
-                for batch in reading:
-                    yield batch.num_rows
+        (plan,) = runner.run(planner.plans(start, end))
+        reading = read_split(plan, query)
+        with contextlib.closing(reading):  # type: ignore[type-var]
+            for batch in reading:
+                yield batch.num_rows
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -215,18 +228,36 @@ def test_what_is_left_is_found(server: NatsServer) -> None:
 # -- nothing grows ------------------------------------------------------------------------------
 
 
-def test_a_thousand_micro_batches(server: NatsServer) -> None:
+NEW: dict[str, dict[str, Any]] = {
+    "kv": {"bucket": "drip", "updatesOnly": True},
+    "stream": {"stream": "DRIP", "deliverPolicy": "new"},
+}
+SUBJECTS = {"kv": "$KV.drip.k", "stream": "drip."}
+
+
+@pytest.fixture
+def drip(server: NatsServer, kind: str) -> Iterator[str]:
+    """A bucket or stream with one entry; the beginning of its subjects."""
+    if kind == "kv":
+        create_bucket(server.url, "drip", history=2)
+    else:
+        api(server.url, "STREAM.CREATE.DRIP", {"name": "DRIP", "subjects": ["drip.>"]})
+    publish(server.url, [(f"{SUBJECTS[kind]}0", b"first", None)])
+    yield SUBJECTS[kind]
+    api(server.url, f"STREAM.DELETE.{'KV_drip' if kind == 'kv' else 'DRIP'}")
+
+
+@pytest.mark.parametrize("kind", ["kv", pytest.param("stream", marks=pytest.mark.faults)])
+def test_a_thousand_micro_batches(server: NatsServer, drip: str, kind: str) -> None:
     """Planned and read one after the other, as the driver and a worker do it for days."""
-    create_bucket(server.url, "drip", history=2)
-    put(server.url, "drip", "k", b"first")
     rows, before, held = 0, 0, (0, 0)
-    with nothing_left(server), asking(server.url, bucket="drip", updatesOnly=True) as asked:
+    with nothing_left(server), asking(server.url, **NEW[kind]) as asked:
         runner, planner, query = asked
         at = runner.run(planner.initial())
 
         async def write(count: int) -> None:
             connection = await runner.link.connection()
-            subjects = (f"$KV.drip.k{i}" for i in range(count))
+            subjects = (f"{drip}{i}" for i in range(count))
             await asyncio.gather(*(connection.request(subject, b"v") for subject in subjects))
 
         for number in range(1000):
@@ -237,7 +268,7 @@ def test_a_thousand_micro_batches(server: NatsServer) -> None:
             seen = []
             for plan in runner.run(planner.plans(at, end)):
                 for batch in read_split(plan, query):
-                    seen += batch.column("revision").to_pylist()
+                    seen += batch.column("revision" if kind == "kv" else "sequence").to_pylist()
             assert seen == list(range(at.stream_seq + 1, at.stream_seq + count + 1))
             at = end
             rows += len(seen)
@@ -252,6 +283,40 @@ def test_a_thousand_micro_batches(server: NatsServer) -> None:
         )
     assert rows == 100 * 40 + 900
     assert grown < 16 << 20
+
+
+@pytest.mark.parametrize("kind", ["kv", pytest.param("stream", marks=pytest.mark.faults)])
+def test_nobody_writes(server: NatsServer, drip: str, kind: str) -> None:
+    """Thousands of looks of an idle query: memory stays, and no consumer is asked for."""
+    asked: Counter[str] = Counter()
+
+    def note(frame: bytes) -> bool:
+        if frame.startswith(b"PUB "):
+            asked[".".join(subject_of(frame).split(".")[2:4])] += 1
+        return True
+
+    clock = itertools.count(0.0, 1.0).__next__  # the next look is always due
+    with (
+        nothing_left(server),
+        Proxy(server.port, upward=note, keep=0) as proxy,
+        asking(proxy.url, clock=clock, **NEW[kind]) as (runner, planner, _),
+    ):
+        at = runner.run(planner.initial())
+
+        def look(times: int) -> None:
+            for _ in range(times):
+                assert runner.run(planner.latest(at, None)) == at
+                assert planner.newest() == at
+
+        look(500)
+        before = resident()
+        asked.clear()
+        look(2500)
+        grown = resident() - before
+        connected = proxy.connections
+    assert asked == {"STREAM.INFO": 2500}
+    assert connected == 1
+    assert grown < 4 << 20
 
 
 def test_a_reader_that_pauses_longer_than_all_timers(server: NatsServer) -> None:

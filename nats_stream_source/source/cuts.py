@@ -125,17 +125,29 @@ class Cuts:
             return [end]
         counts.begin(jetstream, info, filters)
         counts.allow(_BORDER_SECONDS)
+        # A rank counts to the stream's end, and the range may end before it.
+        behind = 0 if end >= info.last_seq else await counts.after(end)
         rows = self._rows.get((start, end))
         if rows is None:
-            rows = counts.known(floor, 0)
-        if rows is None and filters:
-            # Without an answer, no rows are expected: a few of many sequences are no large range.
-            rows = await counts.about(floor) or 0
-        rows = most if rows is None else min(rows, most)
+            counted = counts.known(floor, 0)
+            if counted is None and filters:
+                counted = await counts.about(floor)
+            if counted is not None:
+                rows = max(0, counted - (behind or 0))
+            else:
+                # Without an answer, a few of many sequences are no large range.
+                rows = 0 if filters else most
+        rows = min(rows, most)
         # Below the stream's first message there is nothing to share, unless that is all there is.
         low = floor if end - floor >= parts(rows) else start
-        questions = borders(low, end, parts(rows), rows, shape=counts.shape)
-        return await answered(questions, counts.each_after)
+
+        async def within(sequences: Sequence[int]) -> list[int | None]:
+            if behind is None:
+                return [None] * len(sequences)
+            found = await counts.each_after(sequences)
+            return [None if one is None else max(0, one - behind) for one in found]
+
+        return await answered(borders(low, end, parts(rows), rows, shape=counts.shape), within)
 
     async def subjects(self, jetstream: JetStream, info: StreamInfo, filters: Sequence[str]) -> int:
         """How many subjects match the filters now; an estimate where they are too many to list."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from batch_reads import batch_reader, tasks_of
 
-from faults.trial import Row, Trial, rows_of
+from faults.trial import Each, Row, Trial, rows_of
 from nats_stream_source.source.runtime import drop_kept_runners
 
 BATCHES = ("now", "as of", "all", "stream")
@@ -29,22 +29,38 @@ def options_of(trial: Trial, what: str) -> dict[str, str]:
 
 
 def read(
-    url: str, options: dict[str, str], between: Callable[[], object] | None = None
+    url: str,
+    options: dict[str, str],
+    between: Callable[[], object] | None = None,
+    each: Each | None = None,
 ) -> list[Row]:
-    """The rows, in the order of their sequences; ``between`` is called when it is planned."""
+    """The rows, in the order of their sequences.
+
+    Args:
+        between: called when it is planned.
+        each: called between record batches, with how many rows there are so far.
+    """
     try:
-        return read_and_keep(url, options, between)
+        return read_and_keep(url, options, between, each)
     finally:
         drop_kept_runners()
 
 
 def read_and_keep(
-    url: str, options: dict[str, str], between: Callable[[], object] | None = None
+    url: str,
+    options: dict[str, str],
+    between: Callable[[], object] | None = None,
+    each: Each | None = None,
 ) -> list[Row]:
     """The same; the connection is kept for the next one, as a Python worker of Spark's does."""
     reader = batch_reader(url, **options)
     tasks = tasks_of(reader)
     if between is not None:
         between()
-    rows = [row for task in tasks for batch in reader.read(task) for row in rows_of(batch)]
+    rows: list[Row] = []
+    for task in tasks:
+        for batch in reader.read(task):
+            rows += rows_of(batch)
+            if each is not None:
+                each(len(rows))
     return sorted(rows, key=lambda row: row.seq)

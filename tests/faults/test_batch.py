@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from batch_reads import batch_reader
 
-from faults.harm import Harm, Last, Nth, Sequences, Silence, When
+from faults.batches import kind_of, options_of, read
+from faults.harm import Harm, Nth, Published, Sequences, Silence, Status, When
 from faults.proxy import CutAt, Proxy
-from faults.trial import Row, Trial, rows_of
+from faults.test_lost_frames import DeletedEarly, DeletedInTheMiddle, with_flow_control
+from faults.trial import Trial, be_patient
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.source.runtime import drop_kept_runners
 
 COUNT = 1500
+CONSUMERS = {"now": 1, "as of": 2, "all": 4, "stream": 4}
+"""How many a batch makes when nothing happens: one a split, two where the range is read twice."""
 
 
 @pytest.fixture(scope="module")
@@ -22,31 +24,16 @@ def server() -> Iterator[NatsServer]:
         yield server
 
 
-def options_of(trial: Trial, what: str) -> dict[str, str]:
-    if what == "stream":
-        return {"stream": trial.name, "minPartitions": "3"}
-    more = {"as of": {"asOfSequence": str(COUNT)}, "all": {"includeHistory": "true"}}
-    return {"bucket": trial.name, **more.get(what, {})}
-
-
-def read(url: str, options: dict[str, str]) -> list[Row]:
-    reader = batch_reader(url, **options)
-    rows: list[Row] = []
-    try:
-        for split in reader.partitions():
-            for batch in reader.read(split):
-                rows += rows_of(batch)
-    finally:
-        drop_kept_runners()
-    return rows
-
-
-HARMS: dict[str, Callable[[NatsServer], Harm]] = {
-    "messages lost": lambda server: Sequences([1, 700, 701, COUNT]),
-    "last lost": lambda server: Last(),
-    "cut": lambda server: Nth([500], CutAt(30)),
-    "silence": lambda server: Silence(700),
-    "restart": lambda server: When(700, server.restart),
+# In the first split of a batch that has several: what a consumer delivers beyond its split's end
+# can be harmed without anybody noticing.
+HARMS: dict[str, Callable[[Trial, NatsServer], Harm]] = {
+    "messages lost": lambda trial, server: Sequences([1, 300, 301, COUNT]),
+    "last lost": lambda trial, server: Sequences([COUNT // 4, COUNT]),
+    "cut": lambda trial, server: Nth([300], CutAt(30)),
+    "silence": lambda trial, server: Silence(300),
+    "restart": lambda trial, server: When(300, server.restart),
+    "deleted early": lambda trial, server: DeletedEarly(trial),
+    "deleted in the middle": lambda trial, server: DeletedInTheMiddle(trial, 300),
 }
 
 
@@ -61,14 +48,62 @@ HARMS: dict[str, Callable[[NatsServer], Harm]] = {
     ],
 )
 def test_a_batch_in_trouble(server: NatsServer, what: str, harm: str) -> None:
-    trial = Trial("stream" if what == "stream" else "kv", server.url).create()
+    trial = Trial(kind_of(what), server.url).create()
     trial.write(COUNT, size=1000)
+    options = options_of(trial, what)
     if what == "as of":
         trial.write(100)
-    done = HARMS[harm](server)
+    done = HARMS[harm](trial, server)
     with Proxy(server.port, done) as proxy:
-        rows = read(proxy.url, options_of(trial, what))
+        rows = read(proxy.url, options)
     assert done.done
-    trial.check(sorted(rows, key=lambda row: row.seq), through=COUNT)
+    if isinstance(done, DeletedEarly | DeletedInTheMiddle):
+        assert done.gone == proxy.created[:1]
+    assert len(proxy.created) > CONSUMERS[what]
+    trial.check(rows, through=COUNT)
     assert len(rows) == COUNT
     assert trial.consumers() == []
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(what, marks=pytest.mark.faults) for what in CONSUMERS if what != "stream"),
+        "stream",
+    ]
+)
+def what(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def large(what: str, server: NatsServer) -> Trial:
+    """Several windows of flow control, in each split."""
+    trial = Trial(kind_of(what), server.url).create()
+    trial.write(COUNT, size=20_000)
+    return trial
+
+
+def test_flow_control_of_a_batch_is_swallowed(
+    large: Trial, server: NatsServer, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_patient(monkeypatch, heartbeat=1.5)
+    harm = Status("FlowControl", most=2)
+    with Proxy(server.port, harm, keep=2000) as proxy:
+        rows = read(proxy.url, options_of(large, what))
+    assert harm.done == 2
+    assert len(proxy.created) == CONSUMERS[what]
+    large.check(rows)
+    assert large.consumers() == []
+
+
+def test_all_answers_of_a_batch_to_flow_control_are_swallowed(
+    large: Trial, server: NatsServer, what: str
+) -> None:
+    harm = Published("$JS.FC.")
+    with Proxy(server.port, upward=harm, keep=2000) as proxy:
+        rows = read(proxy.url, options_of(large, what))
+    assert harm.done >= 1
+    assert with_flow_control(proxy).count(True) == CONSUMERS[what]
+    assert with_flow_control(proxy).count(False) >= 1
+    large.check(rows)
+    assert large.consumers() == []

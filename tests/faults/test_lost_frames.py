@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from buckets import api
 
 from faults.harm import (
     Harm,
@@ -200,9 +199,15 @@ def test_all_answers_to_flow_control_are_swallowed(large: Trial, shared_server: 
     harm = Published("$JS.FC.")
     proxy = read_through(large, shared_server, up=harm)
     assert harm.done >= 1
+    asked = with_flow_control(proxy)
+    assert asked[0]
+    assert not asked[-1]
+
+
+def with_flow_control(proxy: Proxy) -> list[bool]:
+    """Of each consumer that was asked for, whether flow control was."""
     creations = [frame for frame in proxy.sent if b"CONSUMER.CREATE" in frame.split(b"\r\n")[0]]
-    assert b'"flow_control"' in creations[0].replace(b" ", b"")
-    assert b'"flow_control"' not in creations[-1].replace(b" ", b"")
+    return [b'"flow_control"' in frame for frame in creations]
 
 
 def test_heartbeats_are_missed(slow: Trial, shared_server: NatsServer) -> None:
@@ -223,36 +228,42 @@ def test_only_heartbeats_are_lost(plain: Trial, shared_server: NatsServer) -> No
 # -- the consumer is deleted ----------------------------------------------------------------------
 
 
-def delete_consumers(trial: Trial) -> list[str]:
-    names = trial.consumers()
-    for name in names:
-        api(trial.url, f"CONSUMER.DELETE.{trial.stream}.{name}")
-    return names
+class DeletedEarly(Harm):
+    """A consumer is deleted as its creation is confirmed: nothing of it comes, and it is gone."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._trial = trial
+        self.gone: list[str] = []
+
+    def hits(self, frame: bytes) -> bool:
+        if b"consumer_create_response" in frame and not self.gone:
+            self.gone = self._trial.delete_consumers()
+            return False
+        return is_delivery(frame) and (not self.gone or consumer_of(frame) in self.gone)
+
+
+class DeletedInTheMiddle(When):
+    """A consumer is deleted when its delivery of ``seq`` goes by."""
+
+    def __init__(self, trial: Trial, seq: int) -> None:
+        self.gone: list[str] = []
+        super().__init__(seq, lambda: self.gone.extend(trial.delete_consumers()))
 
 
 def test_the_consumer_is_deleted_in_the_middle(slow: Trial, shared_server: NatsServer) -> None:
-    gone: list[str] = []
-    harm = When(800, lambda: gone.extend(delete_consumers(slow)))
+    harm = DeletedInTheMiddle(slow, 800)
     proxy = read_through(slow, shared_server, harm)
-    assert gone == [harm.consumer] == proxy.created[:1]
+    assert harm.gone == [harm.consumer] == proxy.created[:1]
     assert len(proxy.created) > 1
 
 
 def test_the_consumer_is_deleted_before_the_first_message(
     slow: Trial, shared_server: NatsServer
 ) -> None:
-    """As its creation is confirmed: nothing of it comes, and it is gone."""
-    gone: list[str] = []
-
-    class Early(Harm):
-        def hits(self, frame: bytes) -> bool:
-            if b"consumer_create_response" in frame and not gone:
-                gone.extend(delete_consumers(slow))
-                return False
-            return is_delivery(frame) and (not gone or consumer_of(frame) in gone)
-
-    proxy = read_through(slow, shared_server, Early())
-    assert gone == proxy.created[:1]
+    harm = DeletedEarly(slow)
+    proxy = read_through(slow, shared_server, harm)
+    assert harm.gone == proxy.created[:1]
     assert len(proxy.created) > 1
 
 
@@ -268,7 +279,7 @@ def test_the_consumer_is_deleted_while_idle(shared_server: NatsServer, kind: str
             if is_delivery(frame):
                 return not gone and stream_seq(frame) == COUNT
             if not gone and is_status(frame, b"Idle Heartbeat"):
-                gone.extend(delete_consumers(trial))
+                gone.extend(trial.delete_consumers())
                 return True
             return False
 

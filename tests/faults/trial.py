@@ -48,6 +48,9 @@ from nats_stream_source.source.runtime import Runner, drop_kept_runners
 
 T = TypeVar("T")
 
+Each = Callable[[int], None]
+"""Called between record batches, with how many rows there are so far."""
+
 KINDS = ("kv", "kv current", "stream")
 KINDS_IN_TURN = (
     "kv",
@@ -147,6 +150,13 @@ class Trial:
     def consumers(self, url: str | None = None) -> list[str]:
         answer = buckets.api(url or self.url, f"CONSUMER.NAMES.{self.stream}")
         return list(answer.get("consumers") or [])
+
+    def delete_consumers(self) -> list[str]:
+        """Delete them all; their names."""
+        names = self.consumers()
+        for name in names:
+            buckets.api(self.url, f"CONSUMER.DELETE.{self.stream}.{name}")
+        return names
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -355,8 +365,8 @@ class Reading:
         self.splits = self._ask(lambda planner: planner.plans(start, end))
         self.logged = logged
 
-    def read(self, each: Callable[[int], None] | None = None) -> list[Row]:
-        """Read what was planned; ``each`` is called between record batches with the rows so far."""
+    def read(self, each: Each | None = None) -> list[Row]:
+        """Read what was planned."""
         rows: list[Row] = []
         for split in pickle.loads(pickle.dumps(self.splits)):
             for batch in read_split(split, pickle.loads(pickle.dumps(self._query))):
