@@ -275,15 +275,17 @@ def test_an_age_limit_that_nothing_has_reached(shared_server: NatsServer, bucket
     assert [row["revision"] for row in read_batch(url, bucket=bucket, asOfSequence=3)] == [3]
 
 
+@pytest.mark.parametrize("keys", [None, "*"])
 @pytest.mark.parametrize("history", [1, 2])
 def test_what_outlives_the_age_limit_after_the_plan(
-    nats_server: NatsServer, bucket: str, history: int
+    nats_server: NatsServer, bucket: str, history: int, keys: str | None
 ) -> None:
     """Nothing is later than the point, and yet its entries go away before they are read."""
     url = nats_server.url
     create_bucket(url, bucket, history, max_age=3_000_000_000)
     put_many(url, bucket, [("a", b"1"), ("b", b"1")])
-    reader = batch_reader(url, bucket=bucket, asOfSequence=2)
+    only = {"keys": keys} if keys else {}
+    reader = batch_reader(url, bucket=bucket, asOfSequence=2, **only)
     (task,) = tasks_of(reader)
     wait_until("both are gone", lambda: stream_state(url, bucket)["messages"] == 0)
     with pytest.raises(DataLossError, match=r"without a trace \(max_age\)"):

@@ -384,3 +384,26 @@ def test_spark_reads(spark: SparkSession, shared_server: NatsServer, bucket: str
     with pytest.raises(Exception, match="OptionError: option 'asOfSequence': 9 lies beyond"):
         read(asOfSequence=9)
     assert consumers(url, bucket) == []
+
+
+def test_a_ttl_uncovers_an_older_value(shared_server: NatsServer, bucket: str) -> None:
+    """Nothing is written, and yet the key's last value is another one than was listed."""
+    url = shared_server.url
+    create_bucket(url, bucket, 2, allow_msg_ttl=True)
+    older = put(url, bucket, "a", b"older")
+    put_many(url, bucket, ((f"k{i}", bytes(5000)) for i in range(6000)))
+    put(url, bucket, "a", b"newer", {"Nats-TTL": "2s"})
+    reader = batch_reader(url, bucket=bucket)
+    (task,) = tasks_of(reader)
+    found = rows_of_task(reader, task)
+    rows = [next(found)]
+
+    def last() -> int:
+        request = {"last_by_subj": f"$KV.{bucket}.a"}
+        return int(api(url, f"STREAM.MSG.GET.KV_{bucket}", request)["message"]["seq"])
+
+    # While the reader pauses, the server has not come so far in its list.
+    wait_until("the newer value is gone", lambda: last() == older)
+    rows += found
+    assert len(rows) == 6001
+    assert [row["revision"] for row in rows if row["key"] == "a"] == [older]

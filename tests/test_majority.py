@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,3 +57,24 @@ def test_a_majority(silent_for: tuple[int, ...], believed: bool) -> None:
     else:
         with pytest.raises(RequestTimeoutError, match="server a says that it leads"):
             info.check_majority()
+
+
+def led_by(leader: str, last_seq: int = 2, created: str = "2026-01-01T00:00:00Z") -> StreamInfo:
+    info = described({"name": "b", "active": 1}, {"name": "c", "active": 1})
+    config = {**info.config, "num_replicas": 3}
+    return replace(info, config=config, leader=leader, last_seq=last_seq, created=created)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [led_by("b"), led_by("a", 1), led_by("a", created="2026-01-02T00:00:00Z")],
+    ids=["another leader", "it has less", "another stream"],
+)
+def test_what_an_old_leader_did_not_have_proves_nothing(now: StreamInfo) -> None:
+    with pytest.raises(RequestTimeoutError, match="changed from a to"):
+        led_by("a").check_leads_on(now, 2)
+
+
+def test_what_the_leader_did_not_have_is_not_there() -> None:
+    led_by("a").check_leads_on(led_by("a", 3), 2)
+    described().check_leads_on(replace(described(), leader="b"), 2)  # no replicas

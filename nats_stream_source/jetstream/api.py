@@ -116,6 +116,22 @@ class StreamInfo:
                 f"{self.last_seq}"
             )
 
+    def check_leads_on(self, now: StreamInfo, through: int) -> None:
+        """Raise RequestTimeoutError unless ``now`` is of the same leader, which has ``through``.
+
+        What was asked of the leader in between and not found is then not there. Where a stream has
+        replicas, the server that led it until a moment ago may have answered, which does not have
+        what came since.
+        """
+        if self.config.get("num_replicas", 1) == 1:
+            return
+        if (now.created, now.leader) != (self.created, self.leader) or now.last_seq < through:
+            raise RequestTimeoutError(
+                f"the leader of stream {self.name} changed from {self.leader} to {now.leader} "
+                f"while it was asked"
+            )
+        now.check_majority()
+
     @classmethod
     def parse(cls, answer: dict[str, Any]) -> StreamInfo:
         """From the API's JSON object; ProtocolError when it is none of a stream."""

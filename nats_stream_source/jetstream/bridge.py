@@ -132,6 +132,7 @@ class _Tap:
         self._client = client
         self._inner: Any = client._ps
         self.inboxes: dict[int, Inbox] = {}
+        self.reads = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -145,6 +146,7 @@ class _Tap:
         self._inner.reset()
 
     async def parse(self, data: bytes = b"") -> None:
+        self.reads += 1
         try:
             await self._parse(data)
         except (OSError, nats.errors.Error):
@@ -282,6 +284,13 @@ def tapped_client() -> Client:
     client = Client()
     client._ps = _Tap(client)  # type: ignore[assignment]
     return client
+
+
+def reads(client: Client) -> int:
+    """How often something was received: whether it grows tells a slow line from a dead one."""
+    tap = client._ps
+    assert isinstance(tap, _Tap)
+    return tap.reads
 
 
 def abort(client: Client) -> None:

@@ -31,6 +31,7 @@ from nats_stream_source.jetstream.bridge import (
     Inbox,
     abort,
     open_inbox,
+    reads,
     tapped_client,
 )
 from nats_stream_source.jetstream.finishing import finish
@@ -242,16 +243,28 @@ class Connection:
         for inbox in self._inboxes:
             inbox.wake()
 
-    async def alive(self, timeout: float) -> bool:
+    async def alive(self, timeout: float, longest: float = 0.0) -> bool:
         """Whether a PING is answered within ``timeout`` seconds.
 
         The PING overtakes what nats-py has buffered and not written yet.
+
+        Args:
+            longest: wait up to so many seconds while something is received every ``timeout``
+                seconds: on a slow line a lot may stand before the PONG.
         """
-        ping = asyncio.ensure_future(self.client.rtt(timeout))  # type: ignore[arg-type]
+        most = max(timeout, longest)
+        ping = asyncio.ensure_future(self.client.rtt(most))  # type: ignore[arg-type]
         # nats-py forgets the PINGs under way when it reconnects: no reason to wait for their PONGs.
         offline = asyncio.ensure_future(self._offline.wait())
         try:
-            await asyncio.wait({ping, offline}, return_when=asyncio.FIRST_COMPLETED)
+            before = -1
+            while before != (received := reads(self.client)):
+                before = received
+                done, _ = await asyncio.wait(
+                    {ping, offline}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done or not longest:
+                    break
             if not ping.done():
                 return False
             ping.result()

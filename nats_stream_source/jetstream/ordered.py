@@ -70,6 +70,7 @@ from nats_stream_source.wire.status import Status
 log = field_logger(__name__)
 
 _PONG_DEADLINE = 2.0  # seconds; a server that does not answer for so long is taken for lost
+_SLOW_PONG = 60.0  # unless something comes: on a slow line all that is under way stands before it
 _HELD_BACK = 0.05  # seconds that an answer to flow control is held back near the end of a range
 _FIRST_PAUSE = 0.02  # seconds before a rebuild that follows a fruitless one; doubles up to …
 _LONGEST_PAUSE = 2.0
@@ -334,7 +335,8 @@ class OrderedReader:
     # -- frames ---------------------------------------------------------------------------------
 
     async def _feed(self, arrived: list[Frames]) -> None:
-        before = self.cursor.seen_through
+        cursor = self.cursor
+        before = cursor.seen_through, cursor.consumer_seq
         for frames in arrived:
             begin = 0
             for status in np.flatnonzero(~is_delivery(frames)).tolist():
@@ -342,7 +344,7 @@ class OrderedReader:
                 await self._status(frames, status)
                 begin = status + 1
             self._deliver(frames.select(slice(begin, len(frames))))
-        if self.cursor.seen_through > before:
+        if (cursor.seen_through, cursor.consumer_seq) != before:
             self._waited = 0.0
 
     def _deliver(self, frames: Frames) -> None:
@@ -423,7 +425,7 @@ class OrderedReader:
     async def _look_closer(self, inbox: Inbox, connection: Connection, silent: bool) -> None:
         """PING/PONG: all that was sent before the PONG is here when it is."""
         answered = self.cursor.unconfirmed
-        if not await connection.alive(_PONG_DEADLINE):
+        if not await connection.alive(_PONG_DEADLINE, _SLOW_PONG):
             self.cursor.lost(Rebuild.RECONNECTED)
             await self._link.drop()
             return

@@ -125,10 +125,15 @@ def _check(runner: Runner, task: BatchPlan, query: Query, seen: SubjectsSeen) ->
                 return await _unknown(await runner.link.jetstream(), task, seen, names)
 
             unknown = runner.patiently(ask)
+    removed = _removed_without_a_trace(tail.info)
     # Where nothing was later than the point, what was removed before the plan is not of that state;
-    # and nothing was removed since if as many subjects came as there were.
-    all_came = task.newest and task.subjects in (None, len(seen))
-    _report(task, query, unknown, [] if all_came else _removed_without_a_trace(tail.info))
+    # and nothing was removed since if as many subjects came as there were. Of some keys only, the
+    # number is not known: but limits remove the oldest messages first.
+    if task.subjects is None:
+        all_came = tail.info.first_seq == task.first_seq and "TTLs" not in removed
+    else:
+        all_came = task.subjects == len(seen)
+    _report(task, query, unknown, [] if task.newest and all_came else removed)
 
 
 class _Late:

@@ -35,6 +35,7 @@ class BatchPlan:
             grows, but for purges through the stream's API: the stream has no limits, and messages
             no TTL.
         newest: whether nothing had been written after the range.
+        first_seq: where the stream began when this was planned.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class BatchPlan:
     subjects: int | None
     lasting: bool
     newest: bool
+    first_seq: int
 
 
 def removed_by(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -224,4 +224,5 @@ class BatchPlanner:
             subjects=subjects,
             lasting=not removed_by(info.config),
             newest=end >= info.last_seq,
+            first_seq=info.first_seq,
         )

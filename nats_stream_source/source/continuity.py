@@ -58,7 +58,7 @@ class Continuity:
                 f"and was not read is gone",
                 "read the new stream from its beginning",
             )
-            return _new_epoch(start, info.created, 0)
+            return _new_epoch(start, info.created, max(0, info.first_seq - 1))
         if await self._set_back(start, info):
             at = await self._first_later(start, info)
             self._lost(

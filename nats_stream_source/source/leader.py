@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nats_stream_source.errors import MinLastSequenceError, RequestTimeoutError
+from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.read_after_write import reached
@@ -73,18 +73,9 @@ class Leader:
     async def confirm(self, through: int) -> None:
         """Make sure that what was just not found up to ``through`` is not there.
 
-        Where a stream has replicas, the server that led it until a moment ago may have answered,
-        which does not have what came since. So the one that leads is asked who it is.
-
         Raises:
-            RequestTimeoutError: it is another one than before, or has less by now.
+            RequestTimeoutError: another server leads the stream than before, or has less by now.
         """
-        before = self.info
-        if before.config.get("num_replicas", 1) == 1:
-            return
-        now = await self._query.look(await self.jetstream(), before.name)
-        if (now.created, now.leader) != (before.created, before.leader) or now.last_seq < through:
-            raise RequestTimeoutError(
-                f"the leader of stream {before.name} changed from {before.leader} to {now.leader} "
-                f"while it was asked"
-            )
+        if self.info.config.get("num_replicas", 1) > 1:
+            now = await self._query.look(await self.jetstream(), self.info.name)
+            self.info.check_leads_on(now, through)

@@ -54,7 +54,8 @@ def read_split(plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
         for frames in batches:
             came.add(frames)
             yield from rows_of(frames, plan, query)
-    came.check(stream_after(runner, plan, query), runner, query)
+    pinned = plan.pinned[0] if plan.pinned else 0
+    came.check(stream_after(runner, plan, query, max(plan.end, pinned)), runner, query)
 
 
 class _Came:
@@ -95,7 +96,10 @@ class _Came:
             return
         seq, planned = plan.pinned
         found: int | None = None
-        if seq == plan.end:
+        if info.last_seq < seq:
+            info.check_majority()
+            found = 0  # it is not even as far as it was
+        elif seq == plan.end:
             # What was read says it best. If it did not come, it is gone, and nothing says it.
             found = self._last[1] if self._last and self._last[0] == seq else None
         elif (info.last_seq, info.last_time) != plan.pinned:
@@ -104,7 +108,7 @@ class _Came:
             # Rows of before and after are mixed: no setting makes them right, only a new plan does.
             raise DataLossError(
                 f"stream {plan.stream} was set back while the range ({plan.start}, {plan.end}] was "
-                f"read: it has another message at {seq} than when that was planned. A batch has to "
+                f"read: at {seq} it has not what it had when that was planned. A batch has to "
                 f"be loaded again; a streaming query that is restarted with the option "
                 f"failOnDataLoss=false goes on after the last message that is still there"
             )

@@ -16,7 +16,7 @@ READING     deliver: position < stream_seq <= end                  READING  keep
 READING     deliver: stream_seq >= end                             DONE     keep it if it is end
 READING     heartbeat: last_consumer is not ours                   IDLE     rebuild (GAP)
 READING     heartbeat: last_stream >= end                          DONE     finish
-READING     heartbeat: none of a list came, and it is not over     IDLE     rebuild (STALE_LIST)
+READING     heartbeats: too many, and a list is not over           IDLE     rebuild (STALE_LIST)
 READING     heartbeat: stalled, not answered yet                   READING  answer flow control
 READING     heartbeat: stalled though the answer arrived           IDLE     rebuild (STALLED)
 READING     flow control                                           READING  answer
@@ -35,11 +35,11 @@ under way is delivered, so when no more sequences are left than came since it as
 on their way already. Where that guess is wrong (the last values are the large ones), nothing
 more comes, and the answer is given a moment later.
 
-Why a heartbeat may end a list (``last_per_subject``): the server makes it when the consumer is
+Why heartbeats may end a list (``last_per_subject``): the server makes it when the consumer is
 created, and where it comes to a message that was superseded or purged since, it waits; its own next
-heartbeat then takes it on by that one message. A new list has none of these. But a replica that
-lags looks the same, once its list is over: so each list that brings nothing is given twice as many
-heartbeats as the one before.
+heartbeat then takes it on by that one message. A new list has none of these, but begins with all
+that came before; and a replica that lags looks the same, once its list is over. So a list is given
+four heartbeats that find nothing to deliver, and each further one twice as many.
 
 Why ``last_stream >= end`` with our ``last_consumer`` is an end and ``pending == 0`` is not: the
 first says that this replica has looked at all sequences up to ``end`` and that we have all it
@@ -92,6 +92,7 @@ class Step:
 
 
 _NOTHING = Step()
+_LIST_HEARTBEATS = 4
 
 
 class Cursor:
@@ -128,8 +129,8 @@ class Cursor:
         self._held_back: str | None = None
         self._asked_at = start
         self._list_through = list_through
-        self._silent = 0  # heartbeats since the last message of a list
-        self._patience = 1  # that many are too many
+        self._idle = 0  # heartbeats of the current consumer
+        self._patience = _LIST_HEARTBEATS  # that many are too many before a list is over
 
     def __repr__(self) -> str:
         return (
@@ -152,7 +153,7 @@ class Cursor:
         self._answer_arrived = False
         self._held_back = None
         self._asked_at = self.position
-        self._silent = 0
+        self._idle = 0
 
     def deliver(self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]) -> Step:
         """Messages of the current consumer, in the order of arrival.
@@ -181,8 +182,6 @@ class Cursor:
         if stop > first:
             self.kept += stop - first
             self.position = int(stream_seq[stop - 1])
-            self._patience = 1
-        self._silent = 0
         self._saw(last)
         if last >= self.end:
             self.state = State.DONE
@@ -204,8 +203,8 @@ class Cursor:
         if stalled is None:
             # A consumer that works, though there is nothing to deliver.
             self.fruitless = 0
-            self._silent += 1
-            if last_stream < self._list_through and self._silent >= self._patience:
+            self._idle += 1
+            if last_stream < self._list_through and self._idle >= self._patience:
                 self._patience *= 2
                 self.lost(Rebuild.STALE_LIST)
             return _NOTHING

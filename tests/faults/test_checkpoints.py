@@ -6,7 +6,6 @@ the numbers of what is gone, and what was read already is told by nobody and rea
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from buckets import api, publish
 from topology import wait_until
 
-from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, warnings
+from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, keep_store, warnings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 
@@ -138,25 +137,8 @@ Restorable = Callable[[], Callable[[], None]]
 
 @pytest.fixture
 def restorable(nats_server: NatsServer, tmp_path: Path) -> Restorable:
-    """Call it to keep the server's store; call what it gives to put that in place again.
-
-    So does a server that lost power before its fsync, or a backup: acknowledged writes are gone.
-    """
-
-    def keep() -> Callable[[], None]:
-        nats_server.terminate()
-        shutil.copytree(nats_server.store / "jetstream", tmp_path / "kept")
-        nats_server.start()
-
-        def restore() -> None:
-            nats_server.kill()
-            shutil.rmtree(nats_server.store / "jetstream")
-            shutil.copytree(tmp_path / "kept", nats_server.store / "jetstream")
-            nats_server.start()
-
-        return restore
-
-    return keep
+    """Call it to keep the server's store; call what it gives to put that in place again."""
+    return lambda: keep_store(nats_server, tmp_path)
 
 
 @pytest.mark.parametrize("after", [0, 40, MORE, 2 * MORE], ids=["", "some", "as many", "more"])

@@ -7,14 +7,13 @@ accepts it, when an earlier attempt failed with just that error.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from buckets import api
 
-from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, told_lost
+from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, keep_store, told_lost
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 
@@ -88,20 +87,14 @@ def test_set_back_and_grown_before_it_is_read(
     """Other messages are there than were planned: none of them comes in two micro-batches."""
     trial = Trial(kind, nats_server.url).create()
     trial.write(COUNT)
-    kept, store = tmp_path / "kept", nats_server.store / "jetstream"
-    nats_server.terminate()
-    shutil.copytree(store, kept)
-    nats_server.start()
+    restore = keep_store(nats_server, tmp_path)
     trial.write(MORE)
     given = {**ACCEPT, "minPartitions": splits}
     with trial.reading(**given) as first:
         assert first.plan()
         assert len(first.splits) == (1 if kind == "kv current" else int(splits))
         offsets, logged = list(first.offsets), logged_of(first)
-        nats_server.kill()
-        shutil.rmtree(store)
-        shutil.copytree(kept, store)
-        nats_server.start()
+        restore()
         assert trial.state()["last_seq"] == COUNT
         for seq in range(COUNT + 1, COUNT + MORE + 1):
             del trial.acknowledged[seq]
@@ -118,3 +111,23 @@ def test_set_back_and_grown_before_it_is_read(
         second.drain()
     assert second.offsets[-1]["epoch"] == 1
     trial.check(second.rows)
+
+
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_set_back_between_two_splits(nats_server: NatsServer, tmp_path: Path, kind: str) -> None:
+    """It has grown past the end of the split that is read then, not to where the range ends."""
+    trial = Trial(kind, nats_server.url).create()
+    trial.write(COUNT)
+    restore = keep_store(nats_server, tmp_path)
+    trial.write(4 * COUNT)
+    with trial.reading(minPartitions="2") as reading:
+        assert reading.plan()
+        first, second = reading.splits
+        reading.splits = [second]
+        assert len(reading.read()) == second.end - second.start
+        restore()
+        trial.write(first.end - COUNT + 50)
+        assert first.end < trial.state()["last_seq"] < second.end
+        reading.splits = [first]
+        with pytest.raises(DataLossError, match="was set back"):
+            reading.read()

@@ -156,6 +156,16 @@ def test_a_line_of_a_modem(plain: Trial, shared_server: NatsServer) -> None:
     assert proxy.asked("$JS.FC.")
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slow_line_that_is_full(shared_server: NatsServer, kind: str) -> None:
+    """Seconds of messages stand before each PONG; a list would begin anew after each reconnect."""
+    trial = Trial(kind, shared_server.url).create()
+    trial.write(20_000, size=4000)
+    proxy = read_through(trial, shared_server, rate=8_000_000)
+    assert len(proxy.created) == 1
+
+
 # -- flow control and heartbeats ------------------------------------------------------------------
 
 

@@ -19,11 +19,13 @@ import itertools
 import json
 import logging
 import pickle
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import buckets
@@ -64,6 +66,25 @@ def crash(server: NatsServer) -> None:
     """Kill a server and start it again."""
     server.kill()
     server.start()
+
+
+def keep_store(server: NatsServer, directory: Path) -> Callable[[], None]:
+    """Keep a server's store in ``directory``; call what this gives to put it in place again.
+
+    So does a server that lost power before its fsync, or a backup: acknowledged writes are gone.
+    """
+    store, kept = server.store / "jetstream", directory / "kept"
+    server.terminate()
+    shutil.copytree(store, kept)
+    server.start()
+
+    def restore() -> None:
+        server.kill()
+        shutil.rmtree(store)
+        shutil.copytree(kept, store)
+        server.start()
+
+    return restore
 
 
 AGAIN: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}
