@@ -200,7 +200,7 @@ async def _compare(
             ):
                 if message is None or operation != "PUT":
                     gone.append(_mark(row, message, operation, created, info))
-        if gone:
+        if gone and info.replicated:
             info.check_leads_on(await look_up(jetstream, bucket), info.last_seq)
         return gone, info.last_seq
     finally:

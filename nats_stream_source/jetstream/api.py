@@ -103,6 +103,11 @@ class StreamInfo:
         most: int = self.config.get("max_consumers", -1)
         return max(0, most - self.consumers) if most > 0 else None
 
+    @property
+    def replicated(self) -> bool:
+        """Whether more than one server has the stream."""
+        return bool(self.config.get("num_replicas", 1) > 1)
+
     def check_majority(self) -> None:
         """Raise RequestTimeoutError where another server may lead the stream by now.
 
@@ -123,7 +128,7 @@ class StreamInfo:
         replicas, the server that led it until a moment ago may have answered, which does not have
         what came since.
         """
-        if self.config.get("num_replicas", 1) == 1:
+        if not self.replicated:
             return
         if (now.created, now.leader) != (self.created, self.leader) or now.last_seq < through:
             raise RequestTimeoutError(

@@ -257,13 +257,12 @@ class Connection:
         # nats-py forgets the PINGs under way when it reconnects: no reason to wait for their PONGs.
         offline = asyncio.ensure_future(self._offline.wait())
         try:
-            before = -1
-            while before != (received := reads(self.client)):
-                before = received
+            while True:
+                before = reads(self.client)
                 done, _ = await asyncio.wait(
                     {ping, offline}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                if done or not longest:
+                if done or not longest or reads(self.client) == before:
                     break
             if not ping.done():
                 return False

@@ -74,7 +74,7 @@ async def _look(jetstream: JetStream, info: ConsumerInfo, min_last_seq: int) -> 
         # Another leader than the one that had it: one elected since, or deposed and not aware.
         await asyncio.sleep(_HEARTBEAT)
         return False
-    if stream.config.get("num_replicas", 1) == 1:
+    if not stream.replicated:
         return True
     # Elections move both leaders, so both are asked for each time.
     server = ConsumerInfo.parse(await jetstream.consumer_info(info.stream, info.name)).leader

@@ -221,7 +221,7 @@ class OrderedReader:
         """The server that leads the stream and has ``end``; None where there is only one store."""
         request = self.request
         info = await jetstream.stream_info(request.stream)
-        if info.config.get("num_replicas", 1) == 1:
+        if not info.replicated:
             return None
         if info.leader is None or info.last_seq < request.target:
             raise RequestTimeoutError(

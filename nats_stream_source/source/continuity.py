@@ -40,6 +40,25 @@ async def time_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | Non
     return message.time if message else None
 
 
+async def was_set_back(jetstream: JetStream, info: StreamInfo, seq: int, time: str | None) -> bool:
+    """Whether a stream that had a message of ``time`` at ``seq`` was set back since.
+
+    Args:
+        info: the stream as its leader has it now.
+        time: None where there was no message.
+    """
+    if info.last_seq < seq:
+        info.check_majority()
+        return True
+    if info.last_seq == seq and info.last_time == time:
+        return False
+    # The stream info alone proves nothing: a server that was killed after the last message was
+    # deleted has no time for it any more. And where there was no time, there was no message; the
+    # server gives no sequence out twice.
+    message = await jetstream.message(info.name, seq=seq)
+    return message is not None and message.time != time
+
+
 class Continuity:
     """Compares offsets with the stream as its leader has it now."""
 
@@ -155,16 +174,8 @@ class Continuity:
     async def _set_back(self, offset: Offset, info: StreamInfo) -> bool:
         if offset.time is None and offset.stream_seq == offset.origin:
             return False  # a start that was chosen beyond the end waits
-        if info.last_seq < offset.stream_seq:
-            info.check_majority()
-            return True
-        if info.last_seq == offset.stream_seq and info.last_time == offset.time:
-            return False
-        # The stream info alone proves nothing: a server that was killed after the last message was
-        # deleted has no time for it any more. And where the offset has no time, there was no
-        # message; the server gives no sequence out twice.
-        message = await (await self._link.jetstream()).message(info.name, seq=offset.stream_seq)
-        return message is not None and message.time != offset.time
+        jetstream = await self._link.jetstream()
+        return await was_set_back(jetstream, info, offset.stream_seq, offset.time)
 
     async def _first_later(self, start: Offset, info: StreamInfo) -> int:
         """The sequence before the first message that is later than ``start.time``."""

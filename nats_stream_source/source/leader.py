@@ -76,6 +76,6 @@ class Leader:
         Raises:
             RequestTimeoutError: another server leads the stream than before, or has less by now.
         """
-        if self.info.config.get("num_replicas", 1) > 1:
+        if self.info.replicated:
             now = await self._query.look(await self.jetstream(), self.info.name)
             self.info.check_leads_on(now, through)

@@ -32,3 +32,8 @@ class Plan:
     complete_from: int | None = None
     history_through: int = 0
     pinned: tuple[int, str] | None = None
+
+    @property
+    def known(self) -> int:
+        """The last sequence that the stream is known to have had when this was planned."""
+        return max(self.end, self.pinned[0]) if self.pinned else self.end

@@ -148,7 +148,7 @@ class Planner:
             return []
         per_subject = self._per_subject(end, first, last)
         complete = self._query.complete(self._leader.content) and not per_subject
-        if complete and not planned:
+        if not planned and not per_subject:
             self._continuity.still_has(info, first, end, last)
         history_through = self._continuity.history_through(first, end)
         plans = []

@@ -21,7 +21,7 @@ from nats_stream_source.jetstream.ordered import OrderedReader
 from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.source.continuity import Continuity
+from nats_stream_source.source.continuity import Continuity, was_set_back
 from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.query import Query
 from nats_stream_source.source.runtime import Runner, kept_runner
@@ -54,8 +54,7 @@ def read_split(plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
         for frames in batches:
             came.add(frames)
             yield from rows_of(frames, plan, query)
-    pinned = plan.pinned[0] if plan.pinned else 0
-    came.check(stream_after(runner, plan, query, max(plan.end, pinned)), runner, query)
+    came.check(stream_after(runner, plan, query), runner, query)
 
 
 class _Came:
@@ -94,17 +93,12 @@ class _Came:
         plan = self._plan
         if plan.pinned is None:
             return
-        seq, planned = plan.pinned
-        found: int | None = None
-        if info.last_seq < seq:
-            info.check_majority()
-            found = 0  # it is not even as far as it was
-        elif seq == plan.end:
-            # What was read says it best. If it did not come, it is gone, and nothing says it.
-            found = self._last[1] if self._last and self._last[0] == seq else None
-        elif (info.last_seq, info.last_time) != plan.pinned:
-            found = _time_at(runner, plan.stream, seq)
-        if found is not None and found != nanoseconds(planned):
+        seq, time = plan.pinned
+        if self._last is not None and self._last[0] == seq <= info.last_seq:
+            back = self._last[1] != nanoseconds(time)  # what was read says it best
+        else:
+            back = _was_set_back(runner, info, seq, time)
+        if back:
             # Rows of before and after are mixed: no setting makes them right, only a new plan does.
             raise DataLossError(
                 f"stream {plan.stream} was set back while the range ({plan.start}, {plan.end}] was "
@@ -114,18 +108,17 @@ class _Came:
             )
 
 
-def _time_at(runner: Runner, stream: str, seq: int) -> int | None:
-    """The time of the leader's message at ``seq``; None if it has none, or must not be asked."""
+def _was_set_back(runner: Runner, info: StreamInfo, seq: int, time: str) -> bool:
+    """As :func:`was_set_back`; False where the leader must not be asked."""
 
-    async def look() -> int | None:
+    async def ask() -> bool:
         try:
-            message = await (await runner.link.jetstream()).message(stream, seq=seq)
+            return await was_set_back(await runner.link.jetstream(), info, seq, time)
         except PermissionDeniedError as error:
-            log.info("whether the stream was set back is not known", stream=stream, error=error)
-            return None
-        return nanoseconds(message.time) if message else None
+            log.info("whether it was set back is not known", stream=info.name, error=error)
+            return False
 
-    return runner.patiently(look)
+    return runner.patiently(ask)
 
 
 def consume(
@@ -177,13 +170,13 @@ async def _small(link: Link, plan: Plan, query: Query) -> tuple[Frames, StreamIn
 def stream_after(runner: Runner, plan: Plan, query: Query, known: int | None = None) -> StreamInfo:
     """The stream after the read, as its leader has it; DataLossError when it is another one.
 
-    ``known`` is the last sequence that it had, ``plan.end`` if None: a leader that has less is
+    ``known`` is the last sequence that it had, the plan's if None: a leader that has less is
     believed where it has a majority.
     """
 
     async def look() -> StreamInfo:
         info = await query.look(await runner.link.jetstream(), plan.stream)
-        if info.last_seq < (plan.end if known is None else known):
+        if info.last_seq < (plan.known if known is None else known):
             info.check_majority()
         return info
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from buckets import create_bucket, put_many
 from faults.proxy import Proxy
 
-from attack.victim import FORMATS, PATIENCE
+from attack.victim import FORMATS, PATIENCE, attacked
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 
@@ -123,9 +122,7 @@ class Liar:
 
 @pytest.fixture(scope="module")
 def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    create_bucket(shared_server.url, BUCKET, history=2)
-    put_many(shared_server.url, BUCKET, ((f"k{i}", b"%d" % i) for i in range(ROWS)))
-    with Proxy(shared_server.port, keep=0) as proxy:
+    with attacked(shared_server, BUCKET, ROWS) as proxy:
         yield proxy
 
 

@@ -15,7 +15,7 @@ from buckets import create_bucket, publish, put_many
 from faults.proxy import Proxy, is_delivery, is_status, with_header
 
 from attack import victim
-from attack.victim import FORMATS, peak, read
+from attack.victim import FORMATS, attacked, peak, read
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.frames import Framer
@@ -27,9 +27,7 @@ SENT = [(seq, b"%d" % (seq - 1)) for seq in range(1, ROWS + 1)]
 
 @pytest.fixture(scope="module")
 def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    create_bucket(shared_server.url, BUCKET, history=2)
-    put_many(shared_server.url, BUCKET, ((f"k{i}", b"%d" % i) for i in range(ROWS)))
-    with Proxy(shared_server.port, keep=0) as proxy:
+    with attacked(shared_server, BUCKET, ROWS) as proxy:
         yield proxy
 
 

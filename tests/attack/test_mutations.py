@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from buckets import create_bucket, put_many
 from faults.proxy import After, CutAt, Outcome, Proxy, Twice, is_delivery, is_status
 
 from attack.test_answers import payload
-from attack.victim import VICTIMS, Pair, suffer
+from attack.victim import VICTIMS, Pair, attacked, suffer
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, ProtocolError
 
@@ -32,9 +31,7 @@ SENT = {seq: b"%d" % (seq - 1) for seq in range(1, ROWS + 1)}
 
 @pytest.fixture(scope="module")
 def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    create_bucket(shared_server.url, BUCKET, history=2)
-    put_many(shared_server.url, BUCKET, ((f"k{i}", b"%d" % i) for i in range(ROWS)))
-    with Proxy(shared_server.port, keep=0) as proxy:
+    with attacked(shared_server, BUCKET, ROWS) as proxy:
         yield proxy
 
 

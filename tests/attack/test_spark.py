@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from buckets import create_bucket, put_many
 from certificates import Authority
 from faults.proxy import Proxy, Verdict, is_delivery
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -17,6 +16,7 @@ from queries import run_to_the_end
 from attack.rogue import Rogue, greeting
 from attack.test_answers import Liar
 from attack.test_frames import Once, bomb
+from attack.victim import attacked
 from nats_stream_source.embedded import NatsServer
 
 SECRET = "xyzzy-marker"
@@ -25,9 +25,7 @@ ROWS = 100
 
 @pytest.fixture(scope="module")
 def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    create_bucket(shared_server.url, "sparked", history=2)
-    put_many(shared_server.url, "sparked", ((f"k{i}", b"%d" % i) for i in range(ROWS)))
-    with Proxy(shared_server.port, keep=0) as proxy:
+    with attacked(shared_server, "sparked", ROWS) as proxy:
         yield proxy
 
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 from batch_reads import read_batch
+from buckets import create_bucket, put_many
 from faults.proxy import Proxy, Verdict
 
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.connection import ConnectionSettings
@@ -36,6 +38,16 @@ from nats_stream_source.source.runtime import Runner, drop_kept_runners
 from nats_stream_source.wire.columns import ack_tokens, payloads
 
 Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def attacked(server: NatsServer, bucket: str, rows: int) -> Iterator[Proxy]:
+    """A proxy to a new bucket that keeps two revisions a key; the keys' values count up from 0."""
+    create_bucket(server.url, bucket, history=2)
+    put_many(server.url, bucket, ((f"k{i}", b"%d" % i) for i in range(rows)))
+    with Proxy(server.port, keep=0) as proxy:
+        yield proxy
+
 
 Pair = tuple[int, bytes]
 """A row's sequence and its value, whatever a format calls them."""

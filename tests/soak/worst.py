@@ -7,7 +7,6 @@ that it ended runs again.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import shutil
 import signal
@@ -244,9 +243,8 @@ class Worst:
     def _until_true(self, condition: Callable[[], bool]) -> bool:
         end = time.monotonic() + _START
         while time.monotonic() < end and not self._over.wait(0.3):
-            with contextlib.suppress(NothingDoneError, *_FAILED):
-                if condition():
-                    return True
+            if condition():
+                return True
         return False
 
     def _up(self, name: str) -> None:
@@ -259,9 +257,15 @@ class Worst:
             return "meta"
         stream, before = STREAMS[fault.target], self._target(fault)
         self._servers.call(f"STREAM.LEADER.STEPDOWN.{stream}")
-        if not self._until_true(lambda: self._target(fault) != before):
+        if not self._until_true(lambda: self._led_by_another(fault, before)):
             raise NothingDoneError(f"{before} leads {stream} again")
         return stream
+
+    def _led_by_another(self, fault: Fault, before: str) -> bool:
+        try:
+            return self._target(fault) != before
+        except (NothingDoneError, *_FAILED):
+            return False  # the election is not over
 
     # -- between --------------------------------------------------------------------------------
 
