@@ -104,6 +104,17 @@ class Line(ThreadServer):
 # Clusters
 
 
+SYSTEM_ACCOUNT = """
+accounts {
+    SYS { users [ {user: sys, password: sys} ] }
+    APP { jetstream: enabled, users [ {user: app, password: app} ] }
+}
+system_account: SYS
+no_auth_user: app
+"""
+"""Only the system account may tell the meta leader to step down; all others need no password."""
+
+
 class Cluster:
     """Servers ``n1``, ``n2``, … with routes between all of them; a context manager.
 

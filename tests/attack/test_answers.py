@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from faults.proxy import Proxy
 
+from attack.damage import KINDS, Liar, payload
 from attack.victim import FORMATS, PATIENCE, attacked
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
@@ -54,25 +55,6 @@ WHOLE = (
     b"[" + b"0," * (4 << 20) + b"0]",
 )
 
-Kind = str
-KINDS = {
-    "stream_info": "stream_info_response",
-    "message": "stream_msg_get_response",
-    "consumer": "consumer_create_response",
-    "deletion": "consumer_delete_response",
-}
-
-
-def payload(frame: bytes) -> bytes:
-    """What a MSG carries; an HMSG is no answer of the API."""
-    line, _, rest = frame.partition(b"\r\n")
-    return rest[: int(line.split(b" ")[-1])] if line.startswith(b"MSG ") else b""
-
-
-def with_payload(frame: bytes, other: bytes) -> bytes:
-    words = frame.split(b"\r\n", 1)[0].split(b" ")
-    return b"%s %d\r\n%s\r\n" % (b" ".join(words[:-1]), len(other), other)
-
 
 def places(found: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in a JSON value, from the outside in."""
@@ -100,26 +82,6 @@ def changed(found: Any, at: tuple[Any, ...], value: Any) -> Any:
     return other
 
 
-class Liar:
-    """A proxy's verdict: damages all answers of one kind, from the ``first``-th on."""
-
-    def __init__(self, kind: Kind, damage: Callable[[bytes], bytes], first: int = 1) -> None:
-        self._type = KINDS[kind].encode()
-        self._damage = damage
-        self._left = first
-        self.lies = 0
-
-    def __call__(self, frame: bytes) -> bool | bytes:
-        answer = payload(frame)
-        if self._type not in answer[:120]:
-            return True
-        self._left -= 1
-        if self._left > 0:
-            return True
-        self.lies += 1
-        return with_payload(frame, self._damage(answer))
-
-
 @pytest.fixture(scope="module")
 def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
     with attacked(shared_server, BUCKET, ROWS) as proxy:
@@ -127,9 +89,9 @@ def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def sound(proxy: Proxy) -> dict[Kind, bytes]:
+def sound(proxy: Proxy) -> dict[str, bytes]:
     """One sound answer of each kind."""
-    found: dict[Kind, bytes] = {}
+    found: dict[str, bytes] = {}
 
     def look(frame: bytes) -> bool:
         for kind, name in KINDS.items():
@@ -146,7 +108,7 @@ def sound(proxy: Proxy) -> dict[Kind, bytes]:
 
 def outcome(
     proxy: Proxy,
-    kind: Kind,
+    kind: str,
     damage: Callable[[bytes], bytes],
     first: int = 1,
     reading: str = "nats_kv",
@@ -192,7 +154,7 @@ ASKED.remove(("batch", "message"))
 @pytest.mark.parametrize(("reading", "kind"), ASKED)
 @pytest.mark.parametrize("whole", WHOLE, ids=lambda text: f"{text[:12]!r}, {len(text)}")
 def test_what_is_no_answer(
-    proxy: Proxy, sound: dict[Kind, bytes], reading: str, kind: Kind, whole: bytes
+    proxy: Proxy, sound: dict[str, bytes], reading: str, kind: str, whole: bytes
 ) -> None:
     # That a consumer is deleted is not waited for at any price: the server does it by itself.
     found = outcome(proxy, kind, lambda answer: whole, reading=reading)
@@ -202,7 +164,7 @@ def test_what_is_no_answer(
 @pytest.mark.parametrize("value", [..., *VALUES], ids=repr)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_place_of_every_answer(
-    proxy: Proxy, sound: dict[Kind, bytes], kind: Kind, value: Any
+    proxy: Proxy, sound: dict[str, bytes], kind: str, value: Any
 ) -> None:
     for at in places(json.loads(sound[kind])):
         if kind == "consumer" and at[0] == "config":

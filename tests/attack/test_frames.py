@@ -15,6 +15,7 @@ from buckets import create_bucket, publish, put_many
 from faults.proxy import Proxy, is_delivery, is_status, with_header
 
 from attack import victim
+from attack.damage import Once, bomb, token, with_block, with_reply, with_size
 from attack.victim import FORMATS, attacked, peak, read
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ProtocolError
@@ -47,75 +48,6 @@ def suffer(
         return "cut"
     assert found == SENT
     return "rows"
-
-
-class Once:
-    """Does harm to the ``at``-th frame of a kind, or to all from there on."""
-
-    def __init__(
-        self, kind: Callable[[bytes], bool], harm: Callable[[bytes], bytes], always: bool, at: int
-    ) -> None:
-        self._kind, self._harm, self._always, self._at = kind, harm, always, at
-        self.done = 0
-        self._seen = 0
-
-    def __call__(self, frame: bytes) -> bool | bytes:
-        if not self._kind(frame):
-            return True
-        self._seen += 1
-        if self._seen < self._at or (self.done and not self._always):
-            return True
-        self.done += 1
-        return self._harm(frame)
-
-
-def line_of(frame: bytes) -> tuple[list[bytes], bytes]:
-    line, rest = frame.split(b"\r\n", 1)
-    return line.split(b" "), rest
-
-
-def with_reply(frame: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """A delivery with another reply subject."""
-    words, rest = line_of(frame)
-    words[3] = change(words[3])
-    return b" ".join(words) + b"\r\n" + rest
-
-
-def token(number: int, text: bytes) -> Callable[[bytes], bytes]:
-    """Puts ``text`` in the place of a token of the ACK subject."""
-
-    def change(reply: bytes) -> bytes:
-        tokens = reply.split(b".")
-        tokens[number] = text
-        return b".".join(tokens)
-
-    return lambda frame: with_reply(frame, change)
-
-
-def with_size(frame: bytes, size: bytes) -> bytes:
-    words, rest = line_of(frame)
-    return b" ".join([*words[:-1], size]) + b"\r\n" + rest
-
-
-def bomb(frame: bytes, lines: int = 10_000, text: bytes = b"a: b") -> bytes:
-    """The delivery with a header block of so many lines."""
-    words, rest = line_of(frame)
-    block = b"NATS/1.0\r\n" + (text + b"\r\n") * lines + b"\r\n"
-    value = rest[: int(words[-1])]
-    sizes = b"%d %d" % (len(block), len(block) + len(value))
-    return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
-
-
-def with_block(block: bytes) -> Callable[[bytes], bytes]:
-    """The delivery with these bytes for a header block."""
-
-    def harm(frame: bytes) -> bytes:
-        words, rest = line_of(frame)
-        value = rest[: int(words[-1])]
-        sizes = b"%d %d" % (len(block), len(block) + len(value))
-        return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
-
-    return harm
 
 
 DELIVERIES: dict[str, Callable[[bytes], bytes]] = {

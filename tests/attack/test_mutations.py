@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 from faults.proxy import After, CutAt, Outcome, Proxy, Twice, is_delivery, is_status
 
-from attack.test_answers import payload
+from attack.damage import payload
 from attack.victim import VICTIMS, Pair, attacked, suffer
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, ProtocolError

@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from queries import run_to_the_end
 
+from attack.damage import Liar, Once, bomb
 from attack.rogue import Rogue, greeting
-from attack.test_answers import Liar
-from attack.test_frames import Once, bomb
 from attack.victim import attacked
 from nats_stream_source.embedded import NatsServer
 

@@ -135,6 +135,29 @@ class When(Harm):
         return consumer_of(frame) == self.consumer
 
 
+class DeletedEarly(Harm):
+    """A consumer is deleted as its creation is confirmed: nothing of it comes, and it is gone."""
+
+    def __init__(self, delete: Callable[[], list[str]]) -> None:
+        super().__init__()
+        self._delete = delete
+        self.gone: list[str] = []
+
+    def hits(self, frame: bytes) -> bool:
+        if b"consumer_create_response" in frame and not self.gone:
+            self.gone = self._delete()
+            return False
+        return is_delivery(frame) and (not self.gone or consumer_of(frame) in self.gone)
+
+
+class DeletedInTheMiddle(When):
+    """A consumer is deleted when its delivery of ``seq`` goes by."""
+
+    def __init__(self, delete: Callable[[], list[str]], seq: int) -> None:
+        self.gone: list[str] = []
+        super().__init__(seq, lambda: self.gone.extend(delete()))
+
+
 class Silence(Harm):
     """From the delivery of ``seq`` on, nothing of that consumer comes, its heartbeats neither."""
 

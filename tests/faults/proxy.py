@@ -185,6 +185,12 @@ class Proxy(ThreadServer):
         return [subject.split(".")[5] for subject in asked]
 
     @property
+    def flow_controlled(self) -> list[bool]:
+        """Of each consumer that was asked for, whether flow control was."""
+        creations = [frame for frame in self.sent if b"CONSUMER.CREATE" in frame.split(b"\r\n")[0]]
+        return [b'"flow_control"' in frame for frame in creations]
+
+    @property
     def deleted(self) -> list[str]:
         """The names of the consumers whose deletion was asked for, in order."""
         asked = self.asked("$JS.API.CONSUMER.DELETE.")

@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from faults.batches import kind_of, options_of, read
-from faults.harm import Harm, Nth, Published, Sequences, Silence, Status, When
+from faults.harm import (
+    DeletedEarly,
+    DeletedInTheMiddle,
+    Harm,
+    Nth,
+    Published,
+    Sequences,
+    Silence,
+    Status,
+    When,
+)
 from faults.proxy import CutAt, Proxy
-from faults.test_lost_frames import DeletedEarly, DeletedInTheMiddle, with_flow_control
 from faults.trial import Trial, be_patient
 from nats_stream_source.embedded import NatsServer
 
@@ -32,8 +41,8 @@ HARMS: dict[str, Callable[[Trial, NatsServer], Harm]] = {
     "cut": lambda trial, server: Nth([300], CutAt(30)),
     "silence": lambda trial, server: Silence(300),
     "restart": lambda trial, server: When(300, server.restart),
-    "deleted early": lambda trial, server: DeletedEarly(trial),
-    "deleted in the middle": lambda trial, server: DeletedInTheMiddle(trial, 300),
+    "deleted early": lambda trial, server: DeletedEarly(trial.delete_consumers),
+    "deleted in the middle": lambda trial, server: DeletedInTheMiddle(trial.delete_consumers, 300),
 }
 
 
@@ -103,7 +112,7 @@ def test_all_answers_of_a_batch_to_flow_control_are_swallowed(
     with Proxy(server.port, upward=harm, keep=2000) as proxy:
         rows = read(proxy.url, options_of(large, what))
     assert harm.done >= 1
-    assert with_flow_control(proxy).count(True) == CONSUMERS[what]
-    assert with_flow_control(proxy).count(False) >= 1
+    assert proxy.flow_controlled.count(True) == CONSUMERS[what]
+    assert proxy.flow_controlled.count(False) >= 1
     large.check(rows)
     assert large.consumers() == []

@@ -6,7 +6,6 @@ the numbers of what is gone, and what was read already is told by nobody and rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,24 +131,15 @@ def test_made_again_between_planning_and_reading(trial: Trial) -> None:
 # -- set back -------------------------------------------------------------------------------------
 
 
-Restorable = Callable[[], Callable[[], None]]
-
-
-@pytest.fixture
-def restorable(nats_server: NatsServer, tmp_path: Path) -> Restorable:
-    """Call it to keep the server's store; call what it gives to put that in place again."""
-    return lambda: keep_store(nats_server, tmp_path)
-
-
 @pytest.mark.parametrize("after", [0, 40, MORE, 2 * MORE], ids=["", "some", "as many", "more"])
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_restored_to_an_earlier_sequence(
-    nats_server: NatsServer, restorable: Restorable, kind: str, after: int
+    nats_server: NatsServer, tmp_path: Path, kind: str, after: int
 ) -> None:
     """With ``after`` more writes before the checkpoint is used again."""
     trial = Trial(kind, nats_server.url).create()
     trial.write(COUNT)
-    restore = restorable()
+    restore = keep_store(nats_server, tmp_path)
     trial.write(MORE)
     first = read_all(trial)
     trial.check(first.rows)
@@ -174,7 +164,7 @@ def test_restored_to_an_earlier_sequence(
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_set_back_past_a_checkpoint_at_a_hole(
     nats_server: NatsServer,
-    restorable: Restorable,
+    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
@@ -184,7 +174,7 @@ def test_set_back_past_a_checkpoint_at_a_hole(
     """
     trial = Trial(kind, nats_server.url).create(max_msgs_per_subject=1)
     trial.write(COUNT)
-    restore = restorable()
+    restore = keep_store(nats_server, tmp_path)
     trial.write(MORE)
     limit = COUNT + MORE // 2
     superseded = trial.acknowledged[limit][0]
@@ -214,12 +204,12 @@ def test_set_back_past_a_checkpoint_at_a_hole(
 @pytest.mark.faults  # a replica that lags looks the same for half a minute
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_between_planning_and_reading(
-    nats_server: NatsServer, restorable: Restorable, kind: str
+    nats_server: NatsServer, tmp_path: Path, kind: str
 ) -> None:
     """What was planned is not there any more: never a short batch."""
     trial = Trial(kind, nats_server.url).create()
     trial.write(COUNT)
-    restore = restorable()
+    restore = keep_store(nats_server, tmp_path)
     trial.write(MORE)
     with trial.reading() as reading:
         assert reading.plan()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from faults.harm import (
+    DeletedEarly,
+    DeletedInTheMiddle,
     Harm,
     Last,
     Nth,
@@ -19,7 +21,6 @@ from faults.harm import (
     Share,
     Silence,
     Status,
-    When,
 )
 from faults.proxy import (
     After,
@@ -27,7 +28,6 @@ from faults.proxy import (
     Delay,
     Proxy,
     Twice,
-    consumer_of,
     is_delivery,
     is_status,
     stream_seq,
@@ -209,15 +209,9 @@ def test_all_answers_to_flow_control_are_swallowed(large: Trial, shared_server: 
     harm = Published("$JS.FC.")
     proxy = read_through(large, shared_server, up=harm)
     assert harm.done >= 1
-    asked = with_flow_control(proxy)
+    asked = proxy.flow_controlled
     assert asked[0]
     assert not asked[-1]
-
-
-def with_flow_control(proxy: Proxy) -> list[bool]:
-    """Of each consumer that was asked for, whether flow control was."""
-    creations = [frame for frame in proxy.sent if b"CONSUMER.CREATE" in frame.split(b"\r\n")[0]]
-    return [b'"flow_control"' in frame for frame in creations]
 
 
 def test_heartbeats_are_missed(slow: Trial, shared_server: NatsServer) -> None:
@@ -238,31 +232,8 @@ def test_only_heartbeats_are_lost(plain: Trial, shared_server: NatsServer) -> No
 # -- the consumer is deleted ----------------------------------------------------------------------
 
 
-class DeletedEarly(Harm):
-    """A consumer is deleted as its creation is confirmed: nothing of it comes, and it is gone."""
-
-    def __init__(self, trial: Trial) -> None:
-        super().__init__()
-        self._trial = trial
-        self.gone: list[str] = []
-
-    def hits(self, frame: bytes) -> bool:
-        if b"consumer_create_response" in frame and not self.gone:
-            self.gone = self._trial.delete_consumers()
-            return False
-        return is_delivery(frame) and (not self.gone or consumer_of(frame) in self.gone)
-
-
-class DeletedInTheMiddle(When):
-    """A consumer is deleted when its delivery of ``seq`` goes by."""
-
-    def __init__(self, trial: Trial, seq: int) -> None:
-        self.gone: list[str] = []
-        super().__init__(seq, lambda: self.gone.extend(trial.delete_consumers()))
-
-
 def test_the_consumer_is_deleted_in_the_middle(slow: Trial, shared_server: NatsServer) -> None:
-    harm = DeletedInTheMiddle(slow, 800)
+    harm = DeletedInTheMiddle(slow.delete_consumers, 800)
     proxy = read_through(slow, shared_server, harm)
     assert harm.gone == [harm.consumer] == proxy.created[:1]
     assert len(proxy.created) > 1
@@ -271,7 +242,7 @@ def test_the_consumer_is_deleted_in_the_middle(slow: Trial, shared_server: NatsS
 def test_the_consumer_is_deleted_before_the_first_message(
     slow: Trial, shared_server: NatsServer
 ) -> None:
-    harm = DeletedEarly(slow)
+    harm = DeletedEarly(slow.delete_consumers)
     proxy = read_through(slow, shared_server, harm)
     assert harm.gone == proxy.created[:1]
     assert len(proxy.created) > 1

@@ -17,7 +17,7 @@ from typing import Any
 
 from buckets import api, bucket_config
 from faults.proxy import Proxy, Verdict
-from topology import Cluster, free_ports, wait_until, with_user
+from topology import SYSTEM_ACCOUNT, Cluster, free_ports, wait_until, with_user
 
 from nats_stream_source.embedded import NatsServer
 
@@ -33,16 +33,6 @@ PREFIXES = {"full": "$KV.full.", "current": "$KV.current.", "stream": "events."}
 
 MARKER_TTL = 45
 """Seconds that a server's own marker stays, and therefore the shortest TTL."""
-
-_ACCOUNTS = """
-accounts {
-    SYS { users [ {user: sys, password: sys} ] }
-    APP { jetstream: enabled, users [ {user: app, password: app} ] }
-}
-system_account: SYS
-no_auth_user: app
-"""
-"""Only the system account may tell the meta leader to step down; all others need no password."""
 
 _RECOVERY = 120.0  # seconds; only a run that fails takes so long
 
@@ -60,7 +50,7 @@ class Servers(Cluster):
         super().__init__(size)
         self._directory = directory
         self._config = directory / "server.conf"
-        self._config.write_text(_ACCOUNTS + config)
+        self._config.write_text(SYSTEM_ACCOUNT + config)
         self.proxies: dict[str, Proxy] = {}
         self.down: set[str] = set()  # killed, or paused, or about to be
 

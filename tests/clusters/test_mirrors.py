@@ -2,92 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from buckets import api, publish, with_client
-from nats.aio.client import Client
-from topology import HubAndLeaf, Line, hub_and_leaf, make_mirror, wait_for_seq, wait_until
-
+from buckets import api
 from faults.proxy import Proxy
-from faults.trial import DEADLINE, KINDS_IN_TURN, Row, Trial
+from faults.trial import KINDS_IN_TURN, Row, Trial
+from topology import HubAndLeaf, Line, hub_and_leaf, make_mirror, wait_for_seq
+
+from clusters.mirrored import (
+    PARTS,
+    answers_with_a_part,
+    asked_a_mirror,
+    check_balance,
+    give_time_for_ranks,
+    write_with_holes,
+)
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.source import cuts
-
-
-def answered_by(url: str, stream: str, subject: str) -> str | None:
-    """``Nats-Stream`` of a Direct Get for the last message of ``subject``; None for a 404."""
-
-    async def work(client: Client) -> str | None:
-        request = json.dumps({"last_by_subj": subject}).encode()
-        message = await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=5)
-        return (message.headers or {}).get("Nats-Stream")
-
-    return with_client(url, work)
-
-
-ENTRIES = 1000
-"""Written with as many holes between them, see :func:`write_with_holes`."""
-JUNK = "junk.x"
-PARTS = {"a tenth": 2 * ENTRIES - 199, "the last, which matches no filter": 2 * ENTRIES}
-"""From which sequence on a partial mirror has the stream."""
-
-
-def write_with_holes(trial: Trial) -> int:
-    """Write :data:`ENTRIES`, and after each the same key again; the sequence of its last message.
-
-    Without holes sequences do for rows, and no rank is asked.
-    """
-    written = trial.messages(ENTRIES)
-    both = [pair for entry in written for pair in (entry, (JUNK, b"junk"))]
-    sequences = publish(trial.url, [(trial.prefix + key, value, None) for key, value in both])
-    trial.acknowledged.update(zip(sequences[::2], written, strict=True))
-    trial.acknowledged[sequences[-1]] = both[-1]
-    state = trial.state()
-    assert (state["messages"], state["last_seq"]) == (ENTRIES + 1, sequences[-1])
-    return sequences[-1]
-
-
-def answers_with_a_part(trial: Trial, first: int) -> None:
-    """From now on a mirror that begins at ``first`` answers Direct Gets for the stream, alone.
-
-    Together with the stream it answers one in two, and a test may meet none of those.
-    """
-    part = {
-        "name": f"{trial.name}-part",
-        "mirror": {"name": trial.stream, "opt_start_seq": first},
-        "mirror_direct": True,
-        "allow_direct": True,
-    }
-    api(trial.url, f"STREAM.CREATE.{part['name']}", part)
-    # It joins in when it has caught up.
-    subject = f"{trial.prefix}k0"
-    wait_until(
-        "it answers",
-        lambda: answered_by(trial.url, trial.stream, subject) is None,
-        deadline=120,
-    )
-    config = api(trial.url, f"STREAM.INFO.{trial.stream}")["config"]
-    api(trial.url, f"STREAM.UPDATE.{trial.stream}", {**config, "allow_direct": False})
-    last = f"{trial.prefix}{JUNK}"
-    assert {answered_by(trial.url, trial.stream, last) for _ in range(10)} == {part["name"]}
-
-
-def asked_a_mirror(proxy: Proxy) -> bool:
-    """Whether ranks were asked by Direct Get, each answered by a mirror or with 404."""
-    asked = len(proxy.asked("$JS.API.DIRECT.GET."))
-    answers = [frame for frame in proxy.seen if b"-part\r\n" in frame or b"NATS/1.0 404" in frame]
-    return 0 < asked <= len(answers)
-
-
-def give_time_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine they would be left out."""
-    for name in ("_LIMIT_SECONDS", "_BORDER_SECONDS"):
-        monkeypatch.setattr(cuts, name, DEADLINE)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -131,14 +65,6 @@ def test_a_partial_mirror_that_answers_direct_gets(
             assert asked_a_mirror(proxy)
         trial.check(reading.rows, lost=lost)
         check_balance([(split.start, split.end) for split in reading.splits], reading.rows)
-
-
-def check_balance(splits: Sequence[tuple[int, int]], rows: Sequence[Row]) -> None:
-    """Four splits have about as many rows each."""
-    sizes = [sum(start < row.seq <= end for row in rows) for start, end in splits]
-    assert len(sizes) == 4
-    assert sum(sizes) == len(rows)
-    assert max(sizes) <= 1.25 * len(rows) / 4, sizes
 
 
 def _pattern(trial: Trial) -> str:

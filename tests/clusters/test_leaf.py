@@ -10,11 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from topology import HubAndLeaf, hub_and_leaf
-
 from faults.harm import When
 from faults.proxy import Proxy
 from faults.trial import KINDS_IN_TURN, Trial
+from topology import HubAndLeaf, hub_and_leaf
 
 COUNT = 1500
 

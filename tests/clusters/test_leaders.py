@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from topology import wait_until
-
 from faults.batches import BATCHES, kind_of, options_of, read
-from faults.clusters import WatchedCluster, create_replicated
 from faults.harm import When
 from faults.proxy import Proxy
 from faults.trial import KINDS, Trial
+from topology import wait_until
+
+from clusters.watched import WatchedCluster, create_replicated
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 

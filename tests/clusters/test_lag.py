@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-
 from faults.batches import BATCHES, kind_of, options_of, read
-from faults.clusters import Behind, WatchedCluster, create_replicated, while_behind
 from faults.harm import Published, header_number
 from faults.proxy import Outcome, Proxy, is_status, subject_of
 from faults.trial import KINDS, Trial
+
+from clusters.watched import Behind, WatchedCluster, create_replicated, while_behind
 
 OLD, MORE = 200, 400
 """What the replica has that lags, and what it lacks."""

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 import nats.errors
 import pytest
 from buckets import api
-from topology import Cluster, wait_until
-
-from faults.clusters import NEVER, read_patiently
 from faults.harm import When
 from faults.proxy import Outcome, Proxy, Verdict, is_delivery
 from faults.trial import Trial
+from topology import Cluster, wait_until
+
+from clusters.watched import NEVER, read_patiently
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import nats.errors
 import pytest
 from buckets import api
-from topology import wait_until
-
-from faults.clusters import WatchedCluster, create_replicated
 from faults.harm import Published
 from faults.proxy import Outcome, Proxy
 from faults.trial import KINDS, Trial
+from topology import wait_until
+
+from clusters.watched import WatchedCluster, create_replicated
 from nats_stream_source.embedded import NatsServer
 
 pytestmark = pytest.mark.faults

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from topology import ADR19_API_PREFIX, ADR19_INBOX_PREFIX, Adr19Server, adr19_server
-
 from faults.harm import Harm, Last, Sequences, When
 from faults.proxy import Proxy
 from faults.trial import KINDS, Trial
+from topology import ADR19_API_PREFIX, ADR19_INBOX_PREFIX, Adr19Server, adr19_server
 
 COUNT = 1500
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from buckets import api
-from topology import Cluster, Line, wait_until, with_user
-
 from faults.trial import Reading, Trial
+from topology import SYSTEM_ACCOUNT, Cluster, Line, wait_until, with_user
+
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConfigurationError,
@@ -28,16 +28,6 @@ from nats_stream_source.errors import (
     ProtocolError,
 )
 
-_ACCOUNTS = """
-accounts {
-    SYS { users [ {user: sys, password: sys} ] }
-    APP { jetstream: enabled, users [ {user: app, password: app} ] }
-}
-system_account: SYS
-no_auth_user: app
-"""
-"""Only the system account may tell the meta leader to step down; all others need no password."""
-
 
 class WatchedCluster(Cluster):
     """A cluster that has a system account, and says what each of its servers has itself."""
@@ -45,7 +35,7 @@ class WatchedCluster(Cluster):
     def _serve(self, name: str, port: int, args: list[str]) -> None:
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         config = directory / "server.conf"
-        config.write_text(_ACCOUNTS)
+        config.write_text(SYSTEM_ACCOUNT)
         super()._serve(name, port, [*args, "-c", str(config)])
 
     def name_of(self, server: NatsServer) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from batch_reads import batch_reader, tasks_of
-from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
-
 from faults.batches import BATCHES, kind_of, options_of, read
 from faults.proxy import Proxy
-from faults.test_mirrors import (
+from faults.trial import Trial
+from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
+
+from clusters.mirrored import (
     ENTRIES,
     PARTS,
     answers_with_a_part,
@@ -19,7 +20,6 @@ from faults.test_mirrors import (
     give_time_for_ranks,
     write_with_holes,
 )
-from faults.trial import Trial
 from nats_stream_source.embedded import NatsServer
 
 
