@@ -2,7 +2,9 @@
 
 Usage:
     python tests/all.py                    all but the slow ones
-    python tests/all.py --slow FILE…       all of these files, the slow ones too; directories apart
+    python tests/all.py --slow FILE…       all of these files, the slow ones too
+
+Directories of tests are apart from single files: with the slow ones each for itself.
 
 Spark waits more than it works, and so do clusters whose servers are killed, so there is room for
 others beside them. The output of the Spark tests is shown as it comes, that of the others when they
@@ -23,20 +25,20 @@ _NO_TESTS = 5  # pytest's exit status where nothing was selected
 
 def main() -> int:
     """Exit status: 0 if all passed."""
-    _, *given = sys.argv
     pytest = [sys.executable, "-m", "pytest"]
-    if given[:1] == ["--slow"]:
-        files = given[1:]
-        directories = [file for file in files if Path(file).is_dir()]
-        single = [file for file in files if file not in directories]
-        parts = [*([one] for one in directories), *([single] if single else [])]
-        runs = [
-            [*files, "-m", "spark and not sparks"],
-            *([*part, "-m", "not spark and not sparks"] for part in parts),
-        ]
+    if sys.argv[1:2] == ["--slow"]:
+        files, which = sys.argv[2:], "not sparks"
+        directories = [[file] for file in files if Path(file).is_dir()]
     else:
-        fast = "not faults and not sparks"
-        runs = [[*given, "-m", f"spark and {fast}"], [*given, "-m", f"not spark and {fast}"]]
+        tests, which = ROOT / "tests", "not faults and not sparks"
+        files = [str(file) for file in sorted(tests.glob("test_*.py"))]
+        directories = [sorted({str(file.parent) for file in tests.glob("*/test_*.py")})]
+        files += directories[0]
+    single = [file for file in files if Path(file).is_file()]
+    runs = [
+        [*files, "-m", f"spark and {which}"],
+        *([*part, "-m", f"not spark and {which}"] for part in (*directories, single) if part),
+    ]
     with contextlib.ExitStack() as stack:
         others = []
         for run in runs[1:]:

@@ -263,6 +263,21 @@ def test_stream_sequences_that_go_backwards() -> None:
     assert target.position == 10
 
 
+@pytest.mark.parametrize("later", [0, 11, 12])
+def test_stream_sequences_that_go_backwards_from_one_call_to_the_next(later: int) -> None:
+    """Else the message in whose place it came would be taken for deleted."""
+    target = cursor()
+    assert deliver(target, (1, 12)) == [12]
+    with pytest.raises(ProtocolError):
+        deliver(target, (2, later), (3, 14))
+    assert target.position == 12
+
+
+def test_a_first_stream_sequence_that_cannot_be() -> None:
+    with pytest.raises(ProtocolError):
+        deliver(cursor(0), (1, 0), (2, 2))
+
+
 def test_fruitless_counts_rebuilds_without_progress() -> None:
     target = cursor()
     target.lost(Rebuild.NO_ANSWER)

@@ -51,6 +51,7 @@ from nats_stream_source.jetstream.bridge import Inbox
 from nats_stream_source.jetstream.connection import Connection
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.finishing import finish
+from nats_stream_source.jetstream.less import check_less
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.jetstream.range_request import (
@@ -88,7 +89,12 @@ _ADVICE = {
 
 
 class OrderedReader:
-    """Reads one range. ``cursor`` shows how far it is and why consumers were rebuilt."""
+    """Reads one range.
+
+    Attributes:
+        cursor: how far it is, and why consumers were rebuilt.
+        servers: the names of those that had its consumers; None where one has no name.
+    """
 
     def __init__(self, link: Link, request: RangeRequest) -> None:
         self.request = request
@@ -106,6 +112,7 @@ class OrderedReader:
         self._detail = ""
         self._waited = 0.0
         self._kept = Batcher(request.batch_rows, request.batch_bytes)
+        self.servers: set[str | None] = set()
 
     def __repr__(self) -> str:
         return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
@@ -197,14 +204,12 @@ class OrderedReader:
         """The consumer; with ``at_leader`` as often as it takes until the right server has it."""
         request = self.request
         leader = await self._leader(jetstream) if request.at_leader else None
-        if leader is None:
-            await jetstream.create_consumer(request.stream, self._consumer, config)
-            return
         for _ in range(_MOST_PLACES):
             made = ConsumerInfo.parse(
                 await jetstream.add_consumer(request.stream, {"name": self._consumer, **config})
             )
-            if made.leader == leader:
+            if leader in (None, made.leader):
+                self.servers.add(made.leader)
                 return
             await self._delete(jetstream.connection, self._consumer)
             self._serial += 1
@@ -243,7 +248,7 @@ class OrderedReader:
         planned = request.end != ENDLESS and not info.config.get("mirror")
         known = request.end if planned else self.cursor.seen_through
         if info.last_seq < known:
-            info.check_majority()
+            await check_less(jetstream, info, known)
             raise DataLossError(
                 f"stream {request.stream} was set back to sequence {info.last_seq} while it was "
                 f"read; it had {known}. A query goes on from there after a restart with the "

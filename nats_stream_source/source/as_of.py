@@ -80,7 +80,7 @@ def read_as_of(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
     """
     plan, runner, seen = task.plan, kept_runner(query.connection), SubjectsSeen()
     if task.history == 1:
-        with contextlib.closing(consume(runner, plan, query, at_leader=True)) as batches:
+        with contextlib.closing(consume(runner, plan, query)) as batches:
             for frames in batches:
                 if len(frames):
                     seen.add(subjects(frames))
@@ -98,7 +98,7 @@ def read_as_of(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
         return
     # A replica that lags may still have a revision that was chosen only since its successors, up to
     # the point, were gone before their turn came. The leader has not, and it is reported.
-    with contextlib.closing(consume(runner, plan, query, at_leader=True)) as batches:
+    with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
             yield from rows_of(last.chosen(frames), plan, query)
     stream_after(runner, plan, query)

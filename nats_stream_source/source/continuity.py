@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.less import check_less
 from nats_stream_source.jetstream.link import Link
 from nats_stream_source.jetstream.range_request import ENDLESS
 from nats_stream_source.jetstream.times import nanoseconds
@@ -48,7 +49,7 @@ async def was_set_back(jetstream: JetStream, info: StreamInfo, seq: int, time: s
         time: None where there was no message.
     """
     if info.last_seq < seq:
-        info.check_majority()
+        await check_less(jetstream, info, seq)
         return True
     if info.last_seq == seq and info.last_time == time:
         return False

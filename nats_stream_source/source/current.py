@@ -54,7 +54,7 @@ def read_current(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered``.
     """
     plan, runner, seen = task.plan, kept_runner(query.connection), SubjectsSeen()
-    with contextlib.closing(consume(runner, plan, query, at_leader=True)) as batches:
+    with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
             if len(frames):
                 seen.add(subjects(frames, replace=True))

@@ -11,6 +11,7 @@ state       input                                                  to       the 
 ==========  =====================================================  =======  ========================
 IDLE        created()                                              READING
 READING     deliver: consumer_seq is not the next one              IDLE     rebuild (GAP)
+READING     deliver: stream_seq does not grow                      error    fail (ProtocolError)
 READING     deliver: stream_seq <= position                        READING  skip the row
 READING     deliver: position < stream_seq <= end                  READING  keep the row
 READING     deliver: stream_seq >= end                             DONE     keep it if it is end
@@ -118,7 +119,7 @@ class Cursor:
         self.start = start
         self.end = end
         self.position = start
-        self.consumer_seq = 0
+        self.consumer_seq = self._delivered = 0  # of the current consumer
         self.seen_through = start
         self.kept = 0
         self.rebuilds: list[Rebuild] = []
@@ -148,7 +149,7 @@ class Cursor:
         if self.state is not State.IDLE:
             raise RuntimeError(f"created() in {self!r}")
         self.state = State.READING
-        self.consumer_seq = 0
+        self.consumer_seq = self._delivered = 0
         self._answered = None
         self._answer_arrived = False
         self._held_back = None
@@ -173,9 +174,9 @@ class Cursor:
             self.lost(Rebuild.GAP)
             return _NOTHING
         stream_seq = stream_seq[:sound]
-        if (np.diff(stream_seq) <= 0).any():
+        if stream_seq[0] <= self._delivered or (np.diff(stream_seq) <= 0).any():
             raise ProtocolError("an ordered consumer's stream sequences went backwards")
-        last = int(stream_seq[-1])
+        self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))
         stop = int(np.searchsorted(stream_seq, self.end, side="right"))
         self.consumer_seq += sound

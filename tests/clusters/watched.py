@@ -43,13 +43,13 @@ class WatchedCluster(Cluster):
 
     def last_seq_at(self, server: NatsServer, stream: str) -> int:
         """The last sequence of ``stream`` that this server has, whoever leads it."""
+        return int(self.state_at(server, stream)["last_seq"])
+
+    def state_at(self, server: NatsServer, stream: str) -> dict[str, Any]:
+        """The state of ``stream`` as this server has it; empty where it has none."""
         accounts = self._monitored(server, "jsz?accounts=true&streams=true")["account_details"]
-        return next(
-            int(one["state"]["last_seq"])
-            for account in accounts
-            for one in account.get("stream_detail") or []
-            if one["name"] == stream
-        )
+        streams = (one for account in accounts for one in account.get("stream_detail") or [])
+        return next((dict(one["state"]) for one in streams if one["name"] == stream), {})
 
     def answers_direct_gets(self, server: NatsServer, stream: str) -> bool:
         """Whether this server's replica does. One that follows begins some seconds late."""
