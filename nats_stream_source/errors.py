@@ -247,10 +247,6 @@ class MinLastSequenceError(NatsSourceError):
     err_code = 10180
 
 
-class DamagedReplicaError(NatsSourceError):
-    """A server delivered less of a range than the stream's leader has of it."""
-
-
 class ConsumerLostError(NatsSourceError):
     """An ordered consumer was rebuilt as often as allowed without getting any further."""
 

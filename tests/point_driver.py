@@ -19,8 +19,6 @@ which is not ``streaming``, is its micro-batch 0; it is read while the queries b
 ``task fails`` raises in a task, in the middle of its rows, once
 ``task dies``  kills the task's Python worker there (-9), once
 ``task slow``  lets one attempt of the first task wait there, until another one is through
-``parquet``    no trouble, and another sink: ``<directory>/rows.parquet`` has the sequences, as
-               Spark commits them; a task's own code may see the rows of a failed one end early
 =============  ==============================================================================
 """
 
@@ -39,7 +37,6 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import StreamingQuery
 from queries import begin
 from spark_session import LOCAL, configured
 
@@ -119,17 +116,6 @@ def trouble(directory: Path, point: str, split: int) -> None:
             threading.Event().wait(0.1)
 
 
-def into_parquet(loaded: DataFrame, directory: Path) -> list[StreamingQuery]:
-    """Write a batch, or begin to write a stream."""
-    target = str(directory / "rows.parquet")
-    if not loaded.isStreaming:
-        loaded.write.parquet(target)
-        return []
-    writes = loaded.writeStream.format("parquet").trigger(availableNow=True)
-    writes = writes.option("checkpointLocation", str(directory / "checkpoint"))
-    return [begin(lambda: writes.start(target))]
-
-
 def main(request: dict[str, Any], scratch: Path) -> None:
     # The executors of another process find the package as this one does.
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -151,9 +137,6 @@ def main(request: dict[str, Any], scratch: Path) -> None:
             .options(servers=request["servers"], **query["options"])
             .load()
         )
-        if query["point"] == "parquet":
-            queries += into_parquet(loaded.select("sequence"), directory)
-            continue
         if not query["streaming"]:
             loaded.foreachPartition(task(str(directory), 0, query["point"]))
             continue

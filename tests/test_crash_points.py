@@ -9,9 +9,14 @@ that were a key's last when the query began, and all later ones.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,6 @@ from typing import Any
 import pyspark
 import pytest
 from buckets import api, create_bucket, publish
-from drivers import driver
 from leftovers import consumers
 from scenario import eventually
 from sparks.cluster import standalone
@@ -120,8 +124,28 @@ def query(read: Read, place: str, directory: Path, point: str, batch: int = 0) -
     }
 
 
+@contextlib.contextmanager
+def driver(request: Path, asked: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """The driver; at the end it, its JVM and its workers are killed, as with their machine."""
+    request.write_text(json.dumps(asked))
+    program = Path(__file__).with_name("point_driver.py")
+    with request.with_suffix(".log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(request)],
+            start_new_session=True,  # so that all of them are in the group that is killed
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
 def rows(directory: Path) -> list[list[Any]]:
-    """What a query's sink has, in the order of micro-batches and splits."""
+    """What the sink has, in the order of micro-batches and splits."""
 
     def order(path: Path) -> tuple[int, ...]:
         return tuple(map(int, path.stem.split("-")))

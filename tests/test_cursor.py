@@ -273,9 +273,20 @@ def test_stream_sequences_that_go_backwards_from_one_call_to_the_next(later: int
     assert target.position == 12
 
 
+def test_a_list_may_deliver_again_what_was_written_while_it_was_made() -> None:
+    target = Cursor(0, 100, 50)
+    target.created()
+    assert deliver(target, (1, 20), (2, 54)) == [20, 54]
+    assert deliver(target, (3, 51), (4, 52)) == []
+    assert deliver(target, (5, 54), (6, 55)) == [55]
+    assert target.rebuilds == []
+
+
 def test_a_first_stream_sequence_that_cannot_be() -> None:
-    with pytest.raises(ProtocolError):
-        deliver(cursor(0), (1, 0), (2, 2))
+    for target in (Cursor(0, 20), Cursor(0, 20, 10)):
+        target.created()
+        with pytest.raises(ProtocolError):
+            deliver(target, (1, 0), (2, 2))
 
 
 def test_fruitless_counts_rebuilds_without_progress() -> None:

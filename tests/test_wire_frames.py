@@ -82,7 +82,7 @@ NO_FRAMES = {
     "length of 5000 digits": b"MSG a 1 " + b"9" * 5000 + b"\r\n",
     "too many words": b"MSG a 1 r 1 1\r\nx\r\n",
     "space at the end": b"MSG a 1 1 \r\nx\r\n",
-    "other white space": b"MSG a\x0bb 1 1\r\nx\r\n",
+    "other white space": b"MSG\x0ba 1 1\r\nx\r\n",
     "LF only": b"MSG a 1 1\nx\r\n",
     "payload longer than said": b"MSG a 1 1\r\nxyz\r\n",
     "payload without CR": b"MSG a 1 1\r\nx\n\n",

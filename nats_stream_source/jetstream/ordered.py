@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import nats.errors
@@ -42,6 +44,7 @@ from nats_stream_source.errors import (
     DataLossError,
     MinLastSequenceError,
     NatsSourceError,
+    PermissionDeniedError,
     ProtocolError,
     RequestTimeoutError,
     StreamNotFoundError,
@@ -53,6 +56,7 @@ from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.finishing import finish
 from nats_stream_source.jetstream.less import check_less
 from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.one_filter import OneFilter, loses_messages
 from nats_stream_source.jetstream.patience import passes
 from nats_stream_source.jetstream.range_request import (
     ENDLESS,
@@ -89,12 +93,7 @@ _ADVICE = {
 
 
 class OrderedReader:
-    """Reads one range.
-
-    Attributes:
-        cursor: how far it is, and why consumers were rebuilt.
-        servers: the names of those that had its consumers; None where one has no name.
-    """
+    """Reads one range. ``cursor`` shows how far it is and why consumers were rebuilt."""
 
     def __init__(self, link: Link, request: RangeRequest) -> None:
         self.request = request
@@ -112,7 +111,7 @@ class OrderedReader:
         self._detail = ""
         self._waited = 0.0
         self._kept = Batcher(request.batch_rows, request.batch_bytes)
-        self.servers: set[str | None] = set()
+        self._one: OneFilter | None = None
 
     def __repr__(self) -> str:
         return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
@@ -178,8 +177,10 @@ class OrderedReader:
         self._serial += 1
         self._stalled = False
         subject = connection.client.new_inbox()
+        several = len(request.filters) > 1 and not request.ends_with_list
+        self._one = OneFilter(request.filters) if several and loses_messages(connection) else None
         config = consumer_config(
-            request,
+            replace(request, filters=(self._one.subject,)) if self._one else request,
             cursor.position,
             subject,
             seen_through=cursor.seen_through,
@@ -188,7 +189,6 @@ class OrderedReader:
         try:
             if cursor.rebuilds:
                 await self._check_stream(jetstream)
-            self._inbox = await connection.inbox(subject)
             await self._create(jetstream, config)
         except (NatsSourceError, nats.errors.Error) as error:
             if isinstance(error, NatsSourceError) and not passes(error):
@@ -202,21 +202,29 @@ class OrderedReader:
 
     async def _create(self, jetstream: JetStream, config: dict[str, Any]) -> None:
         """The consumer; with ``at_leader`` as often as it takes until the right server has it."""
-        request = self.request
+        request, connection = self.request, jetstream.connection
         leader = await self._leader(jetstream) if request.at_leader else None
+        if leader is None:
+            self._inbox = await connection.inbox(config["deliver_subject"])
+            await jetstream.create_consumer(request.stream, self._consumer, config)
+            return
         for _ in range(_MOST_PLACES):
+            self._orphans.append(self._consumer)
             made = ConsumerInfo.parse(
                 await jetstream.add_consumer(request.stream, {"name": self._consumer, **config})
             )
-            if leader in (None, made.leader):
-                self.servers.add(made.leader)
+            if made.leader == leader:
+                # Only now: a consumer sends nothing until somebody listens, and one in the wrong
+                # place would send as much as flow control lets it.
+                self._inbox = await connection.inbox(config["deliver_subject"])
+                self._orphans.remove(self._consumer)
                 return
-            await self._delete(jetstream.connection, self._consumer)
+            # Where deletions are denied, the server removes it a minute later.
+            with contextlib.suppress(PermissionDeniedError):
+                await self._delete(connection, self._consumer)
+                self._orphans.remove(self._consumer)
             self._serial += 1
-            # Another inbox too: what the one that was deleted has sent may be under way.
-            await self._drop_inbox()
-            config["deliver_subject"] = jetstream.connection.client.new_inbox()
-            self._inbox = await jetstream.connection.inbox(config["deliver_subject"])
+            config["deliver_subject"] = connection.client.new_inbox()
         raise RequestTimeoutError(
             f"the server {leader!r}, which leads stream {request.stream}, was given none of "
             f"{_MOST_PLACES} consumers"
@@ -270,7 +278,8 @@ class OrderedReader:
                 stream=self.request.stream,
             )
         await self._drop_inbox()
-        self._orphans = [*self._orphans, self._consumer][-_MOST_ORPHANS:]
+        left = (name for name in self._orphans if name != self._consumer)
+        self._orphans = [*left, self._consumer][-_MOST_ORPHANS:]
         if connection.client.is_connected:
             # Where this fails, the server may have it still: tried again with the next, or at the
             # end.
@@ -357,9 +366,14 @@ class OrderedReader:
             return
         frames = with_acks(frames)  # so that who gets them has the numbers too
         tokens = ack_tokens(frames)
-        step = self.cursor.deliver(tokens.consumer_seq, tokens.stream_seq)
-        if step.stop > step.first:
-            self._kept.add(frames.select(slice(step.first, step.stop)))
+        cuts: list[int] = []
+        if self.request.last_per_subject:
+            cuts = (np.flatnonzero(np.diff(tokens.stream_seq) <= 0) + 1).tolist()
+        for begin, end in itertools.pairwise((0, *cuts, len(frames))):
+            step = self.cursor.deliver(tokens.consumer_seq[begin:end], tokens.stream_seq[begin:end])
+            if step.stop > step.first:
+                kept = frames.select(slice(begin + step.first, begin + step.stop))
+                self._kept.add(self._one.select(kept) if self._one else kept)
 
     async def _status(self, frames: Frames, i: int) -> None:
         """A message that is no delivery: the consumer's status messages (ADR-15)."""

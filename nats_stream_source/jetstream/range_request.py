@@ -25,9 +25,8 @@ class RangeRequest:
         last_per_subject: deliver only the last message of each subject (then ``start`` is 0).
         headers_only: leave payloads out.
         batch_rows, batch_bytes: the most that one yielded ``Frames`` holds.
-        at_leader: only consumers that the stream's leader serves, once it has ``end``. What a
-            subject's last message is, a replica that lags does not know: it would deliver an older
-            one, and later the right one.
+        at_leader: only consumers that the stream's leader serves, once it has ``end``. Another
+            server may lack messages, or lag: what a subject's last message is, it does not know.
         eager: yield what has arrived at once, instead of full batches; and an empty batch when
             ``reach`` is reached though no message said so.
         reach: the sequence that what delivers must have looked at (ADR-53); ``end`` when None, and
@@ -59,6 +58,11 @@ class RangeRequest:
         if self.reach is not None:
             return self.reach
         return self.start if self.end == ENDLESS else self.end
+
+    @property
+    def ends_with_list(self) -> bool:
+        """Whether nothing follows the list of last messages."""
+        return self.last_per_subject and self.end != ENDLESS
 
 
 def filter_config(filters: Sequence[str]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ written and not listed.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nats_stream_source.errors import ConfigurationError, InvalidNameError
 
@@ -72,6 +73,18 @@ def is_literal(subject: str) -> bool:
     filter: a purge of that one subject would be a purge of the bucket.
     """
     return not {"*", ">"} & set(subject.split("."))
+
+
+def covering(filters: Sequence[str]) -> str:
+    """The narrowest one filter that matches whatever one of ``filters`` does."""
+    found: list[str] = []
+    for tokens in itertools.zip_longest(*(one.split(".") for one in filters)):
+        if None in tokens:
+            return ".".join([*found[:-1], ">"])  # ``a.>`` does not match ``a``
+        if ">" in tokens:
+            return ".".join([*found, ">"])
+        found.append(tokens[0] if len(set(tokens)) == 1 else "*")
+    return ".".join(found)
 
 
 def stream_of(bucket: str) -> str:

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.source.batch_plan import BatchPlan, What
 from nats_stream_source.source.query import query_of
-from nats_stream_source.source.spark_api import check_pushdown, tried_before
+from nats_stream_source.source.spark_api import check_pushdown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +73,7 @@ class BatchReader(DataSourceReader):
             return read_current(task, query)
         if task.what is What.AS_OF:
             return read_as_of(task, query)
-        return read_split(task.plan, query, at_leader=tried_before())
+        return read_split(task.plan, query)
 
 
 class FilteredReader(BatchReader):

@@ -3,8 +3,13 @@
 It reads the planned range with an ordered consumer of its own and yields record batches; a range of
 a few sequences without one, where that is cheaper (``source.small_range``). After the last message
 it asks the leader whether the stream is still the planned one: if it was made anew, set back or cut
-off meanwhile, or the server that served the read lacks some of it (``source.replicas``), the rows
-just read are not what the offsets promise, and the task fails.
+off meanwhile, the rows just read are not what the offsets promise, and the task fails.
+
+The consumer is one that the stream's leader serves. A server whose store was damaged (a flipped
+bit, a block that is gone) drops what it cannot read and goes on: its replica ends where the
+leader's does, counts as current, is never mended, and its consumers pass over what it lacks as they
+pass over deleted messages. One that lags, or whose clock lets messages expire earlier, differs from
+the leader for a while. Only what the leader has is what the stream has.
 """
 
 from __future__ import annotations
@@ -24,10 +29,8 @@ from nats_stream_source.jetstream.range_request import RangeRequest
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.source.continuity import Continuity, was_set_back
-from nats_stream_source.source.holes import Holes
 from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.query import Query
-from nats_stream_source.source.replicas import MOST_HOLES, check_replicas
 from nats_stream_source.source.runtime import Runner, kept_runner
 from nats_stream_source.source.small_range import small_range
 from nats_stream_source.source.unbroken import Unbroken
@@ -37,15 +40,10 @@ from nats_stream_source.wire.frames import Frames
 log = field_logger(__name__)
 
 
-def read_split(plan: Plan, query: Query, *, at_leader: bool = False) -> Iterator[pa.RecordBatch]:
+def read_split(plan: Plan, query: Query) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a split in the order of their sequences.
 
-    Args:
-        at_leader: have them from the server that leads the stream, not from any that has it; last
-            messages of subjects are always from there.
-
     Raises:
-        DamagedReplicaError: the server that they came from lacks some that the leader has.
         DataLossError: the stream was replaced or set back, or rows of the range were gone before
             they were read and ``failOnDataLoss`` is set.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered``.
@@ -59,16 +57,11 @@ def read_split(plan: Plan, query: Query, *, at_leader: bool = False) -> Iterator
         came.check(info, runner, query)
         yield from rows_of(frames, plan, query)
         return
-    at_leader = at_leader or plan.last_per_subject
-    reader = OrderedReader(runner.link, replace(request_of(plan, query), at_leader=at_leader))
-    with contextlib.closing(runner.iterate(reader.batches())) as batches:
+    with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
             came.add(frames)
             yield from rows_of(frames, plan, query)
-    info = stream_after(runner, plan, query)
-    came.check(info, runner, query)
-    if not plan.last_per_subject:
-        runner.run(check_replicas(runner.link, plan, info, came.holes, reader.servers))
+    came.check(stream_after(runner, plan, query), runner, query)
 
 
 class _Came:
@@ -79,7 +72,6 @@ class _Came:
         self._unbroken: Unbroken | None = None
         if plan.complete_from is not None:
             self._unbroken = Unbroken(plan.complete_from, plan.history_through)
-        self.holes = Holes(plan.start, MOST_HOLES)
         self._last: tuple[int, int] | None = None  # sequence and time
 
     def add(self, frames: Frames) -> None:
@@ -88,7 +80,6 @@ class _Came:
             return
         tokens = ack_tokens(frames)
         self._last = int(tokens.stream_seq[-1]), int(tokens.timestamp_ns[-1])
-        self.holes.add(tokens.stream_seq)
         if self._unbroken is not None:
             self._unbroken.add(tokens.stream_seq)
 
@@ -140,12 +131,12 @@ def _was_set_back(runner: Runner, info: StreamInfo, seq: int, time: str) -> bool
 def consume(
     runner: Runner, plan: Plan, query: Query, *, headers_only: bool | None = None
 ) -> Generator[Frames, None, None]:
-    """The messages of the range, from an ordered consumer that the stream's leader serves.
+    """The messages of the range, from an ordered consumer.
 
     Args:
         headers_only: leave payloads out; as the query has it where that is not said.
     """
-    request = replace(request_of(plan, query), at_leader=True)
+    request = request_of(plan, query)
     if headers_only is not None:
         request = replace(request, headers_only=headers_only)
     return runner.iterate(OrderedReader(runner.link, request).batches())
@@ -161,6 +152,7 @@ def request_of(plan: Plan, query: Query) -> RangeRequest:
         filters=plan.filters,
         last_per_subject=plan.last_per_subject,
         headers_only=query.headers_only,
+        at_leader=True,
     )
 
 

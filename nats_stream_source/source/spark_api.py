@@ -20,7 +20,6 @@ from __future__ import annotations
 import importlib.util
 
 import pyspark
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader
 
 from nats_stream_source.errors import OptionError
@@ -28,12 +27,6 @@ from nats_stream_source.options import Reading
 
 ADMISSION_CONTROL = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark gives a micro-batch's start and limit to ``latestOffset`` (since 4.2)."""
-
-
-def tried_before() -> bool:
-    """Whether this is another attempt of a task, or one beside it; False outside of a task."""
-    context = TaskContext.get()
-    return context is not None and context.attemptNumber() > 0
 
 
 def check_limits(reading: Reading, *, admission_control: bool = ADMISSION_CONTROL) -> None:

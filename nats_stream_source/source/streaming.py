@@ -22,7 +22,7 @@ from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.source.offsets import Offset
 from nats_stream_source.source.plan import Plan
 from nats_stream_source.source.query import query_of
-from nats_stream_source.source.spark_api import ADMISSION_CONTROL, check_limits, tried_before
+from nats_stream_source.source.spark_api import ADMISSION_CONTROL, check_limits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +96,7 @@ class StreamReader(DataSourceStreamReader):
         from nats_stream_source.source.reader import read_split
 
         assert isinstance(partition, Split)
-        return read_split(partition.plan, query_of(self._options), at_leader=tried_before())
+        return read_split(partition.plan, query_of(self._options))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is remembered on the server, so there is nothing to do."""

@@ -11,7 +11,7 @@ state       input                                                  to       the 
 ==========  =====================================================  =======  ========================
 IDLE        created()                                              READING
 READING     deliver: consumer_seq is not the next one              IDLE     rebuild (GAP)
-READING     deliver: stream_seq does not grow                      error    fail (ProtocolError)
+READING     deliver: stream_seq does not grow, and is no list's    READING  fail (ProtocolError)
 READING     deliver: stream_seq <= position                        READING  skip the row
 READING     deliver: position < stream_seq <= end                  READING  keep the row
 READING     deliver: stream_seq >= end                             DONE     keep it if it is end
@@ -28,7 +28,10 @@ IDLE, DONE  a frame of an earlier consumer                         same     igno
 ==========  =====================================================  =======  ========================
 
 Why a row at or below ``position`` is skipped, not refused: a rebuilt ``last_per_subject`` consumer
-starts its list again, and nats-server 2.10 moves a start beyond its own end back to that end.
+starts its list again; after its list it may deliver again what was written while the list was made;
+and nats-server 2.10 moves a start beyond its own end back to that end. Other consumers' sequences
+grow, from one call of :meth:`Cursor.deliver` to the next, too: one that does not may be another
+message than it says, and the one in whose place it came would be taken for deleted.
 
 Why an answer to flow control may be held back: what the server sends beyond ``end`` is sent for
 nothing, and each answer lets it send up to twice as much. It asks when half of what it may have
@@ -160,7 +163,8 @@ class Cursor:
         """Messages of the current consumer, in the order of arrival.
 
         Args:
-            consumer_seq, stream_seq: the numbers of their ACK subjects, n each.
+            consumer_seq, stream_seq: the numbers of their ACK subjects, n each. Where a list's
+                sequences do not grow, there is another call.
 
         Raises:
             ProtocolError: stream sequences that do not grow though consumer sequences do.
@@ -174,7 +178,8 @@ class Cursor:
             self.lost(Rebuild.GAP)
             return _NOTHING
         stream_seq = stream_seq[:sound]
-        if stream_seq[0] <= self._delivered or (np.diff(stream_seq) <= 0).any():
+        least = 0 if self._list_through else self._delivered
+        if stream_seq[0] <= least or (np.diff(stream_seq) <= 0).any():
             raise ProtocolError("an ordered consumer's stream sequences went backwards")
         self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))

@@ -62,8 +62,18 @@ _LENGTH_DIGITS = 10
 _Row: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 # What nats-py's parser takes (nats/protocol/parser.py), held to one line.
-_MSG_LINE = re.compile(rb"MSG[ \t]+(\S+)[ \t]+(\d+)[ \t]+(?:(\S+)[ \t]+)?(\d+)\r\n")
-_HMSG_LINE = re.compile(rb"HMSG[ \t]+(\S+)[ \t]+(\d+)[ \t]+(?:(\S+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+# Servers store subjects with any byte but blank, tab, CR and LF; \S would leave out VT and FF too.
+_SUBJECT = rb"([^ \t\r\n]+)"
+_MSG_LINE = re.compile(
+    rb"MSG[ \t]+" + _SUBJECT + rb"[ \t]+(\d+)[ \t]+(?:" + _SUBJECT + rb"[ \t]+)?(\d+)\r\n"
+)
+_HMSG_LINE = re.compile(
+    rb"HMSG[ \t]+"
+    + _SUBJECT
+    + rb"[ \t]+(\d+)[ \t]+(?:"
+    + _SUBJECT
+    + rb"[ \t]+)?(\d+)[ \t]+(\d+)\r\n"
+)
 _LF = re.compile(rb"\n")
 _CONTROL_LINE = re.compile(
     rb"(?:PING|PONG|\+OK)[ \t]*\r\n|INFO[ \t]+[^\s][^\r\n]*\r\n|-ERR[ \t]+'[^\r\n]+'\r\n"

@@ -7,11 +7,12 @@ error of this package's.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from buckets import create_bucket, publish, put_many
+from buckets import api, create_bucket, publish, put_many
 from faults.proxy import Proxy, is_delivery, is_status, with_header
 
 from attack import victim
@@ -241,3 +242,21 @@ def test_every_legal_byte_in_a_subject(shared_server: NatsServer) -> None:
     publish(url, ((f"$KV.bytes.{key}", b"v", None) for key in keys))
     rows = read(url, bucket="bytes", startSequence=1)
     assert [row["key"] for row in rows] == keys
+
+
+def test_subjects_with_control_characters(shared_server: NatsServer) -> None:
+    """Whoever may publish can store them: a stream stays readable, by a consumer and without."""
+    bytes_ = bytes(one for one in range(256) if one not in b"\t\n\r .*>")
+    api(shared_server.url, "STREAM.CREATE.control", {"name": "control", "subjects": ["ctl.>"]})
+    with socket.create_connection(("127.0.0.1", shared_server.port)) as line:
+        line.sendall(b"CONNECT {}\r\n")
+        line.sendall(b"".join(b"PUB ctl.%c 1\r\n.\r\n" % one for one in bytes_))
+        line.sendall(b"PING\r\n")
+        while b"PONG" not in line.recv(65536):
+            pass
+    count = api(shared_server.url, "STREAM.INFO.control")["state"]["messages"]
+    assert count == len(bytes_)
+    for start in (1, count - 5):
+        rows = read(shared_server.url, "nats_stream", stream="control", startSequence=start)
+        sent = [(b"ctl.%c" % one).decode(errors="replace") for one in bytes_[start - 1 :]]
+        assert [row["subject"] for row in rows] == sent

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from faults.batches import BATCHES, kind_of, options_of, read
 from faults.harm import Published, header_number
-from faults.proxy import Outcome, Proxy, is_status, subject_of
+from faults.proxy import Outcome, Proxy, subject_of
 from faults.trial import KINDS, Trial
 
 from clusters.watched import Behind, WatchedCluster, create_replicated, while_behind
@@ -33,41 +33,17 @@ def cluster() -> Iterator[WatchedCluster]:
 
 
 class Placements:
-    """A verdict that sees which consumers the follower serves, and lets it catch up.
+    """A verdict that sees how many consumers the follower is given, and passes everything."""
 
-    Attributes:
-        there: how many consumers were placed on it.
-        waited: heartbeats of those that told of less than the leader has.
-    """
-
-    def __init__(self, lag: Behind, end: int) -> None:
-        self._lag = lag
-        self._end = end
-        self._inboxes: set[str] = set()
-        self.waited = 0
-
-    @property
-    def there(self) -> int:
-        return len(self._inboxes)
+    def __init__(self, lag: Behind) -> None:
+        self._name = lag.cluster.name_of(lag.follower)
+        self.there = 0
 
     def __call__(self, frame: bytes) -> Outcome:
         if b"consumer_create_response" in frame:
             answer = json.loads(frame[frame.index(b"{") :])
-            served_by = (answer.get("cluster") or {}).get("leader")
-            if served_by == self._lag.cluster.name_of(self._lag.follower):
-                self._inboxes.add(answer["config"]["deliver_subject"])
-        elif self._tells_of_less(frame) and self._lag.lags:
-            self.waited += 1
-            if self.waited == 2:
-                self._lag.catch_up()
+            self.there += (answer.get("cluster") or {}).get("leader") == self._name
         return True
-
-    def _tells_of_less(self, frame: bytes) -> bool:
-        return (
-            is_status(frame, b"Idle Heartbeat")
-            and subject_of(frame) in self._inboxes
-            and header_number(frame, "Nats-Last-Stream") < self._end
-        )
 
 
 def trial_of(cluster: WatchedCluster, kind: str) -> Trial:
@@ -79,27 +55,27 @@ def write_more(trial: Trial, lag: Behind, count: int = MORE) -> None:
     assert lag.has < trial.last
 
 
-@pytest.mark.parametrize("kind", ["kv", "stream"])  # initial values are read at the leader
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_splits_consumer_is_on_it(cluster: WatchedCluster, kind: str) -> None:
-    """Heartbeats say that it has no more; the split ends when it has, with all its rows."""
+    """It is given up for one that the leader has, and all rows come while the follower lags."""
 
     def test(trial: Trial, lag: Behind) -> bool:
         write_more(trial, lag)
-        placements = Placements(lag, trial.last)
+        placements = Placements(lag)
         proxied = Proxy(lag.outside.port, placements, keep=0)
         with proxied as proxy, trial.reading(proxy.url, minPartitions="4") as reading:
             assert reading.plan()
             logged = reading.logged
             assert logged is not None
             assert logged["stream_seq"] == trial.last
-            assert len(reading.splits) == 4
+            assert len(reading.splits) == (1 if kind == "kv current" else 4)
             for _ in range(_MOST_READS):
                 trial.check(reading.read())
-                if placements.waited or not lag.lags:
+                if placements.there or not lag.lags:
                     break
                 del reading.offsets[1:]
                 reading.again(logged)
-        return placements.waited > 0
+            return placements.there > 0 and lag.lags
 
     while_behind(cluster, partial(trial_of, cluster, kind), test)
 
@@ -166,8 +142,6 @@ class Ranks:
         self._trial = trial
         self._asked: dict[str, int] = {}
         self.too_few = 0
-        self._n = 0
-        self._who = []
 
     def up(self, frame: bytes) -> Outcome:
         line, _, payload = frame.partition(b"\r\n")
@@ -180,8 +154,6 @@ class Ranks:
         if b"NATS/1.0 204" in frame and (seq := self._asked.get(subject_of(frame))) is not None:
             # No value was written over: each sequence is a message, the first of them was sent.
             rest = self._trial.last - seq
-            self._n += 1
-            self._who.append((seq, header_number(frame, "Nats-Num-Pending")))
             self.too_few += header_number(frame, "Nats-Num-Pending") < rest
         return True
 
@@ -224,24 +196,18 @@ def test_it_counts_rows_for_a_limit(cluster: WatchedCluster, kind: str) -> None:
 # -- batches --------------------------------------------------------------------------------------
 
 
-_AT_LEADER = ("now", "as of")
-"""Which message is a subject's last, one that lags does not know."""
-
-
 @pytest.mark.parametrize("what", BATCHES)
 def test_a_batch(cluster: WatchedCluster, what: str) -> None:
-    """Where every message counts the task waits for it, else it takes another consumer."""
+    """Its tasks take other consumers, too."""
 
     def test(trial: Trial, lag: Behind) -> bool:
         write_more(trial, lag)
-        placements = Placements(lag, trial.last)
+        placements = Placements(lag)
         with Proxy(lag.outside.port, placements, keep=0) as proxy:
             for _ in range(_MOST_READS):
-                rows = read(proxy.url, options_of(trial, what))
-                trial.check(rows)
-                met = placements.there if what in _AT_LEADER else placements.waited
-                if met or not lag.lags:
+                trial.check(read(proxy.url, options_of(trial, what)))
+                if placements.there or not lag.lags:
                     break
-        return met > 0 and (lag.lags or what not in _AT_LEADER)
+        return placements.there > 0 and lag.lags
 
     while_behind(cluster, partial(trial_of, cluster, kind_of(what)), test)

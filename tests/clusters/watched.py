@@ -28,14 +28,23 @@ from nats_stream_source.errors import (
     ProtocolError,
 )
 
+_FEW = """{user: few, password: few, permissions: {
+    publish: {deny: "$JS.API.CONSUMER.DELETE.>"}
+}}"""
+_APP = "{user: app, password: app}"
+_WITH_FEW_RIGHTS = SYSTEM_ACCOUNT.replace(_APP, f"{_APP}, {_FEW}")
+
 
 class WatchedCluster(Cluster):
-    """A cluster that has a system account, and says what each of its servers has itself."""
+    """A cluster that has a system account, and says what each of its servers has itself.
+
+    The user ``few`` may not delete consumers.
+    """
 
     def _serve(self, name: str, port: int, args: list[str]) -> None:
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         config = directory / "server.conf"
-        config.write_text(SYSTEM_ACCOUNT)
+        config.write_text(_WITH_FEW_RIGHTS)
         super()._serve(name, port, [*args, "-c", str(config)])
 
     def name_of(self, server: NatsServer) -> str:

@@ -386,12 +386,11 @@ class Reading:
         self.splits = self._ask(lambda planner: planner.plans(start, end))
         self.logged = logged
 
-    def read(self, each: Each | None = None, *, at_leader: bool = False) -> list[Row]:
-        """Read what was planned; ``at_leader``: as in another attempt of each task."""
+    def read(self, each: Each | None = None) -> list[Row]:
+        """Read what was planned."""
         rows: list[Row] = []
         for split in pickle.loads(pickle.dumps(self.splits)):
-            query = pickle.loads(pickle.dumps(self._query))
-            for batch in read_split(split, query, at_leader=at_leader):
+            for batch in read_split(split, pickle.loads(pickle.dumps(self._query))):
                 rows += rows_of(batch)
                 if each is not None:
                     each(len(rows))

@@ -1,0 +1,106 @@
+"""Ranges of several filters: while what one of them covers is purged, no other loses a message.
+
+Servers before 2.15 pass messages over then, see ``jetstream.one_filter``; `make test-servers` runs
+this on each.
+"""
+
+from __future__ import annotations
+
+import pytest
+from buckets import api, publish
+from faults.trial import Trial
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.one_filter import OneFilter
+from nats_stream_source.jetstream.subjects import covering
+from nats_stream_source.wire.columns import subjects
+from nats_stream_source.wire.frames import Framer
+
+COVERING = {
+    "a": ["a"],
+    "a.*": ["a.b", "a.c"],
+    "*.b": ["a.b", "c.b"],
+    "a.>": ["a.b", "a.b.c"],
+    ">": ["a", "a.b"],
+    "a.b.>": ["a.b.>", "a.b.c.d"],
+    "a.*.c": ["a.*.c", "a.b.c"],
+    "*.*": ["a.b", "c.d"],
+    "$KV.b.>": ["$KV.b.x", "$KV.b.y.z", "$KV.b.>"],
+}
+
+
+@pytest.mark.parametrize(("one", "filters"), COVERING.items(), ids=COVERING)
+def test_covering(one: str, filters: list[str]) -> None:
+    assert covering(filters) == one
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """As a server has it."""
+    tokens, given = pattern.split("."), subject.split(".")
+    if tokens[-1] == ">":
+        tokens, given = tokens[:-1], given[: len(tokens) - 1]
+        if len(subject.split(".")) <= len(tokens):
+            return False
+    return len(tokens) == len(given) and all(
+        a in ("*", b) for a, b in zip(tokens, given, strict=True)
+    )
+
+
+TOKENS = st.sampled_from(["a", "b", "a-b", "ü", "x\x0b"])
+SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(".".join)
+FILTERS = st.builds(
+    lambda tokens, rest: ".".join([*tokens, *rest]),
+    st.lists(TOKENS | st.just("*"), min_size=1, max_size=3),
+    st.sampled_from([[], [">"]]),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(FILTERS, min_size=2, max_size=5), st.lists(SUBJECTS, max_size=20))
+def test_what_is_selected(filters: list[str], names: list[str]) -> None:
+    one = OneFilter(filters)
+    expected = [name for name in names if any(matches(pattern, name) for pattern in filters)]
+    assert all(matches(one.subject, name) for name in expected)
+    frames = Framer().feed(b"".join(b"MSG %s 1 1\r\n.\r\n" % name.encode() for name in names))
+    assert subjects(one.select(frames)).to_pylist() == expected
+
+
+COUNT = 30_000
+HOW = ("a marker", "the API", "the API, up to a sequence")
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how: str) -> None:
+    """Of 10 MB that are under way for two filters, the only message of the first one goes."""
+    trial = Trial(kind, shared_server.url).create(allow_rollup_hdrs=True)
+    written = [
+        ("a", b"first"),
+        *((f"b.{key}", value) for key, value in trial.messages(COUNT, 300)),
+    ]
+    trial.attempted.add(b"first")
+    sequences = publish(trial.url, [(trial.prefix + key, value, None) for key, value in written])
+    trial.acknowledged.update(zip(sequences, written, strict=True))
+    purged = f"{trial.prefix}a"
+    done: list[int] = []
+
+    def purge(rows: int) -> None:
+        if done:
+            return
+        done.append(rows)
+        if how == "a marker":
+            publish(trial.url, [(purged, b"", {"Nats-Rollup": "sub"})])
+        else:
+            more = {"seq": COUNT} if how.endswith("sequence") else {}
+            api(trial.url, f"STREAM.PURGE.{trial.stream}", {"filter": purged, **more})
+
+    names = ["a", "b.*"] if kind == "kv" else [purged, f"{trial.prefix}b.*"]
+    filters = {"keys" if kind == "kv" else "filterSubjects": ",".join(names)}
+    with trial.reading(minPartitions="1", failOnDataLoss="false", **filters) as reading:
+        assert reading.plan()
+        reading.read(purge)
+    assert 0 < done[0] < COUNT
+    trial.check(reading.rows, lost=[1])
