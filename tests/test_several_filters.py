@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import one_filter
 from nats_stream_source.jetstream.one_filter import OneFilter
 from nats_stream_source.jetstream.subjects import covering
 from nats_stream_source.wire.columns import subjects
@@ -104,3 +105,25 @@ def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how
         reading.read(purge)
     assert 0 < done[0] < COUNT
     trial.check(reading.rows, lost=[1])
+
+
+@pytest.mark.parametrize("kind", ["kv", "kv current", "stream"])
+def test_what_no_filter_matches_is_left_out(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """With any server, as if it lost messages: long stretches of others, rows, and others again."""
+    monkeypatch.setattr(one_filter, "_SOUND", (99, 0))
+    trial = Trial(kind, shared_server.url).create()
+    written: list[tuple[str, bytes]] = []
+    for place in ("c", "a.x", "b", "c", "a.y", "c"):
+        written += [(f"{place}.{key}", value) for key, value in trial.messages(3000)]
+    sequences = publish(trial.url, [(trial.prefix + key, value, None) for key, value in written])
+    wanted = [one for one in zip(sequences, written, strict=True) if one[1][0][0] != "c"]
+    trial.acknowledged.update(wanted)
+    names = ["a.>", "b.*"] if trial.is_kv else [f"{trial.prefix}a.>", f"{trial.prefix}b.*"]
+    filters = {"keys" if trial.is_kv else "filterSubjects": ",".join(names)}
+    with trial.reading(minPartitions="3", **filters) as reading:
+        assert reading.plan()
+        reading.read()
+    trial.check(reading.rows)
+    assert len(reading.rows) == 9000

@@ -373,7 +373,10 @@ class OrderedReader:
             step = self.cursor.deliver(tokens.consumer_seq[begin:end], tokens.stream_seq[begin:end])
             if step.stop > step.first:
                 kept = frames.select(slice(begin + step.first, begin + step.stop))
-                self._kept.add(self._one.select(kept) if self._one else kept)
+                if self._one is not None:
+                    kept = self._one.select(kept)
+                if len(kept):
+                    self._kept.add(kept)
 
     async def _status(self, frames: Frames, i: int) -> None:
         """A message that is no delivery: the consumer's status messages (ADR-15)."""
