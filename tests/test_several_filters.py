@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import one_filter
 from nats_stream_source.jetstream.one_filter import OneFilter
-from nats_stream_source.jetstream.subjects import covering
+from nats_stream_source.jetstream.subjects import covering, covers
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.frames import Framer
 
@@ -37,18 +37,6 @@ def test_covering(one: str, filters: list[str]) -> None:
     assert covering(filters) == one
 
 
-def matches(pattern: str, subject: str) -> bool:
-    """As a server has it."""
-    tokens, given = pattern.split("."), subject.split(".")
-    if tokens[-1] == ">":
-        tokens, given = tokens[:-1], given[: len(tokens) - 1]
-        if len(subject.split(".")) <= len(tokens):
-            return False
-    return len(tokens) == len(given) and all(
-        a in ("*", b) for a, b in zip(tokens, given, strict=True)
-    )
-
-
 TOKENS = st.sampled_from(["a", "b", "a-b", "ü", "x\x0b"])
 SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(".".join)
 FILTERS = st.builds(
@@ -62,8 +50,8 @@ FILTERS = st.builds(
 @given(st.lists(FILTERS, min_size=2, max_size=5), st.lists(SUBJECTS, max_size=20))
 def test_what_is_selected(filters: list[str], names: list[str]) -> None:
     one = OneFilter(filters)
-    expected = [name for name in names if any(matches(pattern, name) for pattern in filters)]
-    assert all(matches(one.subject, name) for name in expected)
+    expected = [name for name in names if any(covers(pattern, name) for pattern in filters)]
+    assert all(covers(one.subject, name) for name in expected)
     frames = Framer().feed(b"".join(b"MSG %s 1 1\r\n.\r\n" % name.encode() for name in names))
     assert subjects(one.select(frames)).to_pylist() == expected
 

@@ -96,8 +96,8 @@ def read_as_of(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
     _check(runner, task, query, seen)
     if not last.names:
         return
-    # A replica that lags may still have a revision that was chosen only since its successors, up to
-    # the point, were gone before their turn came. The leader has not, and it is reported.
+    # A revision may have been chosen only since its successors, up to the point, were gone before
+    # their turn came: it is gone by now as well, and reported.
     with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
             yield from rows_of(last.chosen(frames), plan, query)

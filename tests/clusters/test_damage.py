@@ -6,19 +6,17 @@ Its consumers would pass over what it lacks; so rows come from the server that l
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.batches import BATCHES, kind_of, options_of, read
 from faults.proxy import Proxy
+from faults.store import directory_of, flip
 from faults.trial import KINDS, Trial
 from topology import wait_until
 
-from clusters.watched import WatchedCluster, create_replicated
+from clusters.watched import Placements, WatchedCluster, create_replicated
 from nats_stream_source.embedded import NatsServer
 
 pytestmark = pytest.mark.faults
@@ -36,22 +34,13 @@ def cluster() -> Iterator[WatchedCluster]:
         yield cluster
 
 
-def messages(directory: Path, stream: str) -> Path:
-    """Where a server keeps the messages of a stream."""
-    return next(directory.rglob(f"streams/{stream}/msgs"))
-
-
 def damaged(cluster: WatchedCluster, kind: str) -> tuple[Trial, NatsServer]:
     """A trial, and one of its followers that has lost a part of the first block."""
     for _ in range(_MOST_ATTEMPTS):
         trial = create_replicated(cluster, kind, COUNT, SIZE)
         follower = cluster.followers_of(trial.stream)[0]
         follower.kill()
-        block = messages(follower.store, trial.stream) / "1.blk"
-        content = bytearray(block.read_bytes())
-        at = len(content) // 20
-        content[at : at + 16] = bytes(byte ^ 0xFF for byte in content[at : at + 16])
-        block.write_bytes(content)
+        flip(directory_of(follower, trial.stream) / "msgs" / "1.blk", 0.05)
         follower.start()
 
         def state(trial: Trial = trial, follower: NatsServer = follower) -> dict[str, Any]:
@@ -70,22 +59,15 @@ def damaged(cluster: WatchedCluster, kind: str) -> tuple[Trial, NatsServer]:
 def test_what_it_lacks_is_read_at_the_leader(cluster: WatchedCluster, kind: str) -> None:
     """It is given consumers, and none of them is read; its replica is not mended by that."""
     trial, follower = damaged(cluster, kind)
-    placed: Counter[str] = Counter()
-
-    def count(frame: bytes) -> bool:
-        if b"consumer_create_response" in frame:
-            placed[json.loads(frame[frame.index(b"{") :])["cluster"]["leader"]] += 1
-        return True
-
-    name = cluster.name_of(follower)
-    with Proxy(cluster.servers["n1"].port, count, keep=0) as proxy:
+    placements = Placements(cluster.name_of(follower))
+    with Proxy(cluster.servers["n1"].port, placements, keep=0) as proxy:
         for _ in range(_MOST_READS):
             with trial.reading(proxy.url, minPartitions="4") as reading:
                 reading.until(trial.last)
             trial.check(reading.rows)
-            if placed[name] >= 4:
+            if placements.there >= 4:
                 break
-    assert placed[name] >= 4
+    assert placements.there >= 4
     assert cluster.state_at(follower, trial.stream)["messages"] < COUNT
     assert trial.consumers() == []
 

@@ -17,7 +17,7 @@ from faults.harm import Published, header_number
 from faults.proxy import Outcome, Proxy, subject_of
 from faults.trial import KINDS, Trial
 
-from clusters.watched import Behind, WatchedCluster, create_replicated, while_behind
+from clusters.watched import Behind, Placements, WatchedCluster, create_replicated, while_behind
 
 OLD, MORE = 200, 400
 """What the replica has that lags, and what it lacks."""
@@ -30,20 +30,6 @@ _MOST_READS = 60  # none of them at one of three replicas: once in many billion 
 def cluster() -> Iterator[WatchedCluster]:
     with WatchedCluster(4, lines=True) as cluster:
         yield cluster
-
-
-class Placements:
-    """A verdict that sees how many consumers the follower is given, and passes everything."""
-
-    def __init__(self, lag: Behind) -> None:
-        self._name = lag.cluster.name_of(lag.follower)
-        self.there = 0
-
-    def __call__(self, frame: bytes) -> Outcome:
-        if b"consumer_create_response" in frame:
-            answer = json.loads(frame[frame.index(b"{") :])
-            self.there += (answer.get("cluster") or {}).get("leader") == self._name
-        return True
 
 
 def trial_of(cluster: WatchedCluster, kind: str) -> Trial:
@@ -61,7 +47,7 @@ def test_the_splits_consumer_is_on_it(cluster: WatchedCluster, kind: str) -> Non
 
     def test(trial: Trial, lag: Behind) -> bool:
         write_more(trial, lag)
-        placements = Placements(lag)
+        placements = Placements(cluster.name_of(lag.follower))
         proxied = Proxy(lag.outside.port, placements, keep=0)
         with proxied as proxy, trial.reading(proxy.url, minPartitions="4") as reading:
             assert reading.plan()
@@ -202,7 +188,7 @@ def test_a_batch(cluster: WatchedCluster, what: str) -> None:
 
     def test(trial: Trial, lag: Behind) -> bool:
         write_more(trial, lag)
-        placements = Placements(lag)
+        placements = Placements(cluster.name_of(lag.follower))
         with Proxy(lag.outside.port, placements, keep=0) as proxy:
             for _ in range(_MOST_READS):
                 trial.check(read(proxy.url, options_of(trial, what)))

@@ -90,6 +90,20 @@ def create_replicated(cluster: Cluster, kind: str, count: int = 0, size: int = 0
     return trial
 
 
+class Placements:
+    """A verdict that counts the consumers that a server is given, and passes everything."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.there = 0
+
+    def __call__(self, frame: bytes) -> bool:
+        if b"consumer_create_response" in frame:
+            answer = json.loads(frame[frame.index(b"{") :])
+            self.there += (answer.get("cluster") or {}).get("leader") == self._name
+        return True
+
+
 NEVER = (DataLossError, ProtocolError, ConfigurationError)
 """No trouble of a server's is one of these."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.store import directory_of, flip
 from faults.trial import KINDS, Trial
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import BucketNotFoundError, DataLossError, StreamNotFoundError
@@ -30,16 +31,8 @@ def trial(request: pytest.FixtureRequest, nats_server: NatsServer) -> Trial:
 def damage(server: NatsServer, trial: Trial, work: Callable[[Path], object]) -> None:
     """Kill the server, give its directory of the stream to ``work``, and start it again."""
     server.kill()
-    work(next(server.store.rglob(f"streams/{trial.stream}")))
+    work(directory_of(server, trial.stream))
     server.start()
-
-
-def flip(file: Path, at: float) -> None:
-    """Turn some bits round; ``at`` 0 is the file's beginning, 1 its end."""
-    content = bytearray(file.read_bytes())
-    begin = int(len(content) * at)
-    content[begin : begin + 16] = bytes(byte ^ 0xFF for byte in content[begin : begin + 16])
-    file.write_bytes(content)
 
 
 def last_block(directory: Path) -> Path:
