@@ -213,6 +213,7 @@ def test_keys_that_are_made_while_later_ones_are_read(
             list(rows_of_task(reader, task))
     else:
         assert [row["revision"] for row in rows_of_task(reader, task)] == [6, 8, 9]
+        assert looks.pop() == 3  # after the values
     assert looks == [0, 1, 2]
 
 

@@ -50,7 +50,7 @@ from nats_stream_source.jetstream.together import together
 from nats_stream_source.logs import field_logger
 from nats_stream_source.source.batch_plan import BatchPlan, removed_by
 from nats_stream_source.source.query import Query
-from nats_stream_source.source.reader import consume, rows_of, stream_after
+from nats_stream_source.source.reader import consume, rows_of
 from nats_stream_source.source.runtime import Runner, kept_runner
 from nats_stream_source.source.subjects_seen import SubjectsSeen
 from nats_stream_source.source.tail import Tail, as_many
@@ -75,7 +75,7 @@ def read_as_of(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
 
     Raises:
         DataLossError: a key's entry of that time is gone, or may be, and ``failOnDataLoss`` is set;
-            the stream was replaced while it was read.
+            the stream was replaced or set back while it was read.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered``.
     """
     plan, runner, seen = task.plan, kept_runner(query.connection), SubjectsSeen()
@@ -93,7 +93,7 @@ def read_as_of(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
             last.add(frames)
     last.choose()
     seen.add(last.names)
-    _check(runner, task, query, seen)
+    tail = _check(runner, task, query, seen)
     if not last.names:
         return
     # A revision may have been chosen only since its successors, up to the point, were gone before
@@ -101,12 +101,16 @@ def read_as_of(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
     with contextlib.closing(consume(runner, plan, query)) as batches:
         for frames in batches:
             yield from rows_of(last.chosen(frames), plan, query)
-    stream_after(runner, plan, query)
+    tail.look()
     _report(task, query, last.gone(), [])
 
 
-def _check(runner: Runner, task: BatchPlan, query: Query, seen: SubjectsSeen) -> None:
-    """Report it if the subjects that were seen may not be all that had a message at ``end``."""
+def _check(runner: Runner, task: BatchPlan, query: Query, seen: SubjectsSeen) -> Tail:
+    """Report it if the subjects that were seen may not be all that had a message at ``end``.
+
+    Returns:
+        What followed the range, for a last look.
+    """
 
     def complete(info: StreamInfo) -> bool:
         return _whole(info) or as_many(task, info, len(seen))
@@ -134,6 +138,7 @@ def _check(runner: Runner, task: BatchPlan, query: Query, seen: SubjectsSeen) ->
     else:
         all_came = task.subjects == len(seen)
     _report(task, query, unknown, [] if task.newest and all_came else removed)
+    return tail
 
 
 class _Late:

@@ -215,7 +215,7 @@ class BatchPlanner:
             initial_through=ENDLESS,
             last_per_subject=last_per_subject,
             complete_from=max(start + 1, info.first_seq) if complete else None,
-            pinned=pinned if what is What.RANGE else None,
+            pinned=pinned,
         )
         return BatchPlan(
             plan=plan,

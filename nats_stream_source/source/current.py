@@ -35,7 +35,7 @@ from nats_stream_source.jetstream.together import together
 from nats_stream_source.logs import field_logger
 from nats_stream_source.source.batch_plan import BatchPlan
 from nats_stream_source.source.query import Query
-from nats_stream_source.source.reader import consume, rows_of, stream_after
+from nats_stream_source.source.reader import consume, rows_of
 from nats_stream_source.source.runtime import kept_runner
 from nats_stream_source.source.subjects_seen import SubjectsSeen
 from nats_stream_source.source.tail import Tail, as_many
@@ -74,7 +74,7 @@ def read_current(task: BatchPlan, query: Query) -> Iterator[pa.RecordBatch]:
     with contextlib.closing(runner.iterate(_missing(runner.link, task, query, seen))) as batches:
         for frames in batches:
             yield from rows_of(frames, plan, query)
-    stream_after(runner, plan, query)
+    tail.look()
 
 
 async def _missing(

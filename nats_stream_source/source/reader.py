@@ -91,28 +91,41 @@ class _Came:
                 back, and other messages may have come than were planned.
         """
         plan = self._plan
-        self._check_pinned(info, runner)
+        check_pinned(info, plan, runner, plan.pinned, self._last)
         gone = self._unbroken and self._unbroken.gone(info.first_seq, plan.end)
         if gone:
             Continuity(query, runner.link).aged_out(info, *gone, filters=plan.filters)
 
-    def _check_pinned(self, info: StreamInfo, runner: Runner) -> None:
-        plan = self._plan
-        if plan.pinned is None:
-            return
-        seq, time = plan.pinned
-        if self._last is not None and self._last[0] == seq <= info.last_seq:
-            back = self._last[1] != nanoseconds(time)  # what was read says it best
-        else:
-            back = _was_set_back(runner, info, seq, time)
-        if back:
-            # Rows of before and after are mixed: no setting makes them right, only a new plan does.
-            raise DataLossError(
-                f"stream {plan.stream} was set back while the range ({plan.start}, {plan.end}] was "
-                f"read: at {seq} it has not what it had when that was planned. A batch has to "
-                f"be loaded again; a streaming query that is restarted with the option "
-                f"failOnDataLoss=false goes on after the last message that is still there"
-            )
+
+def check_pinned(
+    info: StreamInfo,
+    plan: Plan,
+    runner: Runner,
+    pinned: tuple[int, str] | None,
+    last: tuple[int, int] | None = None,
+) -> None:
+    """Raise DataLossError where the stream was set back, even if it has grown again since.
+
+    Args:
+        info: the stream as its leader has it now.
+        pinned: sequence and time of a message that it had; None where there was none.
+        last: sequence and time, in nanoseconds, of the last message that was read.
+    """
+    if pinned is None:
+        return
+    seq, time = pinned
+    if last is not None and last[0] == seq <= info.last_seq:
+        back = last[1] != nanoseconds(time)  # what was read says it best
+    else:
+        back = _was_set_back(runner, info, seq, time)
+    if back:
+        # Rows of before and after are mixed: no setting makes them right, only a new plan does.
+        raise DataLossError(
+            f"stream {plan.stream} was set back while the range ({plan.start}, {plan.end}] was "
+            f"read: at {seq} it has not what it had before. A batch has to be loaded again; a "
+            f"streaming query that is restarted with the option failOnDataLoss=false goes on after "
+            f"the last message that is still there"
+        )
 
 
 def _was_set_back(runner: Runner, info: StreamInfo, seq: int, time: str) -> bool:

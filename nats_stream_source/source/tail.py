@@ -20,7 +20,7 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.source.batch_plan import BatchPlan
 from nats_stream_source.source.query import Query
-from nats_stream_source.source.reader import consume, stream_after
+from nats_stream_source.source.reader import check_pinned, consume, stream_after
 from nats_stream_source.source.runtime import Runner
 from nats_stream_source.wire.frames import Frames
 
@@ -40,6 +40,7 @@ class Tail:
         self._runner = runner
         self._task = task
         self._query = query
+        self._pinned = task.plan.pinned
         self.stretches = 0
         self.settled = False
 
@@ -58,13 +59,8 @@ class Tail:
         plan, at = self._task.plan, self._task.plan.end
         before: int | None = None
         while True:
-            self.info = info = stream_after(self._runner, plan, self._query, known=at)
+            info = self.look()
             length = info.last_seq - at
-            if length < 0:
-                raise DataLossError(
-                    f"stream {plan.stream} was set back to {info.last_seq} while it was read, it "
-                    f"had {at}: rows that were read may be gone. Load the batch again"
-                )
             self.settled = not length
             if self.settled or complete(info) or (before is not None and length >= before):
                 return
@@ -76,6 +72,26 @@ class Tail:
                 yield from batches
             at = info.last_seq
             self.stretches += 1
+
+    def look(self) -> StreamInfo:
+        """The stream now, which is still the one that was read.
+
+        Raises:
+            DataLossError: it was replaced, or set back since the look before, or since it was
+                planned. Where it has grown again, rows of before and after may be mixed.
+        """
+        plan, pinned = self._task.plan, self._pinned
+        had = plan.end if pinned is None else max(plan.end, pinned[0])
+        self.info = info = stream_after(self._runner, plan, self._query, known=had)
+        if info.last_seq < had:
+            raise DataLossError(
+                f"stream {plan.stream} was set back to {info.last_seq} while it was read, it "
+                f"had {had}: rows that were read may be gone. Load the batch again"
+            )
+        check_pinned(info, plan, self._runner, pinned)
+        if info.last_time is not None:
+            self._pinned = info.last_seq, info.last_time
+        return info
 
 
 def as_many(task: BatchPlan, info: StreamInfo, seen: int) -> bool:
