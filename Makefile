@@ -4,6 +4,7 @@
 #   ROWS     make demo: only the first so many departures
 #   SINK     make demo: delta or parquet
 #   TESTS    make test, make test-servers, make test-faults: what pytest is to run
+#   AGAIN    make test: 1 to run a few tests that failed a second time, alone
 #   SERVERS  make test-servers: only these versions
 #   SPARKS   make test-spark: only these versions or places
 #   MINUTES  make soak: for how long; SEED: the run to repeat; TOPOLOGY: cluster, single or power-loss
@@ -18,6 +19,7 @@ PYTHON ?=
 ROWS ?=
 SINK ?= delta
 TESTS ?=
+AGAIN ?=
 SERVERS ?=
 SPARKS ?=
 MINUTES ?=
@@ -54,7 +56,7 @@ demo: java $(stamp) ## a bucket's changes into a Delta table, on real data (ROWS
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' $(if $(ROWS),--rows '$(ROWS)')
 
 test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
-	@$(python) $(if $(TESTS),-m pytest $(TESTS),tests/all.py)
+	@$(python) $(if $(TESTS),-m pytest $(TESTS),tests/all.py $(if $(AGAIN),--again))
 
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)
