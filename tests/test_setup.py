@@ -188,7 +188,43 @@ def test_ci_runs_the_checks_and_the_tests() -> None:
     assert os.access(script, os.X_OK)
     lines = script.read_text().splitlines()
     assert "set -eu" in lines
-    assert lines[-1] == "make check test"
+    assert lines[-1] == "make check test AGAIN=1"
+
+
+FAILS_ONCE = """
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_once(number):
+    mark = Path(__file__).with_name(f"{{number}}.mark")
+    seen = mark.exists()
+    mark.touch()
+    assert seen
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "count", "status"),
+    [([], 1, 1), (["--again"], 1, 0), (["--again"], 11, 1)],
+    ids=["no second run", "one", "too many"],
+)
+def test_what_failed_once_is_run_again(
+    tmp_path: Path, more: list[str], count: int, status: int
+) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    for name in ("pyproject.toml", "tests/all.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tests / "test_some.py").write_text(FAILS_ONCE.format(count=count))
+    (tests / "test_others.py").write_text("def test_fine(): pass\n")
+    done = subprocess.run(
+        [sys.executable, str(tests / "all.py"), *more], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout
+    assert f"{count} failed" in done.stdout
+    assert ("FAILED ONCE, and run again alone" in done.stdout) == (status == 0)
 
 
 def test_the_archive_of_a_reproducible_installation(tmp_path: Path) -> None:
