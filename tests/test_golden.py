@@ -10,11 +10,12 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from golden.write import Case, go_on
+from golden.scene import Case, go_on
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -22,8 +23,11 @@ from nats_stream_source.embedded import NatsServer
 
 GOLDEN = Path(__file__).with_name("golden")
 VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))
+"""Some with the name of a story behind them: see ``golden/stories.py``."""
+
+LATEST = max(version for version in VERSIONS if "-" not in version)
 ALL = [
-    (version, name)
+    pytest.param(version, name, marks=pytest.mark.faults if "-" in version else ())
     for version in VERSIONS
     for name in json.loads((GOLDEN / version / "cases.json").read_text())
 ]
@@ -58,6 +62,12 @@ def checkpoint_of(version: str, name: str, directory: Path) -> Path:
     return directory / "checkpoint"
 
 
+def offsets(checkpoint: Path) -> dict[int, dict[str, Any]]:
+    """The source's offset of each micro-batch in the log."""
+    logged = (checkpoint / "offsets").glob("[0-9]*")
+    return {int(path.name): json.loads(path.read_text().splitlines()[-1]) for path in logged}
+
+
 @pytest.mark.parametrize(("version", "name"), ALL)
 def test_it_goes_on(
     spark: SparkSession,
@@ -70,11 +80,38 @@ def test_it_goes_on(
     url = restored(version)
     case, known = case_of(version, name)
     checkpoint = checkpoint_of(version, name, tmp_path)
-    last = max(int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*"))
-    assert (checkpoint / "commits" / str(last)).exists() is not case.uncommitted
+    logged = offsets(checkpoint)
+    assert (checkpoint / "commits" / str(max(logged))).exists() is not case.uncommitted
+    assert version.endswith("-first") is not (checkpoint / "commits").exists()
     assert known["missing"], "there is something to go on with"
     assert go_on(spark, url, case, checkpoint) == known["missing"]
     assert go_on(spark, url, case, checkpoint) == []
+    # What was logged is what was read.
+    assert offsets(checkpoint).items() >= logged.items()
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [one for one in ALL if str(one.values[0]).endswith("-epochs")]
+)
+def test_a_loss_that_was_accepted_is_none_any_more(
+    spark: SparkSession,
+    restored: Callable[[str], str],
+    tmp_path: Path,
+    version: str,
+    name: str,
+) -> None:
+    """In a later epoch, a query goes on with failOnDataLoss as well; also where that begins."""
+    url = restored(version)
+    case, known = case_of(version, name)
+    checkpoint = checkpoint_of(version, name, tmp_path)
+    logged = offsets(checkpoint)
+    before, last = logged[max(logged) - 1], logged[max(logged)]
+    assert (before["epoch"], last["epoch"]) == (0, 1)
+    assert before["created"] != last["created"]
+    assert before["stream_seq"] > last["stream_seq"]
+    strict = replace(case, options={**case.options, "failOnDataLoss": "true"})
+    assert go_on(spark, url, strict, checkpoint) == known["missing"]
+    assert {offset["epoch"] for offset in offsets(checkpoint).values()} == {0, 1}
 
 
 def change_offsets(checkpoint: Path, change: dict[str, Any]) -> None:
@@ -88,7 +125,7 @@ def test_an_offset_with_more_fields_is_read(
     spark: SparkSession, restored: Callable[[str], str], tmp_path: Path
 ) -> None:
     """A later version of the same format may say more; what it says is not needed."""
-    version = VERSIONS[-1]
+    version = LATEST
     url = restored(version)
     case, known = case_of(version, "kv_uncommitted")
     checkpoint = checkpoint_of(version, "kv_uncommitted", tmp_path)
@@ -99,7 +136,7 @@ def test_an_offset_with_more_fields_is_read(
 def test_a_newer_format_is_refused(
     spark: SparkSession, restored: Callable[[str], str], tmp_path: Path
 ) -> None:
-    version = VERSIONS[-1]
+    version = LATEST
     url = restored(version)
     case, _ = case_of(version, "kv")
     checkpoint = checkpoint_of(version, "kv", tmp_path)

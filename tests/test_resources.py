@@ -390,13 +390,26 @@ def test_a_million_rows(server: NatsServer) -> None:
 def test_a_hundred_queries_in_one_session(
     spark: SparkSession, server: NatsServer, tmp_path: Path
 ) -> None:
-    """Each with a planner process of its own, all with the same Python workers."""
+    """Each with a planner process of its own, all with the same Python workers.
+
+    The two formats in turn: a bucket's one entry, and all messages of a stream.
+    """
     create_bucket(server.url, "many")
+    api(server.url, "STREAM.CREATE.MANY", {"name": "MANY", "subjects": ["many.>"]})
+    published: list[bytes] = []
     held: dict[int, tuple[int, int, int]] = {}
     for number in range(1, 101):
-        put(server.url, "many", "k", b"%d" % number)
-        _read_into_memory(spark, server, tmp_path / str(number))
-        assert [row.value for row in spark.table("many").collect()] == [b"%d" % number]
+        value = b"%d" % number
+        if number % 2:
+            put(server.url, "many", "k", value)
+            _read_into_memory(spark, server, tmp_path / str(number), "nats_kv", bucket="many")
+            assert [row.value for row in spark.table("many").collect()] == [value]
+        else:
+            publish(server.url, [("many.k", value, None)])
+            published.append(value)
+            _read_into_memory(spark, server, tmp_path / str(number), "nats_stream", stream="MANY")
+            rows = spark.table("many").orderBy("sequence").collect()
+            assert [row.data for row in rows] == published
         spark.catalog.dropTempView("many")
         if number in (20, 100):
             # The planner's process ends after the query does.
@@ -410,14 +423,16 @@ def test_a_hundred_queries_in_one_session(
     eventually(lambda: not consumers(server), "no consumer is left")
 
 
-def _read_into_memory(spark: SparkSession, server: NatsServer, checkpoints: Path) -> None:
+def _read_into_memory(
+    spark: SparkSession, server: NatsServer, checkpoints: Path, kind: str, **options: str
+) -> None:
     """Into the table ``many``, by ``Trigger.AvailableNow``."""
     attempts = itertools.count()
 
     def start() -> StreamingQuery:
         return (
-            spark.readStream.format("nats_kv")
-            .options(servers=server.url, bucket="many")
+            spark.readStream.format(kind)
+            .options(servers=server.url, **options)
             .load()
             # Not foreachBatch, for which PySpark keeps a thread and a socket here for each query.
             .writeStream.format("memory")

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from queries import run_to_the_end
+from workers import most_memory
 
 from attack.damage import Liar, Once, bomb
 from attack.rogue import Rogue, greeting
@@ -106,13 +107,51 @@ def test_a_batch_fails_and_the_session_goes_on(
     assert sorted(int(row.value) for row in rows) == list(range(ROWS))
 
 
-def test_header_bombs(spark: SparkSession, proxy: Proxy, tmp_path: Path) -> None:
-    proxy.verdict = Once(is_delivery, bomb, always=True, at=1)
+READS: dict[str, tuple[str, dict[str, object]]] = {
+    "kv": ("nats_kv", {}),
+    "kv current": ("nats_kv", {"includeHistory": False}),
+    "stream": ("nats_stream", {}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.faults if one != "kv" else ()) for one in READS]
+)
+def test_header_bombs(spark: SparkSession, proxy: Proxy, tmp_path: Path, name: str) -> None:
+    """Of a MB each, 100 MB in all: the rows are right, and workers hold a part of it at a time."""
+    kind, options = READS[name]
+    assert len(run(spark, tmp_path / "warm", proxy.url, kind, **options)) == ROWS
+    before = most_memory()
+    harm = proxy.verdict = huge()
     try:
-        values = run(spark, tmp_path / "checkpoint", proxy.url)
+        values = run(spark, tmp_path / "checkpoint", proxy.url, kind, **options)
     finally:
         proxy.verdict = lambda frame: True
     assert values == [b"%d" % i for i in range(ROWS)]
+    assert harm.done >= ROWS
+    assert most_memory() - before < 256 << 20
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", READS)
+def test_header_bombs_in_a_batch(spark: SparkSession, proxy: Proxy, name: str) -> None:
+    kind, options = READS[name]
+    rows = load(spark, proxy.url, kind, stream=False, **options)
+    assert rows.count() == ROWS
+    before = most_memory()
+    harm = proxy.verdict = huge()
+    try:
+        values = [int(row.value) for row in rows.collect()]
+    finally:
+        proxy.verdict = lambda frame: True
+    assert sorted(values) == list(range(ROWS))
+    assert harm.done >= ROWS
+    assert most_memory() - before < 256 << 20
+
+
+def huge() -> Once:
+    """All deliveries with a header block of a MB."""
+    return Once(is_delivery, lambda frame: bomb(frame, 170_000), always=True, at=1)
 
 
 def test_somebody_else_answers(

@@ -164,6 +164,11 @@ def _kv(url: str, bucket: str, **options: Any) -> list[Row]:
     return read(url, bucket=bucket, **options)
 
 
+def _current(url: str, bucket: str, **options: Any) -> list[Row]:
+    """The initial values of a query: the last one of each key, by a list that cannot go on."""
+    return read(url, bucket=bucket, **options)
+
+
 def _stream(url: str, bucket: str, **options: Any) -> list[Row]:
     return read(url, "nats_stream", stream=f"KV_{bucket}", **options)
 
@@ -179,6 +184,7 @@ def _batch(url: str, bucket: str, **options: Any) -> list[Row]:
 
 FORMATS: dict[str, Callable[..., list[Pair]]] = {
     "nats_kv": partial(_by_format, _kv),
+    "kv current": partial(_by_format, _current),
     "nats_stream": partial(_by_format, _stream),
     "batch": partial(_by_format, _batch),
 }

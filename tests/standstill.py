@@ -1,0 +1,91 @@
+"""Tasks of Spark's that stand still in the middle of what they read, until they are let go.
+
+:meth:`Standstill.work` follows a source in its task (``mapInArrow``). The source's split must hold
+much more than fits between there and the server, and the session is one of :func:`session`: then
+the server still has the reader's consumer while the task stands still.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import SparkSession
+from scenario import eventually
+
+# What runs in a task is pickled as it is: workers do not import tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+PER_SPLIT, SIZE = 6000, 8000
+"""Messages, and bytes of each, that are enough for a split: half of it fits in between."""
+
+
+def session(spark: SparkSession) -> SparkSession:
+    """A session on the same Spark in which rows pass from one step to the next soon."""
+    made = spark.newSession()
+    # Else what follows the source is given its first rows when there are 10,000.
+    made.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    return made
+
+
+class Standstill:
+    """The first task of a stage stands still at its first rows.
+
+    Args:
+        directory: to be made; where the tasks leave their ids.
+        attempts: how many attempts at that task stand still.
+    """
+
+    def __init__(self, directory: Path, attempts: int = 1) -> None:
+        directory.mkdir()
+        self._directory = directory
+        self._attempts = attempts
+
+    @property
+    def work(self) -> Work:
+        """What follows the source; it passes all rows on."""
+        place, attempts = str(self._directory), self._attempts
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            for batch in batches:
+                if context.partitionId() == 0 and context.attemptNumber() < attempts:
+                    _stand_still(Path(place), context)
+                yield batch
+
+        return work
+
+    def arrived(self, attempt: int, alive: Callable[[], None]) -> tuple[int, int]:
+        """Wait until an attempt stands still; the ids of its stage and its task.
+
+        Args:
+            alive: raises when that cannot come any more.
+        """
+        at = self._directory / f"{attempt}.at"
+        eventually(at.exists, f"attempt {attempt} stands still", alive)
+        stage, task = map(int, at.read_text().split())
+        return stage, task
+
+    def over(self) -> None:
+        """No task stands still any more: those that did fail."""
+        (self._directory / "over").touch()
+
+
+def _stand_still(directory: Path, context: TaskContext) -> None:
+    over = directory / "over"
+    if over.exists():
+        return
+    partial = directory / f"{context.attemptNumber()}.partial"
+    partial.write_text(f"{context.stageId()} {context.taskAttemptId()}")
+    partial.rename(partial.with_suffix(".at"))
+    # A task is killed in the JVM: this process may live on, and hear of it when it writes.
+    while not over.exists():
+        time.sleep(0.05)
+    raise RuntimeError("the task was let go, to end")
