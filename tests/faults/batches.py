@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from batch_reads import batch_reader, tasks_of
 
-from faults.trial import Each, Row, Trial, rows_of
+from faults.reading import Each
+from faults.rows import Row, rows_of
+from faults.trial import Trial
 from nats_stream_source.source.runtime import drop_kept_runners
 
 BATCHES = ("now", "as of", "all", "stream")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import threading
 from collections import Counter
 
@@ -26,11 +28,18 @@ def parser() -> argparse.ArgumentParser:
         ("reorder", "pass on after the next message"),
         ("cut", "cut in the middle, and reset the connection"),
     ):
-        said.add_argument(f"--{name}", action="append", default=[], metavar="WHICH", help=what)
+        said.add_argument(
+            f"--{name}", type=_which, action="append", default=[], metavar="WHICH", help=what
+        )
     said.add_argument(
-        "--delay", action="append", default=[], metavar="WHICH:SECONDS", help="pass on later"
+        "--delay",
+        type=_delay,
+        action="append",
+        default=[],
+        metavar="WHICH:SECONDS",
+        help="pass on later",
     )
-    said.add_argument("--rate", type=float, metavar="BYTES", help="a second, towards clients")
+    said.add_argument("--rate", type=_rate, metavar="BYTES", help="a second, towards clients")
     said.add_argument(
         "--swallow",
         action="append",
@@ -48,7 +57,33 @@ def _port(text: str) -> int:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end with a port")
     return host or "127.0.0.1", int(port)
+
+
+def _which(text: str) -> str:
+    with contextlib.suppress(ValueError):
+        _harm(text, False, 0)
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not first, last, a number from 1 on, or a share such as 10%"
+    )
+
+
+def _delay(text: str) -> str:
+    which, _, seconds = text.rpartition(":")
+    with contextlib.suppress(ValueError):
+        if float(seconds) >= 0:
+            return f"{_which(which)}:{seconds}"
+    raise argparse.ArgumentTypeError(f"{text!r} does not end with :SECONDS")
+
+
+def _rate(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (rate := float(text)) > 0:
+            return rate
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
 
 
 def harms(said: argparse.Namespace) -> tuple[dict[str, Harm], dict[str, Harm]]:
@@ -80,17 +115,18 @@ def _harm(which: str, outcome: Outcome, seed: int) -> Harm:
     if which == "last":
         return Last(outcome)
     if which.endswith("%"):
-        return Share(float(which[:-1]) / 100, seed, outcome)
-    return Nth([1 if which == "first" else int(which)], outcome)
+        if not 0 <= (share := float(which[:-1]) / 100) <= 1:
+            raise ValueError(which)
+        return Share(share, seed, outcome)
+    if (number := 1 if which == "first" else int(which)) < 1:
+        raise ValueError(which)
+    return Nth([number], outcome)
 
 
 def main(arguments: list[str] | None = None, over: threading.Event | None = None) -> int:
     """Run until Ctrl-C, or until ``over``; the process's exit status."""
     said = parser().parse_args(arguments)
-    try:
-        down, up = harms(said)
-    except ValueError as error:
-        parser().error(f"not a WHICH: {error}")
+    down, up = harms(said)
     host, port = said.to
     passed: Counter[str] = Counter()
 
@@ -98,7 +134,11 @@ def main(arguments: list[str] | None = None, over: threading.Event | None = None
         passed["deliveries" if is_delivery(frame) else "other messages"] += 1
         return True
 
-    with Proxy(
+    if over is None:
+        # Also where a shell started it in the background, and so told it to ignore SIGINT.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+    proxy = Proxy(
         port,
         each(counted, *down.values()),
         each(*up.values()),
@@ -106,13 +146,16 @@ def main(arguments: list[str] | None = None, over: threading.Event | None = None
         host=host,
         rate=said.rate,
         keep=0,
-    ) as proxy:
-        print(f"{proxy.url} -> {host}:{port}", flush=True)
+    )
+    with contextlib.ExitStack() as stack:
         try:
+            stack.enter_context(proxy)
+        except OSError as error:
+            parser().error(f"cannot listen on port {said.listen}: {error.strerror or error}")
+        with contextlib.suppress(KeyboardInterrupt):
+            print(f"{proxy.url} -> {host}:{port}", flush=True)
             (over or threading.Event()).wait()
-        except KeyboardInterrupt:
-            print()
-        lines = [f"connections: {proxy.connections}"]
+    lines = ["", f"connections: {proxy.connections}"]
     lines += [f"{what}: {count}" for what, count in passed.items()]
     lines += [f"{what}: {harm.done}" for what, harm in {**down, **up}.items()]
     print("\n".join(lines), flush=True)

@@ -14,7 +14,8 @@ from buckets import api
 from faults.batches import kind_of, options_of
 from faults.harm import When
 from faults.proxy import Proxy
-from faults.trial import Row, Trial, rows_of, told_lost
+from faults.rows import Row, rows_of
+from faults.trial import Trial, told_lost
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.source.batch import BatchReader, BatchSplit

@@ -12,7 +12,9 @@ import pytest
 from buckets import api, publish
 from topology import wait_until
 
-from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, keep_store, warnings
+from faults.losses import purge
+from faults.reading import Reading
+from faults.trial import KINDS, KINDS_IN_TURN, Trial, keep_store, warnings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 
@@ -35,16 +37,10 @@ def read_all(trial: Trial) -> Reading:
     return reading
 
 
-def purge(trial: Trial, keep: int = 0) -> None:
-    """What ages out goes the same way, only later: see ``test_retention``."""
-    api(trial.url, f"STREAM.PURGE.{trial.stream}", {"keep": keep} if keep else {})
-    assert trial.state()["messages"] == keep
-
-
 def test_purged_after_all_was_read(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is lost, so nothing is said."""
     first = read_all(trial)
-    purge(trial)
+    purge(trial, keep=0)
     trial.write(MORE)
     caplog.clear()
     with trial.reading(offsets=first.offsets) as second:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from buckets import api
 
-from faults.trial import KINDS, KINDS_IN_TURN, Reading, Trial, keep_store, told_lost
+from faults.reading import Reading
+from faults.trial import KINDS, KINDS_IN_TURN, Trial, keep_store, told_lost
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 

@@ -12,7 +12,9 @@ import pytest
 
 from faults.batches import read
 from faults.proxy import Proxy
-from faults.trial import Each, Row, Trial, be_patient
+from faults.reading import Each
+from faults.rows import Row
+from faults.trial import Trial, be_patient
 from nats_stream_source.embedded import NatsServer
 
 
@@ -78,6 +80,27 @@ def test_a_second_after_every_batch(large: Callable[[str], Trial], kind: str) ->
     rows = read_with(trial, pause, batch=kind == "batch")
     assert len(pauses) > 10
     trial.check(rows)
+
+
+@pytest.mark.faults
+def test_a_list_is_overwritten_after_every_batch(shared_server: NatsServer) -> None:
+    """Of a list of 30 MB, what comes in the end was superseded long ago, and still comes once."""
+    trial = Trial("kv current", shared_server.url, hot=300).create()
+    trial.write(700, size=100_000)
+    pauses: list[int] = []
+
+    def pause(rows: int) -> None:
+        pauses.append(rows)
+        trial.write(200, size=1000)
+
+    with trial.reading() as reading:
+        assert reading.plan()
+        reading.read(pause)
+        assert len(pauses) > 1
+        assert reading.done[0].listed
+        reading.until(trial.last)
+    trial.check_readings(reading)
+    assert trial.consumers() == []
 
 
 def small_ranges(trial: Trial, server: NatsServer) -> None:

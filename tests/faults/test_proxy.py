@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from buckets import api, flushed, publish, with_client
 from nats.aio.client import Client
-from topology import wait_until
 
-from faults import command
 from faults.harm import Last, Nth, Published, Sequences, Share, Status, each
 from faults.proxy import After, CutAt, Delay, Outcome, Proxy, Twice, client_frames, is_delivery
 from faults.trial import Trial
@@ -193,54 +187,3 @@ def test_harms_hit_what_they_name() -> None:
     assert dropped(Status("Idle Heartbeat")) == []
     heartbeats = Status("Idle Heartbeat", most=1)
     assert [heartbeats(HEARTBEAT), heartbeats(HEARTBEAT)] == [False, True]
-
-
-# -- from the command line ------------------------------------------------------------------------
-
-
-def test_help() -> None:
-    script = Path(__file__).with_name("proxy.py")
-    said = subprocess.run(
-        [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=60
-    )
-    assert said.returncode == 0, said.stderr
-    assert "--drop WHICH" in said.stdout
-    assert "10%" in said.stdout
-
-
-def test_from_the_command_line(
-    shared_server: NatsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A query reads all through it; what it did is said at its end."""
-    trial = Trial("stream", shared_server.url).create()
-    trial.write(200)
-    over = threading.Event()
-    arguments = ["--to", str(shared_server.port), "--drop", "first", "--drop", "last"]
-    arguments += ["--duplicate", "100", "--seed", "3"]
-    ended: list[int] = []
-    running = threading.Thread(target=lambda: ended.append(command.main(arguments, over)))
-    running.start()
-    said: list[str] = []
-    try:
-        wait_until(
-            "it listens", lambda: bool(said.append(capsys.readouterr().out) or "".join(said))
-        )
-        url = "".join(said).split(" ")[0]
-        with trial.reading(url) as reading:
-            reading.until(200)
-        trial.check(reading.rows)
-    finally:
-        over.set()
-        running.join(30)
-    assert ended == [0]
-    lines = capsys.readouterr().out.splitlines()
-    assert {"drop first: 1", "drop last: 1", "duplicate 100: 1"} <= set(lines)
-
-
-@pytest.mark.parametrize("wrong", [["--drop", "many"], ["--delay", "first"], []])
-def test_a_command_line_that_is_wrong(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    to = ["--to", "4222"] if wrong else []
-    with pytest.raises(SystemExit) as ended:
-        command.main([*to, *wrong])
-    assert ended.value.code == 2
-    assert "usage: proxy.py" in capsys.readouterr().err

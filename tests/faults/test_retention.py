@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 from buckets import api, put
-from topology import wait_until
 
 from faults.harm import When
+from faults.losses import expire
 from faults.proxy import Proxy
 from faults.trial import KINDS, KINDS_IN_TURN, Trial, told_lost
 from nats_stream_source.embedded import NatsServer
@@ -149,18 +149,6 @@ def test_it_follows_close_behind(
 
 
 # -- age ------------------------------------------------------------------------------------------
-
-
-def expire(trial: Trial) -> None:
-    """Let all that there is grow too old, and what comes then stay."""
-    _keep_for(trial, 200_000_000)
-    wait_until("all has expired", lambda: trial.state()["messages"] == 0, deadline=120)
-    _keep_for(trial, 0)
-
-
-def _keep_for(trial: Trial, nanoseconds: int) -> None:
-    config = api(trial.url, f"STREAM.INFO.{trial.stream}")["config"]
-    api(trial.url, f"STREAM.UPDATE.{trial.stream}", {**config, "max_age": nanoseconds})
 
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)

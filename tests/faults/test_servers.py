@@ -64,6 +64,32 @@ def test_between_planning_and_reading(trial: Trial, server: NatsServer, how: str
     trial.check(reading.rows)
 
 
+@pytest.mark.parametrize("history", [64, 1])
+@pytest.mark.parametrize("how", AGAIN)
+def test_while_keys_are_written_over_and_over(server: NatsServer, how: str, history: int) -> None:
+    """Before, during and after its absence: in the middle of the list, and while nobody polls."""
+    trial = Trial("kv current", server.url, hot=300).create(history=history)
+    trial.write(COUNT, size=1000)
+    listed = trial.last_values()
+    harm = When(listed[len(listed) // 2], lambda: AGAIN[how](server))
+    with Proxy(server.port, harm) as proxy, trial.reading(proxy.url) as reading:
+        assert reading.plan()
+        with trial.writing([server.url]) as writing:
+            writing.wait(500)
+            reading.read()
+            assert harm.consumer
+            assert len(proxy.created) > 1
+            writing.wait(500)
+            reading.until(trial.last)
+            AGAIN[how](server)
+            writing.wait(500)
+        reading.until(trial.last)
+        reading.drain()
+    trial.check_readings(reading)
+    assert reading.done[0].listed is (history > 1)
+    assert trial.consumers() == []
+
+
 def test_the_connection_is_lost_between_planning_and_reading(
     trial: Trial, server: NatsServer
 ) -> None:

@@ -1,0 +1,108 @@
+"""The oracle finds what it is to find, and excuses what a bucket does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from faults.oracle import check_all_came, check_rows
+from faults.reading import MicroBatch
+from faults.rows import Marker, Row, Written
+
+ACKNOWLEDGED: dict[int, Written] = {
+    1: ("a", b"1"),
+    2: ("b", b"2"),
+    3: ("a", b"3"),
+    4: ("a", Marker.DEL),
+    5: ("b", b"5"),
+    6: ("a", b"6"),
+    7: ("b", Marker.PURGE),
+}
+VALUES = [content for _, content in ACKNOWLEDGED.values() if isinstance(content, bytes)]
+
+
+def rows(*seqs: int) -> list[Row]:
+    found = []
+    for seq in seqs:
+        key, content = ACKNOWLEDGED[seq]
+        marker = isinstance(content, Marker)
+        value = None if marker else content
+        found.append(Row(seq, key, value, content.value if marker else "PUT"))
+    return found
+
+
+def check(read: Sequence[int], *done: MicroBatch, history: int = 64) -> None:
+    check_all_came(rows(*read), ACKNOWLEDGED, history, done)
+
+
+LIST = MicroBatch(0, 4, True, 4)
+REST = MicroBatch(4, 7, False, 7)
+
+
+def test_what_is_right() -> None:
+    check([1, 2, 3, 4, 5, 6, 7], MicroBatch(0, 7, False, 7))
+    check([2, 4, 5, 6, 7], LIST, REST)
+    check_rows(rows(2, 4, 5, 6, 7), ACKNOWLEDGED, [])
+
+
+def test_what_was_superseded_before_it_was_read() -> None:
+    check([4, 5, 6, 7], MicroBatch(0, 4, True, 5), REST)
+    check([2, 5, 6, 7], MicroBatch(0, 4, True, 6), REST)
+    check([1, 3, 4, 6, 7], MicroBatch(0, 7, False, 7))  # by the PURGE
+    check([6, 7], MicroBatch(0, 7, False, 7), history=1)
+    check([4, 6, 7], MicroBatch(0, 7, False, 7), history=2)
+
+
+@pytest.mark.parametrize(
+    ("read", "done", "history"),
+    [
+        ([4, 5, 6, 7], [LIST, REST], 64),  # a key of the list
+        ([2, 5, 6, 7], [LIST, REST], 64),  # a marker of the list
+        ([2, 4, 5, 7], [LIST, REST], 64),  # a change
+        ([2, 4, 5, 6], [LIST, REST], 64),  # the last one
+        ([6, 7], [MicroBatch(0, 4, False, 4), REST], 1),  # superseded later only
+        ([2, 3, 6, 7], [MicroBatch(0, 7, False, 7)], 2),  # not yet superseded as often
+    ],
+)
+def test_what_did_not_come(read: list[int], done: list[MicroBatch], history: int) -> None:
+    with pytest.raises(AssertionError, match="were not read"):
+        check(read, *done, history=history)
+
+
+def test_a_list_that_went_on_by_sequence() -> None:
+    with pytest.raises(AssertionError, match="that a list has not"):
+        check([2, 3, 4, 5, 6, 7], LIST, REST)
+
+
+def test_not_all_was_read() -> None:
+    with pytest.raises(AssertionError, match="not all was read"):
+        check([2, 4], LIST)
+    with pytest.raises(AssertionError, match="do not meet"):
+        check([2, 4, 6, 7], LIST, MicroBatch(5, 7, False, 7))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (rows(2, 2), "read twice"),
+        (rows(4, 2), "out of order"),
+        ([Row(2, "b", b"5")], "another row"),
+        ([Row(2, "a", b"2")], "another row"),
+        ([Row(4, "a", None, "PURGE")], "another row"),
+        ([Row(4, "a", None)], "another row"),
+        ([Row(4, "a", b"", "DEL")], "another row"),
+        ([Row(2, "b", None, "DEL")], "another row"),
+        ([Row(9, "b", b"9")], "never written"),
+        ([Row(9, "b", None, "DEL")], "never written"),
+        ([*rows(2), Row(9, "b", b"2")], "at two sequences"),
+    ],
+)
+def test_rows_that_nobody_wrote(wrong: list[Row], what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        check_rows(wrong, ACKNOWLEDGED, VALUES)
+
+
+def test_a_write_that_was_not_acknowledged_may_be_there() -> None:
+    read = [*rows(2), Row(9, "b", b"unsure"), Row(10, "b", None, "DEL")]
+    check_rows(read, ACKNOWLEDGED, [*VALUES, b"unsure", ("b", Marker.DEL)])
