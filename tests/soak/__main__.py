@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from soak.run import TOPOLOGIES, Settings, clean, run, summary
+from soak.outcome import TOPOLOGIES, Settings, summary
+from soak.run import clean, run
 
 
 def main(arguments: list[str] | None = None) -> int:

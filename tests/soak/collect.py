@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from buckets import connected
@@ -19,41 +21,41 @@ from loops import run
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from nats_stream_source.rebuilds import rebuilds_in
+from soak import failures
+from soak.findings import Entry, Evidence, Loss, Reading
 from soak.ledger import DEL, PURGE, PUT, Write, read_ledger
-from soak.oracle import Entry, Evidence
 from soak.servers import BUCKETS, PREFIXES, STREAMS
 
 _BATCH = 1000
-PASSING = (
-    "ConnectError",
-    "RequestTimeoutError",
-    "AckTimeoutError",
-    "ConsumerLostError",
-    "MinLastSequenceError",
-    "JetStreamNotEnabledError",
-    "ApiError",
-)
-"""Failures that a query may end with while servers are away; a supervisor starts it again."""
-
-STARVED = ("failed to connect back", "CANNOT_OPEN_SOCKET")
-"""What Spark says where a Python worker does not start within 10 s: the machine is too busy."""
-
-LOSS = "DataLossError"
 
 
-def gather(url: str, directory: Path, seen: Events) -> Evidence:
+def gather(url: str, directory: Path, seen: Events, loss: Loss | None = None) -> Evidence:
     """All that the oracle compares; the servers must be healthy, and nobody writes any more."""
     writes: dict[str, list[Write]] = {place: [] for place in STREAMS}
     for write in read_ledger(directory / "ledger.tsv"):
         writes[write.place].append(write)
-    versions = [None] if seen.reconciled is None else [None, seen.reconciled]
+    messages = {place: held(url, place) for place in STREAMS}
+    held_at = time.time()
+    tries = {place: attempts(directory, place) for place in ("full", "stream")}
     return Evidence(
         writes=writes,
-        held={place: held(url, place) for place in STREAMS},
-        attempts={place: attempts(directory, place) for place in ("full", "stream")},
-        tables=[table_rows(directory, version) for version in versions],
+        held=messages,
+        held_at=held_at,
+        attempts=tries,
+        table=table_rows(directory, seen.reconciled),
+        reconciled=None if seen.reconciled is None else table_rows(directory),
+        reconciled_at=seen.reconciled_at,
         buckets=frozenset(BUCKETS),
+        readings={
+            place: Reading(
+                through(directory, place),
+                tuple(seen.reports.get(place, ())),
+                spans(directory, place, tries.get(place, {})),
+            )
+            for place in STREAMS
+        },
         stopped=set(seen.lost),
+        loss=loss,
     )
 
 
@@ -88,8 +90,8 @@ async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
                 elif headers.get("Nats-Marker-Reason") == "Remove":
                     operation = DEL
                 value = message.data if operation == PUT else None
-                seq = message.metadata.sequence.stream
-                entries.append(Entry(seq, message.subject[prefix:], operation, value))
+                seq, at = message.metadata.sequence.stream, message.metadata.timestamp.timestamp()
+                entries.append(Entry(seq, message.subject[prefix:], operation, value, at=at))
         left = (await pull.consumer_info()).num_pending
         if left and (not entries or entries[-1].seq < last):
             raise RuntimeError(f"{left} messages of {stream} could not be read")
@@ -101,10 +103,38 @@ def attempts(directory: Path, place: str) -> dict[int, list[list[Entry]]]:
     """By batch id, the rows of each whole attempt, in the order in which they were made."""
     found: dict[int, list[list[Entry]]] = {}
     for batch in sorted((directory / place).glob("[0-9]*")):
-        tries = sorted(one.parent for one in batch.glob("*/_SUCCESS"))
-        if tries:
+        if tries := _whole(batch):
             found[int(batch.name)] = [_rows(one, place) for one in tries]
     return found
+
+
+def _whole(batch: Path) -> list[Path]:
+    return sorted(one.parent for one in batch.glob("*/_SUCCESS"))
+
+
+def spans(
+    directory: Path, place: str, found: dict[int, list[list[Entry]]]
+) -> tuple[tuple[int, float], ...]:
+    """What :class:`Reading` has of that name, of the attempts that were ``found``."""
+    result = []
+    for number, tries in sorted(found.items()):
+        last = max((row.seq for rows in tries for row in rows), default=0)
+        over = (_whole(directory / place / f"{number:08d}")[-1] / "_SUCCESS").stat().st_mtime
+        if last:
+            result.append((last, over))
+    return tuple(result)
+
+
+def through(directory: Path, place: str) -> int:
+    """The last sequence of the last micro-batch that a query committed; 0 when it has none."""
+    checkpoint = directory / "checkpoints" / place
+    commits = (int(one.name) for one in (checkpoint / "commits").glob("[0-9]*"))
+    number = max(commits, default=None)
+    if number is None:
+        return 0
+    # Spark's has a line of its version and one of settings before; the offset is the last one.
+    offset = (checkpoint / "offsets" / str(number)).read_text().strip().rpartition("\n")[2]
+    return int(json.loads(offset)["stream_seq"])
 
 
 def _rows(directory: Path, place: str) -> list[Entry]:
@@ -144,22 +174,30 @@ class Events:
 
     Attributes:
         batches, rows: by query, of the micro-batches that were reported.
+        reports: by query, when they were, and when it said that it had read all.
         failures: by kind of error, of queries that failed and were started again.
         unexpected: texts of failures that nothing done here explains.
         lost: queries that stopped with DataLossError, with its text.
+        lost_at: when they did.
         ends: by query, the last sequence of the last micro-batch.
         starts: how many drivers came to have a session.
+        serial: of the last one that did.
         reconciled: the version of the table before it was reconciled; None when it was not.
+        reconciled_at: when that began.
     """
 
     batches: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
+    reports: dict[str, list[float]] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
+    lost_at: dict[str, float] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     starts: int = 0
+    serial: int = 0
     reconciled: int | None = None
+    reconciled_at: float = 0.0
 
 
 def events(path: Path) -> Events:
@@ -168,14 +206,19 @@ def events(path: Path) -> Events:
     for line in _whole_lines(path):
         event = json.loads(line)
         name, query = event["event"], event.get("query", "")
+        if name in ("batch", "done"):
+            found.reports.setdefault(query, []).append(event["at"])
         if name == "batch":
             found.batches[query] += 1
             found.rows[query] += event["rows"]
             found.ends[query] = event["end"]
         elif name == "failed":
-            _failure(found, query, event["text"])
+            _failure(found, query, event)
         elif name == "started":
             found.starts += 1
+            found.serial = event["serial"]
+        elif name == "reconciling":
+            found.reconciled_at = event["at"]
         elif name == "reconciled":
             found.reconciled = event["before"]
     return found
@@ -189,24 +232,20 @@ def lively(path: Path, serial: int) -> bool:
         event = json.loads(line)
         if event["event"] == "started":
             own = event["serial"] == serial
-        elif (own and event["event"] == "batch") or LOSS in event.get("text", ""):
+        elif (own and event["event"] == "batch") or failures.is_loss(event.get("text", "")):
             seen.add(event["query"])
     return own and len(seen) == len(STREAMS)
 
 
-def _failure(found: Events, query: str, text: str) -> None:
-    if LOSS in text:
-        found.lost[query] = text
+def _failure(found: Events, query: str, event: dict[str, Any]) -> None:
+    kind = failures.kind_of(event["text"])
+    if kind == failures.LOSS:
+        found.lost[query] = failures.last_raised(event["text"]).message
+        found.lost_at.setdefault(query, event["at"])
         return
-    for kind in PASSING:
-        if f"{kind}:" in text:
-            found.failures[kind] += 1
-            return
-    if any(words in text for words in STARVED):
-        found.failures["worker not started"] += 1
-        return
-    found.failures["unexpected"] += 1
-    found.unexpected.append(f"{query}: {text[-1500:]}")
+    found.failures[kind] += 1
+    if kind == failures.UNEXPECTED:
+        found.unexpected.append(f"{query}: {event['text'].partition(failures.QUERY)[0][-3000:]}")
 
 
 def _whole_lines(path: Path) -> Iterable[str]:

@@ -34,6 +34,7 @@ from spark_session import delta_session
 from nats_stream_source import register
 from nats_stream_source.delta import merge_changes, reconcile
 from nats_stream_source.progress import BatchProgress, watch_progress
+from soak.failures import is_loss
 
 QUERIES = ("full", "current", "stream")
 
@@ -140,7 +141,7 @@ class Driver:
             self._say("done", query=name)
             return
         self._say("failed", query=name, text=str(error))
-        if "DataLossError" in str(error):
+        if is_loss(str(error)):
             self._lost.add(name)
         else:
             self._due[name] = time.monotonic() + _AGAIN
@@ -149,6 +150,7 @@ class Driver:
         # Not needed where every expired entry's marker was read; it must do no harm either.
         table = str(self._directory / "table")
         before = DeltaTable(table).version()
+        self._say("reconciling")
         done = reconcile(self._spark, table, bucket="current", servers=self._servers)
         self._say("reconciled", before=before, result=repr(done))
 

@@ -2,9 +2,12 @@
 
 A write has three lines at most::
 
-    sent <number> <place> <key> <operation> <ttl>     before it goes out
-    ack <number> <sequence>                           its PubAck came
-    unsure <number> <error>                           it did not, or said no: stored or not
+    sent <number> <place> <key> <operation> <ttl> <time>     before it goes out
+    ack <number> <sequence> <time>                           its PubAck came
+    unsure <number> <error>                                  it did not, or said no: stored or not
+
+The times are this machine's, whose clock the servers and the queries have too: a write was stored
+between its two.
 
 A write without a second line was under way when the generator ended: as unsure as the third kind.
 The value of a PUT follows from its number alone, so that a row shows whose it is, whole.
@@ -12,6 +15,8 @@ The value of a PUT follows from its number alone, so that a row shows whose it i
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +38,7 @@ class Write:
         operation: ``PUT``, ``DEL`` or ``PURGE``; a message of a stream is a PUT.
         ttl: seconds after which the server removes it; 0 for never.
         seq: the sequence that the PubAck named; None when the write is unsure.
+        sent_at, acked_at: when it went out, and when its PubAck came; 0 when none did.
     """
 
     number: int
@@ -41,6 +47,8 @@ class Write:
     operation: str = PUT
     ttl: int = 0
     seq: int | None = None
+    sent_at: float = 0.0
+    acked_at: float = 0.0
 
 
 def value_of(number: int) -> bytes:
@@ -70,12 +78,12 @@ class Ledger:
         """Before the write goes out."""
         self.sent += 1
         fields = (write.number, write.place, write.key, write.operation, write.ttl)
-        self._line("sent", *fields)
+        self._line("sent", *fields, _now())
 
     def ack(self, number: int, seq: int) -> None:
         """Its PubAck came."""
         self.acked += 1
-        self._line("ack", number, seq)
+        self._line("ack", number, seq, _now())
 
     def lose(self, number: int, error: BaseException) -> None:
         """Nobody knows."""
@@ -94,20 +102,49 @@ def read_ledger(path: Path) -> list[Write]:
     writes: dict[int, Write] = {}
     for kind, number, *rest in _lines(path):
         if kind == "sent":
-            place, key, operation, ttl = rest
-            writes[int(number)] = Write(int(number), place, key, operation, int(ttl))
+            place, key, operation, ttl, at = rest
+            writes[int(number)] = Write(
+                int(number), place, key, operation, int(ttl), sent_at=float(at)
+            )
         elif kind == "ack":
-            writes[int(number)] = replace(writes[int(number)], seq=int(rest[0]))
+            seq, at = rest
+            one = writes[int(number)]
+            writes[int(number)] = replace(one, seq=int(seq), acked_at=float(at))
     return list(writes.values())
 
 
-def counts(path: Path) -> tuple[int, int]:
-    """How many writes are acknowledged, and how many were sent, so far."""
-    acked = sent = 0
-    for kind, *_ in _lines(path):
-        acked += kind == "ack"
-        sent += kind == "sent"
-    return acked, sent
+class Acknowledged:
+    """How many writes to each place are acknowledged, of a ledger that is still being written.
+
+    Attributes:
+        counts: by place, as of the last :meth:`look`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._places: dict[str, str] = {}  # of the writes under way, by number
+        self.counts: Counter[str] = Counter()
+
+    def look(self) -> Counter[str]:
+        """Read what came since, and say how many there are."""
+        if not self._path.exists():
+            return self.counts
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            lines, end, _ = file.read().rpartition(b"\n")  # the last one may be half written
+        self._read += len(lines + end)
+        for line in lines.decode().split("\n") if end else ():
+            kind, number, *rest = line.split("\t")
+            if kind == "sent":
+                self._places[number] = rest[0]
+            elif (place := self._places.pop(number, None)) and kind == "ack":
+                self.counts[place] += 1
+        return self.counts
+
+
+def _now() -> str:
+    return f"{time.time():.3f}"
 
 
 def _lines(path: Path) -> Iterator[list[str]]:

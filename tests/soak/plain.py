@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from nats_stream_source.source.kv import NatsKvDataSource
 from nats_stream_source.source.runtime import drop_kept_runners
 from nats_stream_source.source.stream import NatsStreamDataSource
 from soak.driver import OPTIONS, QUERIES, linger
+from soak.failures import is_loss
 
 _EVERY = 0.3  # seconds between two micro-batches
 _AGAIN = 0.5  # seconds after a failure
@@ -53,10 +55,10 @@ class Query:
             try:
                 self._read(reader, stopped)
                 return
-            except Exception as error:  # as a supervisor: a failed query is started again
-                kind = f"{type(error).__module__}.{type(error).__name__}"
-                self._say("failed", text=f"{kind}: {error}")
-                if "DataLossError" in kind:
+            except Exception:  # as a supervisor: a failed query is started again
+                text = traceback.format_exc()
+                self._say("failed", text=text)
+                if is_loss(text):
                     return
             finally:
                 reader.stop()

@@ -65,6 +65,10 @@ class Fault:
         return text + (f", {self.share:.1%}" if self.share else "")
 
 
+class NothingDoneError(Exception):
+    """A fault did not happen."""
+
+
 def schedule(
     seed: int, seconds: float, topology: str = "cluster", *, spark: bool = True
 ) -> list[Fault]:

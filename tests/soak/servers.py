@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 from buckets import api, bucket_config
 from faults.proxy import Proxy, Verdict
 from topology import SYSTEM_ACCOUNT, Cluster, free_ports, wait_until, with_user
@@ -34,6 +35,9 @@ PREFIXES = {"full": "$KV.full.", "current": "$KV.current.", "stream": "events."}
 MARKER_TTL = 45
 """Seconds that a server's own marker stays, and therefore the shortest TTL."""
 
+NO_ANSWER = (RuntimeError, OSError, AssertionError, nats.errors.Error)
+"""What asking a server ends with while it is away."""
+
 _RECOVERY = 120.0  # seconds; only a run that fails takes so long
 
 
@@ -49,8 +53,8 @@ class Servers(Cluster):
     def __init__(self, size: int, directory: Path, config: str = "") -> None:
         super().__init__(size)
         self._directory = directory
-        self._config = directory / "server.conf"
-        self._config.write_text(SYSTEM_ACCOUNT + config)
+        self._file = directory / "server.conf"
+        self._file.write_text(SYSTEM_ACCOUNT + config)
         self.proxies: dict[str, Proxy] = {}
         self.down: set[str] = set()  # killed, or paused, or about to be
 
@@ -58,7 +62,8 @@ class Servers(Cluster):
         if self._size > 1:
             super().__enter__()
         else:
-            self._serve("n1", free_ports(1)[0], [])
+            port, self._monitors["n1"] = free_ports(2)
+            self._serve("n1", port, ["-m", str(self._monitors["n1"])])
         with contextlib.ExitStack() as stack:
             stack.callback(self.__exit__)
             self._create()
@@ -70,7 +75,7 @@ class Servers(Cluster):
         self.proxies[name] = proxy
         if self._size > 1:
             args = [*args, "--client_advertise", f"127.0.0.1:{proxy.port}"]
-        server = NatsServer(port=port, args=args, store=self._directory / name, config=self._config)
+        server = NatsServer(port=port, args=args, store=self._directory / name, config=self._file)
         self._stack.callback(server.stop)
         self._stack.callback(server.kill)
         self.servers[name] = server.start()
@@ -109,6 +114,28 @@ class Servers(Cluster):
         """Let ``verdict`` judge what all servers send to clients; None for no harm."""
         for proxy in self.proxies.values():
             proxy.verdict = verdict or (lambda frame: True)
+
+    def start(self, name: str) -> None:
+        """Start a server that was killed or ended."""
+        self.servers[name].start()
+        self.down.discard(name)
+
+    def consumers(self) -> list[str]:
+        """All consumers, with their streams."""
+        return [
+            f"{stream} {name}"
+            for stream in STREAMS.values()
+            for name in self.call(f"CONSUMER.NAMES.{stream}").get("consumers") or []
+        ]
+
+    def connections(self) -> list[str]:
+        """All clients' connections, as the servers and the proxies have them."""
+        found = [f"proxy of {name}" for name, proxy in self.proxies.items() if proxy.served]
+        for name, port in self._monitors.items():
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/connz", timeout=5) as answer:
+                clients = json.load(answer).get("connections") or []
+            found += [f"{name} {one.get('name') or one['cid']}" for one in clients]
+        return found
 
     def wait_healthy(self) -> None:
         """Wait until all servers run and every replica of every stream has all that there is."""

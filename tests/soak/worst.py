@@ -8,8 +8,6 @@ that it ended runs again.
 from __future__ import annotations
 
 import random
-import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -17,54 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import nats.errors
 from faults.harm import Harm, Share, Status, each
-from faults.proxy import Verdict, is_delivery, pending
+from faults.proxy import Verdict
 
 from nats_stream_source.embedded import NatsServer
 from soak.collect import Events
-from soak.schedule import POWER_LOSS, Fault
-from soak.servers import STREAMS, Servers
+from soak.findings import Loss
+from soak.power import PowerLoss
+from soak.schedule import POWER_LOSS, Fault, NothingDoneError
+from soak.servers import NO_ANSWER, STREAMS, Servers
+from soak.verdicts import Bereave, Newest
 
 _PATIENCE = 30.0  # seconds to find something to do it to
 _START = 120.0  # seconds in which a new driver reads; more is not waited for
-_FAILED = (RuntimeError, OSError, AssertionError, nats.errors.Error)
-
-
-class NothingDoneError(Exception):
-    """The fault did not happen."""
-
-
-class Bereave(Harm):
-    """Once: a delivery does not come, and the reader's consumer that made it is deleted."""
-
-    def __init__(self, call: Callable[[str], object]) -> None:
-        super().__init__(False)
-        self._call = call
-        self._lock = threading.Lock()
-        self.consumer = ""
-
-    def hits(self, frame: bytes) -> bool:
-        if not is_delivery(frame) or not self._lock.acquire(blocking=False):
-            return False  # every proxy has a thread of its own
-        try:
-            stream, consumer = _consumer(frame)
-            if self.done or not consumer.startswith("spark-"):
-                return False
-            self._call(f"CONSUMER.DELETE.{stream}.{consumer}")
-        except _FAILED:
-            return False  # no leader now; the next one perhaps
-        finally:
-            self._lock.release()
-        self.consumer = f"{consumer} of {stream}"
-        return True
-
-
-class Newest(Harm):
-    """Deliveries after which the consumer has nothing more."""
-
-    def hits(self, frame: bytes) -> bool:
-        return is_delivery(frame) and pending(frame) == 0
 
 
 class Driving(Protocol):
@@ -94,7 +57,11 @@ class Done:
 
 
 class Worst:
-    """Does faults; each lane calls :meth:`do` from a thread of its own."""
+    """Does faults; each lane calls :meth:`do` from a thread of its own.
+
+    Attributes:
+        loss: the power loss that was done.
+    """
 
     def __init__(
         self,
@@ -111,6 +78,7 @@ class Worst:
         self._seed = seed
         self._over = over
         self._began = began
+        self.loss: Loss | None = None
         self._kinds: dict[str, Callable[[Fault], str]] = {
             "kill server": self._kill_server,
             "kill leader": self._kill_server,
@@ -136,7 +104,9 @@ class Worst:
         at = time.monotonic() - self._began
         try:
             said, happened = self._kinds[fault.kind](fault), True
-        except (NothingDoneError, *_FAILED) as error:
+        except NothingDoneError as error:
+            said, happened = str(error), False
+        except NO_ANSWER as error:
             said, happened = f"{type(error).__name__}: {error}"[:200], False
         return Done(fault, at, happened, said)
 
@@ -161,7 +131,7 @@ class Worst:
             servers.servers[name].kill()
             self._over.wait(fault.seconds)
         finally:
-            self._up(name)
+            self._servers.start(name)
         return name
 
     def _kill_all(self, fault: Fault) -> str:
@@ -173,7 +143,7 @@ class Worst:
             self._over.wait(fault.seconds)
         finally:
             for name in servers.servers:
-                self._up(name)
+                self._servers.start(name)
         return "all"
 
     def _pause_server(self, fault: Fault) -> str:
@@ -204,52 +174,21 @@ class Worst:
         try:
             server.terminate()
         finally:
-            self._up(name)
+            self._servers.start(name)
 
     def _power_loss(self, fault: Fault) -> str:
-        """The server comes back with the store of some seconds ago: what came later is gone.
-
-        Every query has read beyond that by then, and nobody writes until it has noticed: a stream
-        that has grown past the checkpoint again, with the very message at it superseded, cannot be
-        told from one that was never set back (``source.continuity``).
-        """
-        name, server = next(iter(self._servers.servers.items()))
-        older = server.store.with_name(f"{name}-older")
-        server.kill()
-        shutil.copytree(server.store, older)
-        server.start()
-        at = {
-            place: self._servers.call(f"STREAM.INFO.{stream}")["state"]["last_seq"]
-            for place, stream in STREAMS.items()
-        }
-        self._over.wait(fault.seconds)
-        if not self._until_true(lambda: self._read_beyond(at)):
-            raise NothingDoneError("not every query has read what was to be lost")
-        self._generator.send_signal(signal.SIGSTOP)
+        power = PowerLoss(self._servers, self._driver.events, self._generator, self._until_true)
         try:
-            server.kill()
-            shutil.rmtree(server.store)
-            older.rename(server.store)
-            server.start()
-            noticed = self._until_true(lambda: self._driver.events().lost.keys() == at.keys())
+            return power.do(lambda: self._over.wait(fault.seconds))
         finally:
-            self._generator.send_signal(signal.SIGCONT)
-        return "all queries stopped" if noticed else "NOT all queries stopped"
+            self.loss = power.loss
 
-    def _read_beyond(self, at: dict[str, int]) -> bool:
-        ends = self._driver.events().ends
-        return all(ends.get(place, 0) > seq for place, seq in at.items())
-
-    def _until_true(self, condition: Callable[[], bool]) -> bool:
-        end = time.monotonic() + _START
+    def _until_true(self, condition: Callable[[], bool], seconds: float = _START) -> bool:
+        end = time.monotonic() + seconds
         while time.monotonic() < end and not self._over.wait(0.3):
             if condition():
                 return True
         return False
-
-    def _up(self, name: str) -> None:
-        self._servers.servers[name].start()
-        self._servers.down.discard(name)
 
     def _step_down(self, fault: Fault) -> str:
         if fault.kind == "step down meta":
@@ -264,7 +203,7 @@ class Worst:
     def _led_by_another(self, fault: Fault, before: str) -> bool:
         try:
             return self._target(fault) != before
-        except (NothingDoneError, *_FAILED):
+        except (NothingDoneError, *NO_ANSWER):
             return False  # the election is not over
 
     # -- between --------------------------------------------------------------------------------
@@ -278,7 +217,7 @@ class Worst:
         served = self._served()
         for proxy in self._servers.proxies.values():
             proxy.cut()
-        return f"{served}"
+        return f"{served} connections"
 
     def _served(self) -> int:
         """How many connections there are, which is at least one."""
@@ -296,7 +235,7 @@ class Worst:
             self._until(harm, fault.seconds, Newest())
         else:
             self._until(harm, fault.seconds)
-        return f"{harm.done}"
+        return f"{harm.done} dropped"
 
     def _until(self, harm: Harm, seconds: float, *more: Verdict) -> None:
         """Let ``harm`` work for some seconds, and longer where it has done nothing yet."""
@@ -309,7 +248,7 @@ class Worst:
         finally:
             self._servers.harm(None)
         if not harm.done:
-            raise NothingDoneError("none came by")
+            raise NothingDoneError("nothing came by to harm")
 
     def _hold(self, fault: Fault) -> str:
         proxies, served = list(self._servers.proxies.values()), self._served()
@@ -320,7 +259,7 @@ class Worst:
         finally:
             for proxy in proxies:
                 proxy.thaw()
-        return f"{served}"
+        return f"{served} connections"
 
     # -- the driver -----------------------------------------------------------------------------
 
@@ -337,9 +276,3 @@ class Worst:
         # What is killed next shall have begun to read.
         self._until_true(self._driver.lively)
         return f"reads again after {time.monotonic() - began:.0f} s"
-
-
-def _consumer(frame: bytes) -> tuple[str, str]:
-    """The stream and the consumer of a delivery, by its ACK subject of 9 tokens."""
-    tokens = frame.split(b"\r\n", 1)[0].split(b" $JS.ACK.", 1)[1].split(b".")
-    return tokens[0].decode(), tokens[1].decode()
