@@ -1,6 +1,7 @@
 """More than one server, or one with several accounts: what a single server cannot show.
 
 - :class:`Cluster`: servers with routes, for replicated streams, their leader and their followers.
+- :func:`takes_writes`: whether a server knows who takes a subject's messages.
 - :func:`lagging`: a follower that goes on answering, with less than the leader has.
 - :func:`hub_and_leaf`: two servers joined by a leaf node, each with a JetStream domain (ADR-19).
 - :func:`adr19_server`: one server with the accounts of ADR-19's own configuration.
@@ -19,14 +20,15 @@ import socket
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nats.errors
-from buckets import api
+from buckets import api, with_client
 from loops import ThreadServer, until_one_ends
+from nats.aio.client import Client
 
 from nats_stream_source.embedded import NatsServer
 
@@ -49,6 +51,27 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [int(one.getsockname()[1]) for one in sockets]
+
+
+_ANOTHER_STREAM = 10060
+"""The error of a write that is refused since it names another stream."""
+
+
+def takes_writes(url: str, subject: str) -> bool:
+    """Whether what is published to ``subject`` at this server comes to a stream's leader.
+
+    Asked with a write that names another stream, which the leader refuses: it takes no sequence.
+    """
+
+    async def work(client: Client) -> bool:
+        headers = {"Nats-Expected-Stream": "-"}
+        answer = json.loads((await client.request(subject, b"", 1, headers=headers)).data)
+        return bool((answer.get("error") or {}).get("err_code") == _ANOTHER_STREAM)
+
+    try:
+        return with_client(url, work)
+    except _NO_ANSWER:
+        return False
 
 
 def with_user(url: str, user: str, password: str | None = None) -> str:
@@ -124,12 +147,21 @@ class Cluster:
         size: how many servers.
         binary: the executable, as for :class:`NatsServer`.
         lines: lead each route over a :class:`Line`, see :meth:`line`.
+        stores: where servers have their stores, by name; in directories of their own otherwise.
     """
 
-    def __init__(self, size: int = 3, binary: str | None = None, *, lines: bool = False) -> None:
+    def __init__(
+        self,
+        size: int = 3,
+        binary: str | None = None,
+        *,
+        lines: bool = False,
+        stores: Mapping[str, Path] | None = None,
+    ) -> None:
         self._stack = contextlib.ExitStack()
         self._size = size
         self._binary = binary
+        self._stores = dict(stores or {})
         self._monitors: dict[str, int] = {}
         self._lines: dict[frozenset[str], Line] | None = {} if lines else None
         self.servers: dict[str, NatsServer] = {}
@@ -180,7 +212,8 @@ class Cluster:
         return self._lines[frozenset(names)]
 
     def _serve(self, name: str, port: int, args: list[str]) -> None:
-        server = NatsServer(port=port, args=args, binary=self._binary)
+        store = self._stores.get(name)
+        server = NatsServer(store=store, port=port, args=args, binary=self._binary)
         self._stack.callback(server.stop)
         # In good order a server first hands its leaderships over: nobody needs that here.
         self._stack.callback(server.kill)
@@ -210,30 +243,47 @@ class Cluster:
 
     def meta_leader(self) -> NatsServer:
         """The server that decides where streams and consumers are placed."""
-        wait_until("a meta leader", lambda: self._meta_leader() in self.servers)
-        return self.servers[self._meta_leader()]
+        found: list[str] = []
+
+        def there() -> bool:
+            found[:] = [self._meta_leader()]
+            return found[0] in self.servers
+
+        wait_until("a meta leader", there)
+        return self.servers[found[0]]
 
     def _meta_leader(self) -> str:
         # As the first server that runs has it: its clients are not told.
-        port = self._monitors[next(n for n, s in self.servers.items() if not s.paused)]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/jsz", timeout=5) as answer:
-            return str((json.load(answer).get("meta_cluster") or {}).get("leader"))
+        port = self._monitors[next(n for n, s in self.servers.items() if _runs(s))]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/jsz", timeout=5) as answer:
+                return str((json.load(answer).get("meta_cluster") or {}).get("leader"))
+        except OSError:
+            return ""
 
     def followers_of(self, stream: str) -> list[NatsServer]:
         """The servers with the other replicas of ``stream``."""
-        leader = self._leader(stream)
-        replicas = self._report(stream).get("replicas") or []
-        return [self.servers[one["name"]] for one in replicas if one["name"] != leader]
+        report = self._led(stream)
+        replicas = report.get("replicas") or []
+        return [self.servers[one["name"]] for one in replicas if one["name"] != report["leader"]]
 
     def step_down(self, stream: str) -> NatsServer:
         """Make the leader of ``stream`` give way; the new leader."""
         before = self._leader(stream)
-        api(self._asked().url, f"STREAM.LEADER.STEPDOWN.{stream}")
-        wait_until(
-            f"another leader of {stream}",
-            lambda: self._report(stream).get("leader") not in (None, "", before),
-        )
-        return self.leader_of(stream)
+        after: list[str] = []
+
+        def moved() -> bool:
+            leader = self._report(stream).get("leader")
+            if leader == before:
+                # An answer may get lost, and the old leader may be elected again.
+                with contextlib.suppress(*_NO_ANSWER):
+                    api(self._asked().url, f"STREAM.LEADER.STEPDOWN.{stream}", timeout=2)
+                return False
+            after[:] = [leader] if leader else []
+            return bool(after)
+
+        wait_until(f"another leader of {stream}", moved)
+        return self.servers[after[0]]
 
     def wait_current(self, stream: str) -> None:
         """Wait until every replica of ``stream`` has all that the leader has."""
@@ -245,9 +295,48 @@ class Cluster:
             ),
         )
 
+    def wait_ready(self, stream: str) -> None:
+        """Wait until ``stream`` has all its replicas, and takes writes at each server that runs.
+
+        A server that does not know a new stream, or a new leader, answers a write with "no
+        responders".
+        """
+        self.wait_current(stream)
+        subjects = self._config(stream).get("subjects") or []
+        for server in filter(_runs, self.servers.values()):
+            for subject in subjects:
+                self.wait_writable(server.url, subject)
+
+    def wait_writable(self, url: str, subjects: str) -> None:
+        """Wait until writes to ``subjects``, which may have wildcards, come to a leader."""
+        subject = subjects.replace("*", "x").replace(">", "x")
+        wait_until(f"writes to {subject} at {url}", lambda: takes_writes(url, subject))
+
+    def _config(self, stream: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def told() -> bool:
+            with contextlib.suppress(*_NO_ANSWER):
+                found.update(api(self._asked().url, f"STREAM.INFO.{stream}", timeout=1)["config"])
+            return bool(found)
+
+        wait_until(f"the configuration of {stream}", told)
+        return found
+
     def _leader(self, stream: str) -> str:
-        wait_until(f"a leader of {stream}", lambda: bool(self._report(stream).get("leader")))
-        return str(self._report(stream)["leader"])
+        return str(self._led(stream)["leader"])
+
+    def _led(self, stream: str) -> dict[str, Any]:
+        """The stream's part of ``STREAM.INFO`` about the cluster, once there is a leader."""
+        found: dict[str, Any] = {}
+
+        def there() -> bool:
+            found.clear()
+            found.update(self._report(stream))
+            return bool(found.get("leader"))
+
+        wait_until(f"a leader of {stream}", there)
+        return found
 
     def _report(self, stream: str) -> dict[str, Any]:
         try:
@@ -257,7 +346,14 @@ class Cluster:
             return {}
 
     def _asked(self) -> NatsServer:
-        return next(server for server in self.servers.values() if not server.paused)
+        return next(server for server in self.servers.values() if _runs(server))
+
+
+def _runs(server: NatsServer) -> bool:
+    try:
+        return server.pid > 0 and not server.paused
+    except RuntimeError:
+        return False  # it was killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +415,10 @@ class HubAndLeaf:
     leaf: NatsServer
     line: Line
 
+    def wait_joined(self) -> None:
+        """Wait until the leaf node reaches the hub's JetStream."""
+        wait_until("the hub's domain at the leaf", lambda: _answers(self.leaf.url, "$JS.hub.API"))
+
 
 @contextlib.contextmanager
 def hub_and_leaf(
@@ -353,8 +453,9 @@ def hub_and_leaf(
         leaf = server(
             "leaf", f"remotes: [ {{ url: 'nats://127.0.0.1:{joined.port}', compression: off }} ]"
         )
-        wait_until("the hub's domain at the leaf", lambda: _answers(leaf.url, "$JS.hub.API"))
-        yield HubAndLeaf(hub, leaf, joined)
+        both = HubAndLeaf(hub, leaf, joined)
+        both.wait_joined()
+        yield both
 
 
 def _answers(url: str, prefix: str) -> bool:
@@ -465,6 +566,7 @@ def make_mirror(
     prefix = "$JS.API"
     if source_domain is not None:
         prefix = f"$JS.{source_domain}.API"
+        wait_until(f"the domain {source_domain} at {url}", lambda: _answers(url, prefix))
         mirror["external"] = {"api": prefix}
     answer = api(url, f"STREAM.CREATE.{name}", {"name": name, "mirror": mirror, **config})
     wait_for_seq(url, name, api(url, f"STREAM.INFO.{of}", prefix=prefix)["state"]["last_seq"])
@@ -473,7 +575,11 @@ def make_mirror(
 
 def wait_for_seq(url: str, stream: str, seq: int) -> None:
     """Wait until ``stream`` (its leader, as ``STREAM.INFO`` has it) has come to ``seq``."""
-    wait_until(
-        f"{stream} at {seq}",
-        lambda: bool(api(url, f"STREAM.INFO.{stream}")["state"]["last_seq"] >= seq),
-    )
+
+    def there() -> bool:
+        try:
+            return bool(api(url, f"STREAM.INFO.{stream}")["state"]["last_seq"] >= seq)
+        except _NO_ANSWER:
+            return False  # of a server that has just come back
+
+    wait_until(f"{stream} at {seq}", there)

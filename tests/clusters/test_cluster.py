@@ -23,7 +23,7 @@ from faults.proxy import Outcome, Proxy, Verdict, is_delivery
 from faults.trial import Trial
 from topology import Cluster, wait_until
 
-from clusters.watched import NEVER, read_patiently
+from clusters.watched import NEVER, create_replicated, read_patiently
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 
@@ -49,20 +49,8 @@ def cluster(whole: Cluster) -> Iterator[Cluster]:
 
 
 def new_trial(cluster: Cluster, kind: str, count: int = 0) -> Trial:
-    trial = Trial(kind, cluster.url)
-
-    def created() -> bool:
-        try:
-            trial.create(num_replicas=3)
-        except (RuntimeError, OSError, nats.errors.Error):
-            return False  # a server that has just come back counts as offline for a while
-        return True
-
     wait_until("all servers answer", lambda: _answers(cluster), deadline=_DEADLINE)
-    wait_until("a stream is placed", created, deadline=_DEADLINE)
-    trial.write(count, size=1000)
-    cluster.wait_current(trial.stream)
-    return trial
+    return create_replicated(cluster, kind, count, size=1000)
 
 
 def _answers(cluster: Cluster) -> bool:

@@ -49,6 +49,7 @@ HARMS: dict[str, Callable[[HubAndLeaf], None]] = {
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_in_the_middle_of_a_split(both: HubAndLeaf, kind: str, harm: str) -> None:
+    both.wait_joined()
     trial = Trial(kind, both.hub.url).create()
     trial.write(COUNT, size=1000)
     when = When(COUNT // 2, lambda: HARMS[harm](both))

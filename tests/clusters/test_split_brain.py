@@ -82,6 +82,7 @@ def restarted_in_time(cluster: WatchedCluster, trial: Trial, accept: bool) -> bo
         wait_until(
             "another leader", lambda: leads(other.url, trial.stream) not in (None, "None", name)
         )
+        cluster.wait_writable(other.url, f"{trial.prefix}>")
         trial.write(MORE, url=other.url)
         first.until(trial.last)
 

@@ -11,13 +11,15 @@ import json
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 from buckets import api
 from faults.trial import Reading, Trial
+from nats.js.errors import NoStreamResponseError
 from topology import SYSTEM_ACCOUNT, Cluster, Line, wait_until, with_user
 
 from nats_stream_source.embedded import NatsServer
@@ -39,12 +41,24 @@ class WatchedCluster(Cluster):
     """A cluster that has a system account, and says what each of its servers has itself.
 
     The user ``few`` may not delete consumers.
+
+    Args:
+        more: further lines of servers' configurations, by their names.
+
+    Attributes:
+        configs: the files of their configurations, likewise.
     """
+
+    def __init__(self, *args: Any, more: Mapping[str, str] | None = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._more = dict(more or {})
+        self.configs: dict[str, Path] = {}
 
     def _serve(self, name: str, port: int, args: list[str]) -> None:
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         config = directory / "server.conf"
-        config.write_text(_WITH_FEW_RIGHTS)
+        config.write_text(_WITH_FEW_RIGHTS + self._more.get(name, ""))
+        self.configs[name] = config
         super()._serve(name, port, [*args, "-c", str(config)])
 
     def name_of(self, server: NatsServer) -> str:
@@ -73,21 +87,54 @@ class WatchedCluster(Cluster):
 
     def step_down_meta(self) -> NatsServer:
         """Make the meta leader give way; the new one."""
-        before = self.meta_leader()
-        api(with_user(self.url, "sys"), "META.LEADER.STEPDOWN", {})
-        wait_until(
-            "another meta leader",
-            lambda: self._meta_leader() in self.servers.keys() - {self.name_of(before)},
-        )
-        return self.meta_leader()
+        before = self.name_of(self.meta_leader())
+        after: list[str] = []
+
+        def moved() -> bool:
+            leader = self._meta_leader()
+            if leader == before:
+                # An answer may get lost; and the first server may not have heard of another one.
+                with contextlib.suppress(RuntimeError, OSError, nats.errors.Error):
+                    api(with_user(self.url, "sys"), "META.LEADER.STEPDOWN", {}, timeout=2)
+                return False
+            after[:] = [leader]
+            return leader in self.servers
+
+        wait_until("another meta leader", moved)
+        return self.servers[after[0]]
 
 
-def create_replicated(cluster: Cluster, kind: str, count: int = 0, size: int = 0) -> Trial:
-    """A trial with three replicas, all of which have its ``count`` values."""
-    trial = Trial(kind, cluster.url).create(num_replicas=3)
-    trial.write(count, size)
-    cluster.wait_current(trial.stream)
-    return trial
+def create_replicated(
+    cluster: Cluster, kind: str, count: int = 0, size: int = 0, **config: Any
+) -> Trial:
+    """A trial with three replicas, all of which have its ``count`` values.
+
+    All servers know it then, and who leads it.
+    """
+    for _ in range(_MOST_ELECTIONS):
+        trial = Trial(kind, cluster.url)
+        place(trial, num_replicas=3, **config)
+        cluster.wait_ready(trial.stream)
+        try:
+            trial.write(count, size)
+        except NoStreamResponseError:
+            continue  # it lost its leader just then, and a part may be stored
+        cluster.wait_current(trial.stream)
+        return trial
+    raise AssertionError("each time there was an election while it was written")
+
+
+def place(trial: Trial, **config: Any) -> None:
+    """Create the trial's stream; waits while servers that came back count as offline."""
+
+    def created() -> bool:
+        try:
+            trial.create(**config)
+        except (RuntimeError, OSError, nats.errors.Error):
+            return False
+        return True
+
+    wait_until("a stream is placed", created, deadline=_DEADLINE)
 
 
 class Placements:
@@ -107,6 +154,7 @@ class Placements:
 NEVER = (DataLossError, ProtocolError, ConfigurationError)
 """No trouble of a server's is one of these."""
 
+_MOST_ELECTIONS = 5
 _TASK_FAILURES = 4  # as Spark's own spark.task.maxFailures
 _DEADLINE = 300.0  # seconds; only a failing test takes that long
 
@@ -141,9 +189,6 @@ def _run_task(reading: Reading, failures: int, deadline: float) -> None:
         except NatsSourceError as error:
             if isinstance(error, NEVER) or failed == failures or time.monotonic() > deadline:
                 raise
-
-
-_MOST_ELECTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +266,9 @@ def while_behind(
     """
     for _ in range(_MOST_ELECTIONS):
         one = trial()
-        with behind(cluster, one.stream, direct=direct) as lag:
+        # Another trial, too, where it lost its leader while it was written to.
+        lost = contextlib.suppress(NoStreamResponseError)
+        with behind(cluster, one.stream, direct=direct) as lag, lost:
             if test(one, lag):
                 return
     raise AssertionError("each time there was an election before the follower was met")

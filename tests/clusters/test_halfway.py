@@ -1,0 +1,59 @@
+"""The stream has another leader while a split is half read, and the reader's server survives.
+
+See ``clusters.halfway``: nothing is lost on the way and no connection is cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from faults.trial import KINDS_IN_TURN
+from topology import Cluster
+
+from clusters.halfway import COUNT, HARMS, SIZE, Halfway, LeaderGoes, read_in_small_batches
+from clusters.watched import create_replicated
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+HARMS_IN_TURN = (
+    "steps down",
+    *(pytest.param(harm, marks=pytest.mark.faults) for harm in HARMS if harm != "steps down"),
+)
+"""An election for want of a leader takes seconds."""
+
+
+@pytest.mark.parametrize("harm", HARMS_IN_TURN)
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_another_leader(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    harm: str,
+) -> None:
+    """One that follows goes on delivering; what was killed has a successor; one task does it."""
+    trial = create_replicated(cluster, kind, COUNT, SIZE)
+    read_in_small_batches(monkeypatch)
+    with contextlib.closing(LeaderGoes(cluster, trial.stream, harm)) as goes:
+        with (
+            Halfway(goes.outside.port, goes) as proxy,
+            trial.reading(proxy.url, requestTimeout="2", connectTimeout="60") as reading,
+        ):
+            assert reading.plan()
+            assert len(reading.splits) == 1
+            reading.read(proxy.each)
+        assert goes.after not in (None, goes.before)
+        assert 0 < proxy.rows <= proxy.passed < COUNT // 4
+        assert proxy.connections == 2  # the planner's and the reader's
+        trial.check(reading.rows)
+        assert len(reading.rows) == COUNT
+    rebuilt = [one for one in caplog.records if one.getMessage().startswith("consumer rebuilt")]
+    if harm == "killed":
+        assert rebuilt
