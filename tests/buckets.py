@@ -27,6 +27,7 @@ Message = tuple[str, bytes, dict[str, str] | None]
 """A subject, a payload, headers."""
 
 _IN_FLIGHT = 500
+_MOST_ACK = 300.0  # seconds; a lost PubAck must not hang a test
 _REPEATABLE = (
     *("STREAM.CREATE.", "STREAM.INFO.", "STREAM.NAMES", "INFO"),
     *("CONSUMER.CREATE.", "CONSUMER.INFO.", "CONSUMER.LIST.", "CONSUMER.NAMES."),
@@ -96,7 +97,7 @@ def put_many(url: str, name: str, entries: Iterable[tuple[str, bytes]]) -> list[
 
 
 def publish(url: str, messages: Iterable[Message]) -> list[int]:
-    """Publish messages in order; their stream sequences."""
+    """Publish messages in order; their stream sequences. TimeoutError without a PubAck."""
 
     async def work(client: Client) -> list[int]:
         jetstream = client.jetstream()
@@ -105,9 +106,13 @@ def publish(url: str, messages: Iterable[Message]) -> list[int]:
         for subject, payload, headers in messages:
             batch.append(await jetstream.publish_async(subject, payload, headers=headers))
             if len(batch) == _IN_FLIGHT:
-                sequences += [ack.seq for ack in await asyncio.gather(*batch)]
+                sequences += await acknowledged(batch)
                 batch.clear()
-        return sequences + [ack.seq for ack in await asyncio.gather(*batch)]
+        return sequences + await acknowledged(batch)
+
+    async def acknowledged(batch: list[Any]) -> list[int]:
+        acks = await asyncio.wait_for(asyncio.gather(*batch), _MOST_ACK)
+        return [ack.seq for ack in acks]
 
     return with_client(url, work)
 

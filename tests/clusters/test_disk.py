@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 from faults.batches import BATCHES, kind_of, options_of, read
+from faults.small_disk import small_disk
 from faults.trial import KINDS, Trial
 from faults.writing import Writing
 from topology import wait_until
 
-from clusters.small_disk import small_disk
 from clusters.watched import WatchedCluster, create_replicated, read_patiently
 from nats_stream_source.embedded import NatsServer
 

@@ -5,39 +5,16 @@ The disk is a small one of its own (tmpfs), where this process may mount one.
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from topology import wait_until
 
+from faults.small_disk import small_disk
 from faults.trial import Trial
 from nats_stream_source.embedded import NatsServer
 
 pytestmark = pytest.mark.faults
-
-Disk = Callable[[str], None]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = _mount("size=24m", place)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-def _mount(options: str, place: Path) -> subprocess.CompletedProcess[str]:
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    return subprocess.run(command, capture_output=True, text=True)
-
 
 FULL = {"no space left on device": "1GB", "resource limits exceeded": "12MB"}
 """What the server's log says then, by what it may store."""
@@ -45,10 +22,11 @@ FULL = {"no space left on device": "1GB", "resource limits exceeded": "12MB"}
 
 @pytest.mark.parametrize("said", FULL)
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_full(disk: Path, tmp_path: Path, kind: str, said: str) -> None:
+def test_full(tmp_path: Path, kind: str, said: str) -> None:
+    disk = tmp_path / "disk"
     config = tmp_path / "server.conf"
     config.write_text(f"jetstream {{ max_file_store: {FULL[said]} }}\n")
-    with NatsServer(store=disk, config=config) as server:
+    with small_disk(disk, 24) as resize, NatsServer(store=disk, config=config) as server:
         trial = Trial(kind, server.url).create()
         with trial.reading() as reading:
             with trial.writing([server.url], size=10_000) as writing:
@@ -64,7 +42,7 @@ def test_full(disk: Path, tmp_path: Path, kind: str, said: str) -> None:
             assert len(trial.acknowledged) > 500
 
             config.write_text("jetstream { max_file_store: 1GB }\n")
-            assert _mount("remount,size=64m", disk).returncode == 0
+            resize(64)
             server.restart()
             trial.write(100, size=10_000)
             reading.until(trial.last)
