@@ -33,7 +33,7 @@ stamp := $(venv)/.set-up
 python := $(venv)/bin/python
 preflight := nats_stream_source/demo/preflight.py
 # The tests of trouble: the fast ones, which `make test` runs too, and wherever there are slow ones.
-scenarios = $(sort tests/faults tests/clusters tests/attack $(shell grep -l 'mark\.faults' tests/test_*.py) \
+scenarios = $(sort tests/faults tests/clusters tests/relays tests/attack $(shell grep -l 'mark\.faults' tests/test_*.py) \
 	$(patsubst %,tests/test_%.py,connection_survival direct_get_faults golden kv_crash kv_data_loss \
 	kv_faults kv_restart ordered_endless retention security subscription_faults unbroken watch_faults))
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from buckets import with_client
+from cluster import Cluster
 from nats.aio.client import Client
-from topology import Cluster
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream, StoredMessage

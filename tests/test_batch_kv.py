@@ -22,9 +22,10 @@ from buckets import (
     put_many,
     stream_state,
 )
+from cluster import Cluster, lagging
 from loops import run
 from pyspark.sql import SparkSession
-from topology import Cluster, lagging, make_mirror, wait_until
+from topology import make_mirror, wait_until
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (

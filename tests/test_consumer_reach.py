@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cluster import Cluster
 from subscriptions import consumer_info, consumers_of, fill, make_consumer, make_stream, run
-from topology import Cluster
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError

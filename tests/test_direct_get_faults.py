@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from buckets import api, publish
+from cluster import Cluster
 from direct import direct, outsider, pause_a_responder, seqs, some_unanswered
 from proxy import Proxy
 from topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
-    Cluster,
     adr19_server,
     hub_and_leaf,
     make_mirror,

@@ -17,7 +17,8 @@ from typing import Any
 import nats.errors
 import pytest
 from buckets import consumers, create_bucket, put_many, stream_info
-from topology import Cluster, HubAndLeaf, Lagging, hub_and_leaf, lagging, make_mirror, wait_until
+from cluster import Cluster, Lagging, lagging
+from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_until
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (

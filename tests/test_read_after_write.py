@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from buckets import api, publish
+from cluster import Cluster
 from direct import direct, outsider, pause_a_responder, seqs, version
 from proxy import Proxy
-from topology import Cluster, wait_until
+from topology import wait_until
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (

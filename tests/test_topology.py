@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from buckets import api, create_bucket, put, put_many, stream_state
+from cluster import Cluster
 from topology import (
     ADR19_API_PREFIX,
-    Cluster,
     adr19_server,
     hub_and_leaf,
     make_mirror,

@@ -1,5 +1,4 @@
-"""Trouble of more than one server: clusters of three, mirrors, leaf nodes, imported accounts.
+"""Trouble of clusters of three: see ``cluster`` for the servers, ``watched`` for each by itself.
 
-``watched`` looks at a cluster's servers one by one, ``mirrored`` is a mirror that knows a part;
-proxy, harm and trial are those of ``faults``.
+Proxy, harm and trial are those of ``faults``.
 """

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from cluster import Cluster
 from faults.proxy import Outcome, Proxy, is_delivery, stream_seq
 from faults.trial import DEADLINE, be_patient
-from topology import Cluster, wait_until
+from topology import wait_until
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.source import reader

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 import nats.errors
 import pytest
 from buckets import api
+from cluster import Cluster
 from faults.harm import When
 from faults.proxy import Outcome, Proxy, Verdict, is_delivery
 from faults.trial import Trial
-from topology import Cluster, wait_until
+from topology import wait_until
 
 from clusters.watched import NEVER, create_replicated, read_patiently
 from nats_stream_source.embedded import NatsServer

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
+from cluster import Cluster
 from faults.trial import KINDS_IN_TURN
-from topology import Cluster
 
 from clusters.halfway import COUNT, HARMS, SIZE, Halfway, LeaderGoes, read_in_small_batches
 from clusters.watched import create_replicated

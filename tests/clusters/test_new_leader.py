@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 from batch_reads import batch_reader, tasks_of
+from cluster import Cluster
 from faults.batches import BATCHES, kind_of, options_of, read
 from faults.trial import Trial
-from topology import Cluster
 
 from clusters.halfway import COUNT, HARMS, SIZE, Halfway, LeaderGoes, read_in_small_batches
 from clusters.watched import create_replicated

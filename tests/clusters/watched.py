@@ -18,9 +18,10 @@ from typing import Any
 
 import nats.errors
 from buckets import api
+from cluster import SYSTEM_ACCOUNT, Cluster
 from faults.trial import Reading, Trial
 from nats.js.errors import NoStreamResponseError
-from topology import SYSTEM_ACCOUNT, Cluster, Line, wait_until, with_user
+from topology import Line, wait_until, with_user
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (

@@ -17,8 +17,9 @@ from typing import Any
 
 import nats.errors
 from buckets import api, bucket_config
+from cluster import SYSTEM_ACCOUNT, Cluster
 from faults.proxy import Proxy, Verdict
-from topology import SYSTEM_ACCOUNT, Cluster, free_ports, wait_until, with_user
+from topology import free_ports, wait_until, with_user
 
 from nats_stream_source.embedded import NatsServer
 

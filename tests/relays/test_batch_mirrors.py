@@ -11,7 +11,8 @@ from faults.proxy import Proxy
 from faults.trial import Trial
 from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
 
-from clusters.mirrored import (
+from nats_stream_source.embedded import NatsServer
+from relays.mirrored import (
     ENTRIES,
     PARTS,
     answers_with_a_part,
@@ -20,7 +21,6 @@ from clusters.mirrored import (
     give_time_for_ranks,
     write_with_holes,
 )
-from nats_stream_source.embedded import NatsServer
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -1,8 +1,8 @@
 """Clocks that jump by an hour or a day, where times decide: batch reads and beginnings.
 
 And where they do not, but might: checkpoints of a bucket that keeps one revision of a key. The
-times are those of a mirror, changed on the way (``clusters.test_mirrors``), so that a real server
-has a stream whose clock was set back and forth.
+times are those of a mirror, changed on the way (``relays.jumps``), so that a real server has a
+stream whose clock was set back and forth.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from batch_reads import read_batch
-from buckets import put_many
-from clusters.test_mirrors import Jumps
+from buckets import api, put_many
+from faults.trial import KINDS_IN_TURN, Row, Trial
 from topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
 
-from faults.trial import Trial
 from nats_stream_source.errors import OptionError
 from nats_stream_source.source.runtime import drop_kept_runners
+from relays.jumps import Jumps
 
 COUNT, KEYS = 600, 40
 
@@ -180,3 +180,39 @@ def test_a_query_that_begins_at_a_time(jumped: Jumped) -> None:
         begins = offsets[0]["stream_seq"]
         assert jumped.meets(begins, moment)
         assert seqs == list(range(begins + 1, COUNT + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_clocks_that_jump(domains: HubAndLeaf, kind: str) -> None:
+    """Sequences decide, never times: nothing is lost, nothing twice, and no loss is seen."""
+    leaf = domains.leaf.url
+    trial = Trial(kind, domains.hub.url).create()
+    trial.write(500)
+    mirrored(domains, trial, history=64)
+    times = [_stored(leaf, trial.stream, seq) for seq in (99, 100, 200, 300)]
+    assert times[1] < times[0] - timedelta(minutes=50)
+    assert times[2] > times[0] + timedelta(hours=20)
+    assert times[3] < times[0] - timedelta(hours=20)
+
+    rows: list[Row] = []
+    offsets: list[dict[str, Any]] = []
+    for _ in range(100):
+        # A restart after each micro-batch, at checkpoints whose times go back and forth.
+        if offsets and offsets[-1]["stream_seq"] == trial.last:
+            break
+        with trial.reading(leaf, offsets, maxRowsPerTrigger="50") as reading:
+            if reading.plan():
+                reading.read()
+        rows += reading.rows
+        offsets = reading.offsets
+    trial.check(rows)
+    trial.write(100)
+    wait_for_seq(leaf, trial.stream, trial.last)
+    with trial.reading(leaf, offsets) as reading:
+        reading.until(trial.last)
+    trial.check(rows + reading.rows)
+
+
+def _stored(url: str, stream: str, seq: int) -> datetime:
+    answer = api(url, f"STREAM.MSG.GET.{stream}", {"seq": seq})
+    return datetime.fromisoformat(answer["message"]["time"][:19] + "+00:00")
