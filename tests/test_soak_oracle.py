@@ -323,6 +323,18 @@ def test_the_oracle_finds(tamper: Callable[[Evidence], None], kinds: dict[str, i
     assert findings.counts == kinds, findings.examples
 
 
+@pytest.mark.parametrize(("before", "kinds"), [(10, {}), (100, {"not read": 1})])
+def test_an_unsure_purge_may_be_stored_late(before: float, kinds: dict[str, int]) -> None:
+    """A server that hangs stores it when it goes on: after what another one took meanwhile."""
+    evidence = sound()
+    unread_before_it_was_purged(evidence)
+    full = evidence.writes["full"]
+    purge = wrote(0, "full", "purge.6", PURGE, seq=None)
+    full.insert(0, replace(purge, sent_at=full[2].sent_at - before))
+    findings = judge(evidence)
+    assert findings.counts == kinds, findings.examples
+
+
 def test_what_is_superseded_is_still_due() -> None:
     """However often its key was written since."""
     evidence = sound()

@@ -6,6 +6,7 @@ place, for :data:`~soak.servers.MARKER_TTL` seconds; then nothing does. A PURGE 
 had before. So what is missing is excused only as far as the ledger's times explain it:
 
 - *gone* from the stream: its TTL has run out when the stream was read, or a PURGE came after it;
+  An unsure one may have been stored after what was written since;
 - *unread*, in a sink that has every message: it was gone before the last attempt of its
   micro-batch was over;
 - *a row that stays* in the table of current values though its key has gone: nothing that the bucket
@@ -27,6 +28,8 @@ from collections.abc import Iterable
 from soak.findings import Entry, Evidence, Reading
 from soak.ledger import PURGE, Write, number_of
 from soak.servers import MARKER_TTL
+
+DELAYED = 60.0  # seconds that an unsure write may lie in a server that hangs before it is stored
 
 _LATE = 120.0  # seconds; servers that were killed are back and have a leader by then
 _TOLD = 5.0  # seconds; a busy Spark reports a micro-batch later than it plans the next one
@@ -83,7 +86,11 @@ class Expiry:
                 one
                 for one in self._of_key[write.key]
                 if one.operation == PURGE
-                and (one.number > write.number if one.seq is None else one.seq > write.seq)
+                and (
+                    one.sent_at > write.sent_at - DELAYED
+                    if one.seq is None
+                    else one.seq > write.seq
+                )
             )
             if any(one.sent_at <= by for one in purges):
                 return "purged"

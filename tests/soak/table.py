@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from soak.expiry import Expiry, expired, expires
+from soak.expiry import DELAYED, Expiry, expired, expires
 from soak.findings import Entry, Evidence, Findings, Reading, equal, said, same
 from soak.ledger import PUT, Write, number_of
-
-_DELAYED = 60.0  # seconds that an unsure write may lie in a server that hangs before it is stored
 
 
 def judge_table(place: str, evidence: Evidence) -> Findings:
@@ -104,7 +102,7 @@ class _Table:
             last = max((w for w in sure if _seq(w) <= through), key=_seq, default=None)
             if last is None or any(_seq(w) > through for w in sure):
                 continue
-            if any(w.sent_at > last.sent_at - _DELAYED for w in unsure):
+            if any(w.sent_at > last.sent_at - DELAYED for w in unsure):
                 continue
             mine = rows.get(key)
             if mine is None or mine.seq < _seq(last):
