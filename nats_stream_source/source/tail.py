@@ -40,7 +40,7 @@ class Tail:
         self._runner = runner
         self._task = task
         self._query = query
-        self._pinned = task.plan.pinned
+        self._known, self._pinned = task.plan.known, task.plan.pinned
         self.stretches = 0
         self.settled = False
 
@@ -80,16 +80,16 @@ class Tail:
             DataLossError: it was replaced, or set back since the look before, or since it was
                 planned. Where it has grown again, rows of before and after may be mixed.
         """
-        plan, pinned = self._task.plan, self._pinned
-        had = plan.end if pinned is None else max(plan.end, pinned[0])
-        self.info = info = stream_after(self._runner, plan, self._query, known=had)
-        if info.last_seq < had:
+        plan, known = self._task.plan, self._known
+        self.info = info = stream_after(self._runner, plan, self._query, known=known)
+        if info.last_seq < known:
             raise DataLossError(
                 f"stream {plan.stream} was set back to {info.last_seq} while it was read, it "
-                f"had {had}: rows that were read may be gone. Load the batch again"
+                f"had {known}: rows that were read may be gone. Load the batch again"
             )
-        check_pinned(info, plan, self._runner, pinned)
-        if info.last_time is not None:
+        check_pinned(info, plan, self._runner, self._pinned)
+        self._known = info.last_seq
+        if info.last_time is not None:  # else the last message was deleted, and nothing is there
             self._pinned = info.last_seq, info.last_time
         return info
 
