@@ -72,7 +72,7 @@ class Halfway(Proxy):
         self.thaw()
 
 
-Harm = Callable[[Cluster, str, NatsServer], Callable[[], None]]
+Harm = Callable[[Cluster, str, NatsServer], Callable[[], object]]
 """Makes the leader of a stream go; gives back what ends that."""
 
 
@@ -80,26 +80,22 @@ def _nothing() -> None:
     pass
 
 
-def _step_down(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], None]:
+def _step_down(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], object]:
     cluster.step_down(stream)
     return _nothing
 
 
-def _kill(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], None]:
+def _kill(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], object]:
     leader.kill()
-    return lambda: start_again(leader)
+    return leader.start
 
 
-def start_again(server: NatsServer) -> None:
-    server.start()
-
-
-def _stop(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], None]:
+def _stop(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], object]:
     leader.pause()
     return leader.resume
 
 
-def _stop_for_a_while(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], None]:
+def _stop_for_a_while(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], object]:
     """It goes on, as one that follows, before the reader does."""
     leader.pause()
     try:
@@ -133,7 +129,7 @@ class LeaderGoes:
         self._cluster = cluster
         self._stream = stream
         self._harm = HARMS[harm]
-        self._end: Callable[[], None] = _nothing
+        self._end: Callable[[], object] = _nothing
         self.before = cluster.leader_of(stream)
         self.outside = cluster.followers_of(stream)[0]
         self.after: NatsServer | None = None

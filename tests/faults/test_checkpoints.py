@@ -142,8 +142,7 @@ def test_restored_to_an_earlier_sequence(
 
     restore()
     assert trial.state()["last_seq"] == COUNT
-    for seq in range(COUNT + 1, COUNT + MORE + 1):
-        del trial.acknowledged[seq]
+    trial.forget(COUNT)
     if after:
         trial.write(after)
 
@@ -182,8 +181,7 @@ def test_set_back_past_a_checkpoint_at_a_hole(
     assert first.offsets[-1]["time"] is None
 
     restore()
-    for seq in range(COUNT + 1, COUNT + MORE + 1):
-        del trial.acknowledged[seq]
+    trial.forget(COUNT)
     trial.write(2 * MORE)
     lost = pytest.raises(DataLossError, match="was set back")
     with trial.reading(offsets=first.offsets) as refused, lost:

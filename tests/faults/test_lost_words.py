@@ -209,8 +209,7 @@ def test_set_back(
     trial.write(GONE)
     offsets = offsets_of(trial)
     restore()
-    for seq in range(READ + 1, READ + GONE + 1):
-        del trial.acknowledged[seq]
+    trial.forget(READ)
     trial.write(more)
     with trial.reading(offsets=offsets) as reading:
         refused = refused_of(reading)

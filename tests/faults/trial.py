@@ -191,6 +191,11 @@ class Trial:
         sequences = buckets.publish(url or self.url, [message(self.prefix, one) for one in written])
         self.acknowledged.update(zip(sequences, written, strict=True))
 
+    def forget(self, after: int) -> None:
+        """The server was set back: of what was acknowledged, it has nothing ``after`` that."""
+        for seq in [seq for seq in self.acknowledged if seq > after]:
+            del self.acknowledged[seq]
+
     @contextlib.contextmanager
     def writing(self, urls: Sequence[str], size: int = 100) -> Iterator[Writing]:
         """Write all the time, whatever happens to the servers; what is acknowledged counts."""
