@@ -437,7 +437,11 @@ def bereaved() -> Evidence:
         reconciled=None,
         reconciled_at=0,
         buckets=frozenset({"full", "current"}),
-        readings={"stream": Reading(5, spans=((5, 20),)), "current": Reading(4)},
+        readings={
+            "full": Reading(),
+            "stream": Reading(5, spans=((5, 20),)),
+            "current": Reading(4),
+        },
         stopped={"full", "stream", "current"},
         loss=Loss(100, {"full": 0, "stream": 2, "current": 2}),
     )
@@ -453,6 +457,35 @@ def test_what_a_power_loss_takes_is_excused() -> None:
     findings = judge(bereaved())
     assert not findings.counts, findings.examples
     assert findings.excused == {"lost on purpose": 4 + 3}
+
+
+@pytest.mark.parametrize(
+    ("purged_at", "purge_seq", "kinds"),
+    [
+        (15, 4, {}),
+        (25, 4, {"not read": 1}),  # it had been read by then
+        (15, 2, {"not read": 1}),  # the loss did not take that one
+        (110, 4, {"not read": 1}),  # nobody had written it when the query stopped
+    ],
+)
+def test_what_a_purge_removed_may_be_back_unread(
+    purged_at: float, purge_seq: int, kinds: dict[str, int]
+) -> None:
+    """The power loss took the purge, after the query had passed where its key's entry was."""
+    evidence = bereaved()
+    put = wrote(10, "full", "purge.6", seq=1)
+    evidence.writes["full"] = [
+        put,
+        wrote(11, "full", "purge.6", PURGE, seq=purge_seq, at=purged_at),
+        wrote(12, "full", "put.1", seq=3),
+    ]
+    evidence.held["full"] = [replace(entry(put), at=10)]
+    evidence.attempts["full"][0] = [created([entry(evidence.writes["full"][2])])]
+    reading(evidence, "full", through=3, spans=((3, 20),))
+    assert evidence.loss is not None
+    evidence.loss.kept["full"] = 2
+    findings = judge(evidence)
+    assert {"not read": findings.counts["not read"]} == {"not read": 0, **kinds}, findings.examples
 
 
 def unread_before_the_loss(evidence: Evidence) -> None:

@@ -8,7 +8,7 @@ had before. So what is missing is excused only as far as the ledger's times expl
 - *gone* from the stream: its TTL has run out when the stream was read, or a PURGE came after it;
   An unsure one may have been stored after what was written since;
 - *unread*, in a sink that has every message: it was gone before the last attempt of its
-  micro-batch was over;
+  micro-batch was over. A power loss may take the PURGE and so bring back what it had removed;
 - *a row that stays* in the table of current values though its key has gone: nothing that the bucket
   had of the key since (a later entry, the marker) can have been read, because no micro-batch was
   planned and read while it was there. A marker that is there is proof: it was read if the query
@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from soak.findings import Entry, Evidence, Reading
+from soak.findings import Entry, Evidence, Loss, Reading
 from soak.ledger import PURGE, Write, number_of
 from soak.servers import MARKER_TTL
 
@@ -55,6 +55,7 @@ class Expiry:
     """
 
     def __init__(self, evidence: Evidence, place: str, purges: Iterable[Entry] = ()) -> None:
+        self._place = place
         self._reading = evidence.readings.get(place, Reading())
         self._held_at = evidence.held_at
         self._reconciled_at = evidence.reconciled_at
@@ -81,25 +82,37 @@ class Expiry:
         by = self._held_at if by is None else by
         if expired(write, by):
             return "TTL"
-        if write.key.startswith("purge.") and self._purged.get(write.key, 0) > write.seq:
-            purges = (
-                one
-                for one in self._of_key[write.key]
-                if one.operation == PURGE
-                and (
-                    one.sent_at > write.sent_at - DELAYED
-                    if one.seq is None
-                    else one.seq > write.seq
-                )
+        return "purged" if self._purged_by(by, write.key, write.seq, write.sent_at) else None
+
+    def _purged_by(self, by: float, key: str, seq: int, since: float) -> bool:
+        """Whether a purge that was stored after ``seq`` can have been there ``by`` then.
+
+        Args:
+            since: about when what it removed was written.
+        """
+        return (
+            key.startswith("purge.")
+            and self._purged.get(key, 0) > seq
+            and any(
+                one.operation == PURGE
+                and one.sent_at <= by
+                and (one.sent_at > since - DELAYED if one.seq is None else one.seq > seq)
+                for one in self._of_key.get(key, ())
             )
-            if any(one.sent_at <= by for one in purges):
-                return "purged"
-        return None
+        )
 
     def unread(self, write: Write) -> str | None:
         """Why a sink with every message need not have a write that is gone; None if it must."""
         assert write.seq is not None
         return self.gone(write, self._over(write.seq))
+
+    def returned(self, entry: Entry, loss: Loss) -> bool:
+        """Whether an entry is there only since the power loss took the purge that had removed it.
+
+        The query need not have read it where the purge came before.
+        """
+        by = min(self._over(entry.seq), loss.at)
+        return self._purged_by(by, entry.key, max(entry.seq, loss.kept[self._place]), entry.at)
 
     def _over(self, seq: int) -> float:
         """When a message had been read for the last time, if it was there."""

@@ -162,6 +162,9 @@ class _Rows:
         for seq, entry in self.held.items():
             if seq in read or not self._kept(seq) or (self.stopped and seq > self.through):
                 continue
+            if self.stopped and self.loss is not None and self.expiry.returned(entry, self.loss):
+                self.findings.excused["purged, and back"] += 1
+                continue
             # Entries go on expiring after all was read.
             if not (seq > last and expires(entry.key) and entry.operation == PURGE):
                 self._add("not read", f"{said(entry)}, which the stream holds")
