@@ -36,6 +36,13 @@ ROWS = 3000
 UNHEARD = 120.0
 """Seconds for consumers of readers that were killed (-9); the server waits a minute for them."""
 
+WORKERS = 4
+"""Processes that may be there or not: two tasks at once, each with a worker that reads its rows and
+one that works on them. Which of them a failed task has just ended hangs on the moment."""
+
+KEPT = 4
+"""Files of the connection that a worker keeps: its socket, a selector, and the loop's own pair."""
+
 IDLE = 600.0
 """Seconds for Spark to end its workers, which it does when they were idle for one minute."""
 
@@ -210,7 +217,7 @@ class After:
     Attributes:
         here: in this process.
         processes: below this one.
-        files: of the worker that has most.
+        files: of the worker that has most, without its connection's.
     """
 
     here: Held
@@ -221,12 +228,16 @@ class After:
     def now(cls, place: Place) -> After:
         # Looking for consumers takes connections, and the workers' were looked at.
         here = replace(Held.now(place.server), connections=0)
-        return cls(here, len(descendants()), max(open_files().values()))
+        kept = connections_to(place.server.port)
+        files = (count - KEPT * kept.get(pid, 0) for pid, count in open_files().items())
+        return cls(here, len(descendants()), max(files))
 
     def more(self, than: After) -> list[object]:
         """What there is more of; a worker that is new keeps what it needs for its next task."""
-        found = [self.here.more(than.here), max(0, self.processes - than.processes)]
-        return [one for one in (*found, max(0, self.files - than.files - ROUNDS)) if one]
+        found: list[object] = [self.here.more(than.here)]
+        found.append(max(0, self.processes - than.processes - WORKERS))
+        found.append(max(0, self.files - than.files - ROUNDS))
+        return [one for one in found if one]
 
 
 def test_nothing_is_left(spark: SparkSession, nats_server: NatsServer, tmp_path: Path) -> None:
