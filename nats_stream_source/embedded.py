@@ -48,10 +48,18 @@ def server_binary() -> str:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nothing listens on now.
+
+    For a minute the system gives it to nobody who does not ask for it by its number. Otherwise the
+    next one who listens on any free port, in whatever process, could have it before the server.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as client:
+            accepted, _ = listener.accept()
+            accepted.close()  # who closes first keeps the port waiting (TIME_WAIT)
+            client.recv(1)
+    return int(address[1])
 
 
 class NatsServer:

@@ -20,9 +20,9 @@ from typing import Any
 
 from buckets import api, with_client
 from nats.aio.client import Client
-from topology import NO_ANSWER, Line, free_ports, wait_until
+from topology import NO_ANSWER, Line, wait_until
 
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 
 _ANOTHER_STREAM = 10060
 """The error of a write that is refused since it names another stream."""
@@ -93,7 +93,7 @@ class Cluster:
         return self.servers["n1"].url
 
     def __enter__(self) -> Cluster:
-        ports = free_ports(3 * self._size)
+        ports = [free_port() for _ in range(3 * self._size)]
         monitors, ports = ports[: self._size], ports[self._size :]
         names = [f"n{index + 1}" for index in range(self._size)]
         with self._stack:

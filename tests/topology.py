@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ import nats.errors
 from buckets import api
 from loops import ThreadServer, until_one_ends
 
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 
 DEADLINE = 60.0
 NO_ANSWER = (RuntimeError, OSError, nats.errors.Error)  # of a request that came too early
@@ -39,15 +38,6 @@ def wait_until(what: str, condition: Callable[[], bool], deadline: float = DEADL
     while not condition():
         assert time.monotonic() < end, f"after {deadline:g} s still not: {what}"
         time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports of the loopback interface that nothing listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def with_user(url: str, user: str, password: str | None = None) -> str:
@@ -134,7 +124,7 @@ def hub_and_leaf(
     """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (port,) = free_ports(1)
+        port = free_port()
         joined = stack.enter_context(line(port))
 
         def server(name: str, leafnodes: str, more: str = "") -> NatsServer:

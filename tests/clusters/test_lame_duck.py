@@ -16,11 +16,11 @@ from collections.abc import Iterator
 import pytest
 from faults.proxy import Proxy
 from faults.trial import DEADLINE, KINDS
-from topology import free_ports, wait_until
+from topology import wait_until
 
 from clusters.halfway import COUNT, SIZE, Halfway, read_in_small_batches
 from clusters.watched import WatchedCluster, create_replicated
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 
 pytestmark = pytest.mark.faults
 
@@ -74,7 +74,7 @@ def test_a_split_that_is_half_read(
     trial = create_replicated(cluster, kind, COUNT, SIZE)
     read_in_small_batches(monkeypatch)
     first = cluster.followers_of(trial.stream)[0]
-    second = Proxy(cluster.leader_of(trial.stream).port, listen=free_ports(1)[0], keep=0)
+    second = Proxy(cluster.leader_of(trial.stream).port, listen=free_port(), keep=0)
     with contextlib.ExitStack() as stack:
         away = stack.enter_context(contextlib.closing(SentAway(first)))
 

@@ -19,9 +19,9 @@ import nats.errors
 from buckets import api, bucket_config
 from cluster import SYSTEM_ACCOUNT, Cluster
 from faults.proxy import Proxy, Verdict
-from topology import free_ports, wait_until, with_user
+from topology import wait_until, with_user
 
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 
 BUCKETS = {"full": -1, "current": 1}
 """Each bucket's history. Of ``full``, read with all of it, nothing is ever superseded: else none
@@ -63,7 +63,7 @@ class Servers(Cluster):
         if self._size > 1:
             super().__enter__()
         else:
-            port, self._monitors["n1"] = free_ports(2)
+            port, self._monitors["n1"] = free_port(), free_port()
             self._serve("n1", port, ["-m", str(self._monitors["n1"])])
         with contextlib.ExitStack() as stack:
             stack.callback(self.__exit__)

@@ -9,12 +9,13 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from nats_stream_source.embedded import free_port
 
 DEADLINE = 120.0
 
@@ -141,11 +142,3 @@ def connect_server(
         yield f"sc://127.0.0.1:{port}"
     finally:
         server.kill()
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

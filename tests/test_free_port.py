@@ -1,0 +1,28 @@
+"""A port for a server is nobody else's until the server has it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from nats_stream_source.embedded import free_port
+
+
+def test_a_free_port_is_for_who_asks_for_its_number() -> None:
+    port = free_port()
+    # Wants it without SO_REUSEADDR, as the system chooses for who wants any port.
+    with socket.socket() as anybody, pytest.raises(OSError, match="in use"):
+        anybody.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
+
+
+def test_nothing_listens_there() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", free_port()), timeout=10).close()
+
+
+def test_free_ports_are_different_ones() -> None:
+    ports = [free_port() for _ in range(100)]
+    assert len(set(ports)) == 100
