@@ -335,6 +335,37 @@ def test_an_unsure_purge_may_be_stored_late(before: float, kinds: dict[str, int]
     assert findings.counts == kinds, findings.examples
 
 
+@pytest.mark.parametrize(
+    ("expired_at", "marked", "sent_since", "kinds"),
+    [
+        (64, True, 64, {}),
+        (100, True, 64, {"not read": 1}),  # it had not expired when all had been read
+        (1, True, 64, {"not read": 1}),  # long before the other one was written
+        (64, False, 64, {"not read": 1}),
+        (64, True, 90, {"not read": 1}),  # the marker was stored after all had been read
+    ],
+)
+def test_a_marker_may_take_what_was_written_meanwhile(
+    expired_at: float, marked: bool, sent_since: float, kinds: dict[str, int]
+) -> None:
+    """Its key's older entry expired, and the leader had not stored the newer one yet."""
+    evidence = sound()
+    evidence.writes["full"] += [
+        wrote(10, "full", "ttl.8", ttl=45, seq=10, at=expired_at - 45),
+        wrote(11, "full", "ttl.8", ttl=45, seq=11, at=64.5),
+        wrote(12, "full", "put.3", seq=12, at=sent_since),
+    ]
+    rows = [entry(evidence.writes["full"][-1])]
+    if marked:
+        rows.append(Entry(13, "ttl.8", PURGE, None))
+    older = entry(evidence.writes["full"][-3])
+    evidence.attempts["full"][1][-1] += created([older, *rows])
+    evidence.held["full"] += rows
+    reading(evidence, "full", through=13, spans=((6, 70), (rows[-1].seq, 80)))
+    findings = judge(evidence)
+    assert {"not read": findings.counts["not read"]} == {"not read": 0, **kinds}, findings.examples
+
+
 def test_what_is_superseded_is_still_due() -> None:
     """However often its key was written since."""
     evidence = sound()

@@ -3,10 +3,12 @@
 An entry with a TTL is in the stream from the moment it is stored, which is between its sending and
 its PubAck, until the TTL has run out. Where it was its key's last one, a marker then stands in its
 place, for :data:`~soak.servers.MARKER_TTL` seconds; then nothing does. A PURGE removes what its key
-had before. So what is missing is excused only as far as the ledger's times explain it:
+had before, and so does such a marker: also what was written anew, where that was on its way to the
+followers when the leader decided on the marker (nats-server 2.15.1). So what is missing is excused
+only as far as the ledger's times explain it:
 
-- *gone* from the stream: its TTL has run out when the stream was read, or a PURGE came after it;
-  An unsure one may have been stored after what was written since;
+- *gone* from the stream: its TTL has run out when the stream was read, or a PURGE came after it, or
+  the marker of an entry before it; an unsure one may have been stored after what was written since;
 - *unread*, in a sink that has every message: it was gone before the last attempt of its
   micro-batch was over. A power loss may take the PURGE and so bring back what it had removed;
 - *a row that stays* in the table of current values though its key has gone: nothing that the bucket
@@ -62,12 +64,14 @@ class Expiry:
         self._by_number = {write.number: write for write in evidence.writes[place]}
         self._of_key: dict[str, list[Write]] = {}
         self._purged: dict[str, int] = {}
+        self._markers: dict[str, list[int]] = {}
         for write in evidence.writes[place]:
             self._of_key.setdefault(write.key, []).append(write)
             if write.operation == PURGE and write.seq is not None:
                 self._purged[write.key] = max(self._purged.get(write.key, 0), write.seq)
         for entry in purges:
             if entry.operation == PURGE:
+                self._markers.setdefault(entry.key, []).append(entry.seq)
                 self._purged[entry.key] = max(self._purged.get(entry.key, 0), entry.seq)
 
     # -- entries that are gone --------------------------------------------------------------------
@@ -82,7 +86,9 @@ class Expiry:
         by = self._held_at if by is None else by
         if expired(write, by):
             return "TTL"
-        return "purged" if self._purged_by(by, write.key, write.seq, write.sent_at) else None
+        if self._purged_by(by, write.key, write.seq, write.sent_at):
+            return "purged"
+        return "marker" if self._marked_by(by, write) else None
 
     def _purged_by(self, by: float, key: str, seq: int, since: float) -> bool:
         """Whether a purge that was stored after ``seq`` can have been there ``by`` then.
@@ -100,6 +106,27 @@ class Expiry:
                 for one in self._of_key.get(key, ())
             )
         )
+
+    def _marked_by(self, by: float, write: Write) -> bool:
+        """Whether the marker of an entry that expired as a write came can have been there."""
+        assert write.seq is not None
+        seq = write.seq
+        marker = min((m for m in self._markers.get(write.key, ()) if m > seq), default=None)
+        if marker is None or not expires(write.key):
+            return False
+        decided = any(
+            (one.seq is None or one.seq < seq)
+            and expired(one, by)
+            and one.sent_at + one.ttl > write.sent_at - DELAYED
+            for one in self._of_key[write.key]
+        )
+        # Nobody tells when it was stored; not before what has a smaller sequence was sent.
+        stored = max(
+            one.sent_at
+            for one in self._by_number.values()
+            if one.seq is not None and one.seq < marker
+        )
+        return decided and stored <= by
 
     def unread(self, write: Write) -> str | None:
         """Why a sink with every message need not have a write that is gone; None if it must."""
