@@ -468,11 +468,7 @@ def bereaved() -> Evidence:
         reconciled=None,
         reconciled_at=0,
         buckets=frozenset({"full", "current"}),
-        readings={
-            "full": Reading(),
-            "stream": Reading(5, spans=((5, 20),)),
-            "current": Reading(4),
-        },
+        readings={"stream": Reading(5, spans=((5, 20),)), "current": Reading(4)},
         stopped={"full", "stream", "current"},
         loss=Loss(100, {"full": 0, "stream": 2, "current": 2}),
     )
@@ -512,7 +508,7 @@ def test_what_a_purge_removed_may_be_back_unread(
     ]
     evidence.held["full"] = [replace(entry(put), at=10)]
     evidence.attempts["full"][0] = [created([entry(evidence.writes["full"][2])])]
-    reading(evidence, "full", through=3, spans=((3, 20),))
+    evidence.readings["full"] = Reading(3, spans=((3, 20),))
     assert evidence.loss is not None
     evidence.loss.kept["full"] = 2
     findings = judge(evidence)

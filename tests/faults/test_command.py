@@ -15,7 +15,7 @@ import pytest
 
 from faults.command import main
 from faults.trial import Trial
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 
 COUNT = 400
 SCRIPT = Path(__file__).with_name("proxy.py")
@@ -110,8 +110,7 @@ def test_it_swallows_flow_control(shared_server: NatsServer) -> None:
     """And listens where it is told to, at a rate."""
     trial = Trial("stream", shared_server.url).create()
     trial.write(COUNT, size=20_000)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     more = ["--swallow", "answers", "--rate", "20000000", "--listen", port]
     with running(*to(shared_server), *more) as (process, url):
         assert url == f"nats://127.0.0.1:{port}"
