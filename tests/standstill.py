@@ -3,6 +3,9 @@
 :meth:`Standstill.work` follows a source in its task (``mapInArrow``). The source's split must hold
 much more than fits between there and the server, and the session is one of :func:`session`: then
 the server still has the reader's consumer while the task stands still.
+
+Such a task may be interrupted. Before it stands still it must not be: Spark 4.2.0 frees the buffer
+of the rows that it hands to Python when its thread is interrupted meanwhile, and the JVM crashes.
 """
 
 from __future__ import annotations
@@ -62,20 +65,35 @@ class Standstill:
 
         return work
 
-    def arrived(self, attempt: int, alive: Callable[[], None]) -> tuple[int, int]:
+    def arrived(
+        self, spark: SparkSession, attempt: int, alive: Callable[[], None]
+    ) -> tuple[int, int]:
         """Wait until an attempt stands still; the ids of its stage and its task.
 
         Args:
             alive: raises when that cannot come any more.
         """
         at = self._directory / f"{attempt}.at"
-        eventually(at.exists, f"attempt {attempt} stands still", alive)
+        eventually(at.exists, f"attempt {attempt} has its first rows", alive)
         stage, task = map(int, at.read_text().split())
+        eventually(lambda: _waits_for_python(spark, task), f"task {task} hands no rows over", alive)
         return stage, task
 
     def over(self) -> None:
         """No task stands still any more: those that did fail."""
         (self._directory / "over").touch()
+
+
+def _waits_for_python(spark: SparkSession, task: int) -> bool:
+    """Whether a task's thread in this JVM waits for the Python worker behind the source."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    threads = jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+    for thread in threads.dumpAllThreads(False, False):
+        if thread.getThreadName().endswith(f"(TID {task})"):
+            calls = {call.getMethodName() for call in thread.getStackTrace()}
+            return "select" in calls and "writeNextInputToStream" not in calls
+    return False
 
 
 def _stand_still(directory: Path, context: TaskContext) -> None:

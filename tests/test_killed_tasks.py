@@ -142,7 +142,7 @@ class Killer:
                 run.result()
                 raise AssertionError("it is through, and an attempt was not killed")
 
-        stage, task = self.stands.arrived(attempt, running)
+        stage, task = self.stands.arrived(self.spark, attempt, running)
         new: set[str] = set()
 
         def in_the_middle() -> bool:

@@ -171,7 +171,7 @@ def a_query_that_is_stopped(place: Place) -> None:
         def alive() -> None:
             assert query.isActive, query.exception()
 
-        stands.arrived(0, alive)
+        stands.arrived(place.spark, 0, alive)
         # One that was just made anew may not be there yet.
         eventually(lambda: consumers(place.server), "it is in the middle", alive)
         query.stop()

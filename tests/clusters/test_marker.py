@@ -1,0 +1,130 @@
+"""Keys that are written anew just as their older entries expire: the server takes that back.
+
+The leader decides on the marker of an expired entry while the new write is on its way to the
+followers. The write is stored and acknowledged first, then the marker removes all that the key has.
+Such a write is lost; the query has to end with what the bucket has.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import buckets
+import pytest
+from faults.rows import Marker, Row
+from faults.trial import Reading, Trial
+from topology import wait_until
+
+from clusters.watched import WatchedCluster, create_replicated
+from nats_stream_source.embedded import NatsServer
+
+pytestmark = pytest.mark.faults
+
+KEYS, OTHERS = 50, 50
+TTL = 30  # seconds, of entries and markers: nothing is taken back where the markers live longer
+MARKERS = {"allow_msg_ttl": True, "subject_delete_marker_ttl": TTL * 10**9}
+# Seconds before and after an entry expires in which the followers stand still: more, and the leader
+# gives up or they elect another one.
+_BEFORE, _AFTER = 1.0, 2.5
+_MOST_ATTEMPTS = 5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[WatchedCluster]:
+    with WatchedCluster() as cluster:
+        yield cluster
+
+
+def put(trial: Trial, url: str, keys: Sequence[str], headers: dict[str, str] | None) -> list[int]:
+    """Write the next values to these keys; the sequences that were acknowledged."""
+    values = [value for _, value in trial.messages(len(keys))]
+    written = list(zip(keys, values, strict=True))
+    sequences = buckets.publish(
+        url, [(trial.prefix + key, value, headers) for key, value in written]
+    )
+    trial.acknowledged.update(zip(sequences, written, strict=True))
+    return sequences
+
+
+@contextlib.contextmanager
+def standing_still(servers: Sequence[NatsServer]) -> Iterator[None]:
+    try:
+        for server in servers:
+            server.pause()
+        yield
+    finally:
+        for server in servers:
+            server.resume()
+
+
+def table_of(rows: Sequence[Row]) -> dict[str, tuple[int, bytes | None]]:
+    """What a table of current values holds after these rows: by key, revision and value."""
+    last = {row.key: row for row in rows}
+    return {key: (row.seq, row.value) for key, row in last.items() if row.operation == "PUT"}
+
+
+def bucket_of(trial: Trial, keys: Sequence[str]) -> dict[str, tuple[int, bytes | None]]:
+    """What the bucket has of these keys, likewise."""
+    found = {}
+    for key in keys:
+        request = {"last_by_subj": trial.prefix + key}
+        with contextlib.suppress(RuntimeError):  # nothing is there: the marker has expired, too
+            message = buckets.api(trial.url, f"STREAM.MSG.GET.{trial.stream}", request)["message"]
+            if b"Nats-Marker-Reason: MaxAge" not in base64.b64decode(message.get("hdrs", "")):
+                found[key] = message["seq"], base64.b64decode(message["data"])
+    return found
+
+
+def lose_writes(
+    cluster: WatchedCluster, trial: Trial, reading: Reading, keys: Sequence[str]
+) -> list[int]:
+    """Write to these keys as their entries expire, which were read; what the server took back."""
+    leader = cluster.leader_of(trial.stream)
+    put(trial, leader.url, keys, {"Nats-TTL": f"{TTL}s"})
+    expiry = time.monotonic() + TTL
+    reading.until(trial.last)
+    wait_until("a moment before they expire", lambda: time.monotonic() > expiry - _BEFORE)
+    with ThreadPoolExecutor(1) as pool:
+        with standing_still(cluster.followers_of(trial.stream)):
+            writing = pool.submit(put, trial, leader.url, keys, None)
+            wait_until("they expire", lambda: time.monotonic() > expiry + _AFTER)
+            assert not writing.done(), "acknowledged without a majority"
+        acknowledged = writing.result()
+    wait_until("markers", lambda: trial.state()["last_seq"] >= acknowledged[-1] + len(keys))
+    return [] if bucket_of(trial, keys) else acknowledged
+
+
+@pytest.mark.parametrize("kind", ["kv", "kv current"])
+def test_acknowledged_and_removed_by_a_marker(cluster: WatchedCluster, kind: str) -> None:
+    """Such a write is no row, the marker is one: a table equals the bucket, then and later on."""
+    keys = [f"ttl{number}" for number in range(KEYS)]
+    for _ in range(_MOST_ATTEMPTS):
+        trial = create_replicated(cluster, kind, OTHERS, **MARKERS)
+        with trial.reading() as first:
+            lost = lose_writes(cluster, trial, first, keys)
+            first.drain()
+        if lost:
+            break
+    else:
+        raise AssertionError("each time the writes were there before it was decided on markers")
+    trial.attempted.update((key, Marker.PURGE) for key in keys)
+    trial.check(first.rows, lost=lost)
+    markers = [row.key for row in first.rows if row.seq > lost[-1] and row.operation == "PURGE"]
+    assert sorted(markers) == sorted(keys)
+
+    every = [*keys, *(key for key, _ in trial.acknowledged.values() if key not in keys)]
+    assert table_of(first.rows) == bucket_of(trial, every)
+    with trial.reading() as anew:
+        anew.drain()
+    assert table_of(anew.rows) == bucket_of(trial, every)
+
+    put(trial, trial.url, keys[::2], None)
+    with trial.reading(offsets=first.offsets) as second:
+        second.until(trial.last)
+    rows = first.rows + second.rows
+    trial.check(rows, lost=lost)
+    assert table_of(rows) == bucket_of(trial, every)
