@@ -25,8 +25,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-PER_SPLIT, SIZE = 6000, 8000
-"""Messages, and bytes of each, that are enough for a split: half of it fits in between."""
+PER_SPLIT, SIZE = 6000, 24_000
+"""Messages, and bytes of each, that are enough for a split. From the server to where the task
+stands still are three connections, and Linux lets each take up to 36 MiB."""
 
 
 def session(spark: SparkSession) -> SparkSession:

@@ -149,9 +149,12 @@ def another_stream_than_the_checkpoint_knows(place: Place) -> None:
 
 
 def messages_that_are_gone(place: Place) -> None:
-    """The tasks say so: what is made of one ``load()`` is planned once."""
+    """The task says so: what is made of one ``load()`` is planned once.
+
+    In one split: the consumers of others would be those of tasks that Spark kills.
+    """
     place.make("GONE", ROWS)
-    rows = place.load("nats_stream", stream="GONE", minPartitions="3")
+    rows = place.load("nats_stream", stream="GONE")
     assert rows.count() == ROWS
     api(place.server.url, "STREAM.PURGE.GONE", {"seq": 100})
     with pytest.raises(PySparkException, match="DataLossError: "):
@@ -256,7 +259,8 @@ def test_nothing_is_left(spark: SparkSession, nats_server: NatsServer, tmp_path:
         for scenario in scenarios:
             scenario(place)
             place.spark.catalog.dropTempView("left")
-            # Less than a minute, after which the server removes what a reader has left behind.
+            # Less than a minute, after which the server removes what a reader has left behind: that
+            # is all that a reader can count on that is killed.
             stopped = scenario is a_query_that_is_stopped
             eventually(
                 lambda: not consumers(nats_server),
