@@ -18,6 +18,7 @@ import itertools
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -100,7 +101,7 @@ class Trial:
 
     Attributes:
         acknowledged: by stream sequence, the key and the value, or the marker.
-        attempted: all values, and markers with their keys, also those whose PubAck did not come.
+        attempted: each key and value or marker, also those whose PubAck did not come.
         history: how many revisions of a key the bucket keeps; -1 for any number.
     """
 
@@ -111,7 +112,7 @@ class Trial:
         self.name = f"t{next(_serial)}"
         self.stream = f"KV_{self.name}" if self.is_kv else self.name
         self.acknowledged: dict[int, Written] = {}
-        self.attempted: set[bytes | Written] = set()
+        self.attempted: Counter[Written] = Counter()
         self.history = -1
         self._numbers = itertools.count()
         self._random = random.Random(hot)
@@ -167,8 +168,8 @@ class Trial:
         found = []
         for number in itertools.islice(self._numbers, count):
             value = b"%d." % number + b"x" * size
-            self.attempted.add(value)
             found.append((self._key(number), value))
+        self.attempted.update(found)
         return found
 
     def _key(self, number: int) -> str:
@@ -178,11 +179,12 @@ class Trial:
     def next(self, count: int, size: int = 0) -> list[Written]:
         """The same, with markers among them where the trial is hot."""
         found: list[Written] = [*self.messages(count, size)]
-        for i, (key, _) in enumerate(found if self.hot and self.is_kv else []):
+        for i, written in enumerate(found if self.hot and self.is_kv else []):
             drawn = self._random.random()
             if drawn < _DELETED + _PURGED:
-                found[i] = key, Marker.DEL if drawn < _DELETED else Marker.PURGE
-                self.attempted.add(found[i])
+                del self.attempted[written]
+                found[i] = written[0], Marker.DEL if drawn < _DELETED else Marker.PURGE
+                self.attempted[found[i]] += 1
         return found
 
     def write(self, count: int, size: int = 0, url: str | None = None) -> None:
@@ -257,7 +259,7 @@ class Trial:
         rows = [row for reading in readings for row in reading.rows]
         done = [batch for reading in readings for batch in reading.done]
         check_rows(rows, self.acknowledged, self.attempted)
-        check_all_came(rows, self.acknowledged, self.history, done)
+        check_all_came(rows, self.acknowledged, self.attempted, self.history, done)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
