@@ -2,6 +2,7 @@
 
 - :class:`Cluster`: all of its servers, and who leads what.
 - :func:`takes_writes`: whether a server knows who takes a subject's messages.
+- :func:`paused`: servers that stand still for a while.
 - :func:`lagging`: a follower that goes on answering, with less than the leader has.
 
 Every wait has a deadline. Every server has a store of its own and is ended, also a paused one, when
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,16 @@ class Cluster:
 
     def _asked(self) -> NatsServer:
         return next(server for server in self.servers.values() if _runs(server))
+
+
+@contextlib.contextmanager
+def paused(servers: Iterable[NatsServer]) -> Iterator[None]:
+    """Let these servers stand still."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            server.pause()
+            stack.callback(server.resume)
+        yield
 
 
 def _runs(server: NatsServer) -> bool:

@@ -70,8 +70,7 @@ def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how
         ("a", b"first"),
         *((f"b.{key}", value) for key, value in trial.messages(COUNT, 300)),
     ]
-    sequences = publish(trial.url, [(trial.prefix + key, value, None) for key, value in written])
-    trial.acknowledged.update(zip(sequences, written, strict=True))
+    trial.put(written)
     purged = f"{trial.prefix}a"
     done: list[int] = []
 

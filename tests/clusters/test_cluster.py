@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import nats.errors
 import pytest
 from buckets import api
-from cluster import Cluster
+from cluster import Cluster, paused
 from faults.harm import When
 from faults.proxy import Outcome, Proxy, Verdict, is_delivery
 from faults.trial import Trial
@@ -267,10 +267,7 @@ def test_no_majority_for_a_while(cluster: Cluster, kind: str) -> None:
                 return noticed
             return False
 
-        with contextlib.ExitStack() as stack:
-            for server in cluster.followers_of(trial.stream):
-                server.pause()
-                stack.callback(server.resume)
+        with paused(cluster.followers_of(trial.stream)):
             wait_until("the missing majority is met", refused, deadline=_DEADLINE)
         wait_until("all servers answer", lambda: _answers(cluster), deadline=_DEADLINE)
         # With times this short an election takes longer than a task's attempts, or a query.

@@ -8,19 +8,18 @@ Such a write is lost; the query has to end with what the bucket has.
 from __future__ import annotations
 
 import base64
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import buckets
 import pytest
+from cluster import paused
 from faults.rows import Marker, Row
 from faults.trial import Reading, Trial
 from topology import wait_until
 
 from clusters.watched import WatchedCluster, create_replicated
-from nats_stream_source.embedded import NatsServer
 
 pytestmark = pytest.mark.faults
 
@@ -39,26 +38,12 @@ def cluster() -> Iterator[WatchedCluster]:
         yield cluster
 
 
-def put(trial: Trial, url: str, keys: Sequence[str], headers: dict[str, str] | None) -> list[int]:
-    """Write the next values to these keys; the sequences that were acknowledged."""
+def put(
+    trial: Trial, keys: Sequence[str], url: str | None = None, headers: dict[str, str] | None = None
+) -> list[int]:
+    """Write the next values to these keys; the sequences."""
     values = [value for _, value in trial.messages(len(keys))]
-    written = list(zip(keys, values, strict=True))
-    sequences = buckets.publish(
-        url, [(trial.prefix + key, value, headers) for key, value in written]
-    )
-    trial.acknowledged.update(zip(sequences, written, strict=True))
-    return sequences
-
-
-@contextlib.contextmanager
-def standing_still(servers: Sequence[NatsServer]) -> Iterator[None]:
-    try:
-        for server in servers:
-            server.pause()
-        yield
-    finally:
-        for server in servers:
-            server.resume()
+    return trial.put(list(zip(keys, values, strict=True)), url, headers)
 
 
 def table_of(rows: Sequence[Row]) -> dict[str, tuple[int, bytes | None]]:
@@ -72,10 +57,14 @@ def bucket_of(trial: Trial, keys: Sequence[str]) -> dict[str, tuple[int, bytes |
     found = {}
     for key in keys:
         request = {"last_by_subj": trial.prefix + key}
-        with contextlib.suppress(RuntimeError):  # nothing is there: the marker has expired, too
+        try:
             message = buckets.api(trial.url, f"STREAM.MSG.GET.{trial.stream}", request)["message"]
-            if b"Nats-Marker-Reason: MaxAge" not in base64.b64decode(message.get("hdrs", "")):
-                found[key] = message["seq"], base64.b64decode(message["data"])
+        except RuntimeError as error:
+            if "no message found" not in str(error):
+                raise
+            continue  # the marker has expired, too
+        if b"Nats-Marker-Reason: MaxAge" not in base64.b64decode(message.get("hdrs", "")):
+            found[key] = message["seq"], base64.b64decode(message["data"])
     return found
 
 
@@ -84,13 +73,13 @@ def lose_writes(
 ) -> list[int]:
     """Write to these keys as their entries expire, which were read; what the server took back."""
     leader = cluster.leader_of(trial.stream)
-    put(trial, leader.url, keys, {"Nats-TTL": f"{TTL}s"})
+    put(trial, keys, leader.url, {"Nats-TTL": f"{TTL}s"})
     expiry = time.monotonic() + TTL
     reading.until(trial.last)
     wait_until("a moment before they expire", lambda: time.monotonic() > expiry - _BEFORE)
     with ThreadPoolExecutor(1) as pool:
-        with standing_still(cluster.followers_of(trial.stream)):
-            writing = pool.submit(put, trial, leader.url, keys, None)
+        with paused(cluster.followers_of(trial.stream)):
+            writing = pool.submit(put, trial, keys, leader.url)
             wait_until("they expire", lambda: time.monotonic() > expiry + _AFTER)
             assert not writing.done(), "acknowledged without a majority"
         acknowledged = writing.result()
@@ -122,7 +111,7 @@ def test_acknowledged_and_removed_by_a_marker(cluster: WatchedCluster, kind: str
         anew.drain()
     assert table_of(anew.rows) == bucket_of(trial, every)
 
-    put(trial, trial.url, keys[::2], None)
+    put(trial, keys[::2])
     with trial.reading(offsets=first.offsets) as second:
         second.until(trial.last)
     rows = first.rows + second.rows

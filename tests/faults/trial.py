@@ -189,9 +189,20 @@ class Trial:
 
     def write(self, count: int, size: int = 0, url: str | None = None) -> None:
         """Write ``count`` times; each must be acknowledged."""
-        written = self.next(count, size)
-        sequences = buckets.publish(url or self.url, [message(self.prefix, one) for one in written])
+        self.put(self.next(count, size), url)
+
+    def put(
+        self,
+        written: Sequence[Written],
+        url: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> list[int]:
+        """Write these, values with ``headers``; the sequences. Each must be acknowledged."""
+        made = [message(self.prefix, one) for one in written]
+        messages = [(subject, value, own or headers) for subject, value, own in made]
+        sequences = buckets.publish(url or self.url, messages)
         self.acknowledged.update(zip(sequences, written, strict=True))
+        return sequences
 
     def forget(self, after: int) -> None:
         """The server was set back: of what was acknowledged, it has nothing ``after`` that."""
