@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attack.rogue import greeting
 from faults.proxy import Delay
+from loops import ThreadServer
 from proxy import Proxy
 
 from nats_stream_source.embedded import NatsServer, free_port
@@ -61,6 +64,35 @@ def test_somebody_listens_and_never_answers() -> None:
         mute.listen()
         with pytest.raises(ConnectError, match="option 'connectTimeout'"):
             info_of(f"nats://127.0.0.1:{mute.getsockname()[1]}", connect_timeout=1.0)
+
+
+class Full(ThreadServer):
+    """A server that has no place for one more client, whose words reach the first one only.
+
+    A real one greets, says so and hangs up at once: what a client has sent by then makes its system
+    drop what it has not read yet, seven times of eight.
+    """
+
+    turned_away = 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.turned_away += 1
+        writer.write(greeting())
+        await reader.readuntil(b"PING\r\n")
+        if self.turned_away == 1:
+            writer.write(b"-ERR 'maximum connections exceeded'\r\n")
+            await reader.read()
+        else:
+            at_once = struct.pack("ii", 1, 0)
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
+
+def test_a_server_without_a_place_says_why() -> None:
+    with Full() as full:
+        with pytest.raises(ConnectError, match=r"connectTimeout.*: nats: 'maximum connections"):
+            info_of(f"nats://127.0.0.1:{full.port}", connect_timeout=2.0)
+        assert full.turned_away > 2
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,11 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error).lower()
-        self._trouble = error
+        # A server without a place for one more client says so and hangs up, and mostly what it said
+        # is lost with the connection: what was heard once explains the silence of the other times.
+        said = isinstance(self._trouble, nats.errors.Error)
+        if not (said and isinstance(error, ConnectionResetError)):
+            self._trouble = error
         forget_attempt(self.client)
         if (verdict := self._judge(error, text)) is not None:
             self._verdict = verdict

@@ -44,8 +44,14 @@ CONNECTION: tuple[Option, ...] = (
     Option("apiPrefix", "subject", kinds.subject, None, "prefix of the JetStream API (ADR-19)"),
     Option("inboxPrefix", "subject", kinds.subject, "_INBOX", "first tokens of reply subjects"),
     Option("consumerPrefix", "token", kinds.token, "spark", "first part of the consumers' names"),
-    Option("connectTimeout", "seconds", kinds.seconds, 10.0, "limit for connecting"),
-    Option("requestTimeout", "seconds", kinds.seconds, 5.0, "limit for one answer of a server"),
+    Option("connectTimeout", "number of seconds", kinds.seconds, 10.0, "limit for connecting"),
+    Option(
+        "requestTimeout",
+        "number of seconds",
+        kinds.seconds,
+        5.0,
+        "limit for one answer of a server",
+    ),
 )
 
 

@@ -25,7 +25,7 @@ READING: tuple[Option, ...] = (
     ),
     Option(
         "maxBytesPerTrigger",
-        "bytes",
+        "number of bytes",
         kinds.size,
         None,
         "about the most bytes that one micro-batch reads, by the stream's mean message size; a "
