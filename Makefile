@@ -1,15 +1,18 @@
-# `make` lists the targets. All of them work in a clean clone: what is missing is set up first.
+# `make` lists the targets. Each target works in a clean clone: it creates `.venv` first if necessary.
 #
-#   PYTHON   the Python that makes the virtual environment (default: the first that is new enough)
-#   ROWS     make demo: only the first so many departures
-#   SINK     make demo: delta or parquet
-#   TESTS    make test, make test-servers, make test-faults: what pytest is to run
-#   AGAIN    make test: 1 to run a few tests that failed a second time, alone
-#   SERVERS  make test-servers: only these versions
-#   SPARKS   make test-spark: only these versions or places
-#   MINUTES  make soak: for how long; SEED: the run to repeat; TOPOLOGY: cluster, single or power-loss
-#   QUICK    make bench: 1 for a look that takes less than a minute and keeps nothing
-#   ONLY     make bench: only these benchmarks
+#   PYTHON   Python that creates the virtual environment. Default: the first one on the PATH from 3.10
+#   ROWS     make demo: number of departures. Default: all
+#   SINK     make demo: delta or parquet. Default: delta
+#   TESTS    make test, test-servers, test-faults: arguments of pytest. Default: all tests of the target
+#   AGAIN    make test: 1 reruns at most ten failed tests, twice at most
+#   WORKERS  make test, test-faults: number of test processes. Default: 3 and 6
+#   SERVERS  make test-servers: server versions. Default: all supported
+#   SPARKS   make test-spark: Spark versions or environments. Default: all
+#   MINUTES  make soak: duration. Default: 30
+#   SEED     make soak: seed of the run to repeat
+#   TOPOLOGY make soak: cluster, single or power-loss
+#   QUICK    make bench: 1 runs for less than a minute and saves no results
+#   ONLY     make bench: names of benchmarks. Default: all
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -20,6 +23,7 @@ ROWS ?=
 SINK ?= delta
 TESTS ?=
 AGAIN ?=
+WORKERS ?=
 SERVERS ?=
 SPARKS ?=
 MINUTES ?=
@@ -32,13 +36,20 @@ venv := .venv
 stamp := $(venv)/.set-up
 python := $(venv)/bin/python
 preflight := nats_stream_source/demo/preflight.py
-# The tests of trouble: the fast ones, which `make test` runs too, and wherever there are slow ones.
-scenarios = $(sort tests/faults tests/clusters tests/relays tests/attack $(shell grep -l 'mark\.faults' tests/test_*.py) \
-	$(patsubst %,tests/test_%.py,connection_survival direct_get_faults golden kv_crash kv_data_loss \
-	kv_faults kv_restart ordered_endless retention security subscription_faults unbroken watch_faults))
+security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
+# The fault tests: tests/faults, all files with tests marked `faults`, and the files listed here.
+scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py)) \
+	$(shell grep -rl --include='test_*.py' --exclude-dir=faults 'mark\.faults' tests) \
+	tests/compat/golden/test_golden.py tests/unit/spark/test_gap_tracker.py \
+	$(patsubst %,tests/integration/jetstream/%.py,$(security) ordered/test_endless_reader))
 
-# The command line's PYTHON, or the first Python on the PATH that is new enough; empty if none is.
-# A name on the PATH is no proof (pyenv has one for each version that any project uses): it must run.
+# The tests wait for servers more than they compute: there are more workers than cores.
+# tests/conftest.py puts the tests into groups, the longest first.
+workers = --numprocesses $(or $(WORKERS),$(1)) --dist loadgroup --no-loadscope-reorder
+reruns := --reruns 2 --max-suite-reruns 10 --rerun-show-tracebacks
+
+# PYTHON, or the first Python on the PATH that is version 3.10 or newer; empty if none was found.
+# Each candidate is run: pyenv puts names on the PATH for versions that are not installed.
 new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
 	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
@@ -48,64 +59,65 @@ find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.1
 help: ## list the targets
 	@echo 'Targets (see the top of the Makefile for variables):'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \2/p' $(firstword $(MAKEFILE_LIST)) \
-		| while read -r make target what; do printf '  %-18s %s\n' "$$make $$target" "$$what"; done
+		| while read -r make target text; do printf '  %-18s %s\n' "$$make $$target" "$$text"; done
 
-setup: $(stamp) ## make .venv with everything that the other targets need
+setup: $(stamp) ## create .venv with the packages of all other targets
 
-demo: java $(stamp) ## a bucket's changes into a Delta table, on real data (ROWS=20000, SINK=parquet)
+demo: java $(stamp) ## write a bucket's changes into a Delta table, with real data (ROWS=20000, SINK=parquet)
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' $(if $(ROWS),--rows '$(ROWS)')
 
-test: java $(stamp) ## run the tests (TESTS=tests/test_demo.py)
-	@$(python) $(if $(TESTS),-m pytest $(TESTS),tests/all.py $(if $(AGAIN),--again))
+test: java $(stamp) ## run the tests (TESTS=tests/integration/demo/test_demo.py)
+	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3)) $(if $(AGAIN),$(reruns))
 
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
-	@$(python) tests/servers.py $(SERVERS) -- $(TESTS)
+	@$(python) -m tests.compat.server $(SERVERS) -- $(TESTS)
 
-test-faults: java $(stamp) ## run all scenarios of trouble: killed servers, lost frames, full disks, attacks
-	@$(python) $(if $(TESTS),-m pytest -m 'not sparks' $(TESTS),tests/all.py --slow $(scenarios))
+test-faults: java $(stamp) ## run the fault tests: killed servers, lost frames, full disks, attacks
+	@$(python) -m pytest -m 'not sparks' $(if $(TESTS),$(TESTS),$(call workers,6) $(scenarios))
 
-test-spark: java $(stamp) ## run the shared scenarios on each Spark version, a cluster and Connect
-	@$(python) tests/sparks $(SPARKS) -- $(TESTS)
+test-spark: java $(stamp) ## run the tests marked `sparks` on each Spark version, a cluster and Connect
+	@$(python) -m tests.compat.spark $(SPARKS) -- $(TESTS)
 
-soak: java $(stamp) ## write, read and break things for a while, then compare (MINUTES=30, SEED=7)
-	@PYTHONPATH=tests $(python) -m soak --minutes '$(or $(MINUTES),30)' \
+soak: java $(stamp) ## write and read under random faults, then compare (MINUTES=30, SEED=7)
+	@$(python) -m tests.soak --minutes '$(or $(MINUTES),30)' \
 		$(if $(SEED),--seed '$(SEED)') $(if $(TOPOLOGY),--topology '$(TOPOLOGY)')
 
-check: $(stamp) ## ruff (lint, format) and mypy
+check: $(stamp) ## run ruff (lint and format), mypy and the import contracts
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/mypy
+	@$(venv)/bin/lint-imports --no-logo --no-cache
 
-docs: $(stamp) ## write the parts of the documents that come from the code
+docs: $(stamp) ## regenerate the parts of the documents that come from the code
 	@$(python) -m docs.generate
 
-format: $(stamp) ## let ruff format and mend the code
+format: $(stamp) ## format the code and apply the fixes of ruff
 	@$(venv)/bin/ruff format
 	@$(venv)/bin/ruff check --fix
 
-bench: $(if $(QUICK),,java) $(stamp) ## measure all, into docs/performance.md (QUICK=1, ONLY="reader spark")
+bench: $(if $(QUICK),,java) $(stamp) ## run the benchmarks, write docs/internals/performance.md (QUICK=1, ONLY="reader spark")
 	@$(python) -m benchmarks $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
 
-clean: ## remove .venv and all that tools have left
+clean: ## remove .venv and the files that tools created
 	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target .servers .sparks \
 		spark-warehouse metastore_db derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Before the packages are fetched, which takes minutes.
+# Runs before the packages are installed, which takes minutes.
 java:
 	@found=$$($(find_python)); [ -z "$$found" ] || $$found $(preflight) java
 
 $(stamp): pyproject.toml
 	@found=$$($(find_python)); \
 	if [ -z "$$found" ]; then \
-		echo '$(if $(PYTHON),$(PYTHON) is no Python 3.10 or newer that runs: name another one (`make setup PYTHON=python3.12`),No Python 3.10 or newer was found: install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or name it (`make setup PYTHON=/path/to/python3.12`)).' >&2; \
+		echo '$(if $(PYTHON),could not set up $(venv): $(PYTHON) is not a working Python 3.10 or newer; set another one (`make setup PYTHON=python3.12`),could not set up $(venv): no Python 3.10 or newer was found; install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or set its path (`make setup PYTHON=/path/to/python3.12`))' >&2; \
 		exit 1; \
 	fi; \
 	$$found $(preflight) venv || exit 1; \
 	echo "Setting up $(venv) with $$($$found --version): the packages take a few minutes the first time."; \
 	$$found -m venv $(venv) && \
 	$(python) -m pip --disable-pip-version-check install --quiet --editable '.[dev]' || { \
-		echo 'The packages could not be installed (see above): is a package index such as PyPI reachable?' >&2; \
+		echo 'could not install the packages (see above): is a package index such as PyPI reachable?' >&2; \
 		exit 1; \
 	}
 	@touch $(stamp)

@@ -1,5 +1,5 @@
-"""Lets Spark find ``format("nats_kv")`` by itself: it looks into modules named ``pyspark_*``."""
+"""Makes ``format("nats_kv")`` available: Spark loads every module named ``pyspark_*``."""
 
-from nats_stream_source.source.kv import NatsKvDataSource as DefaultSource
+from nats_stream_source.spark.datasource import NatsKvDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,5 +1,5 @@
-"""Lets Spark find ``format("nats_stream")`` by itself, as ``pyspark_nats_kv`` does."""
+"""Makes ``format("nats_stream")`` available, as ``pyspark_nats_kv`` does for ``nats_kv``."""
 
-from nats_stream_source.source.stream import NatsStreamDataSource as DefaultSource
+from nats_stream_source.spark.datasource import NatsStreamDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,1 +1,1 @@
-"""Benchmarks: every figure is a ratio of two things measured alternately within one run."""
+"""Benchmarks: each figure is a ratio of two measurements that alternate within one run."""

@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.growth [--quick] [--json FILE]``
 
-Without Spark, through the interface that Spark calls: one process plans a query's only micro-batch
-(``initialOffset``, ``latestOffset``, ``partitions``), then as many processes as there are cores
-read the splits, each the next one that is left. Requests are counted by the server. Memory is the
-most that a process ever had resident; ``base`` is what it had before it was asked for anything.
+Runs without Spark, through the interface that Spark calls. One process plans the query's only
+micro-batch (``initialOffset``, ``latestOffset``, ``partitions``); then one process per core reads
+splits from a common queue. The server counts the requests. Memory is the maximum resident size of a
+process; ``base`` is its resident size before the first call.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.entries import entries, fill_bucket
-from benchmarks.machine import Others, machine
+from benchmarks.support.bucket_data import entries, fill_bucket
+from benchmarks.support.machine import OtherProcesses, machine
 from nats_stream_source.embedded import NatsServer, free_port
-from nats_stream_source.source.kv import NatsKvDataSource
-from nats_stream_source.source.runtime import drop_kept_runners
-from nats_stream_source.source.streaming import StreamReader
+from nats_stream_source.spark.datasource import NatsKvDataSource
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.stream_reader import StreamReader
 
 MESSAGES = (100_000, 1_000_000, 10_000_000)
 SPLITS = (1, 4, 16, 64)
@@ -97,7 +97,7 @@ def measure(rows: int, keys: int, splits: Sequence[int]) -> list[Result]:
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         for wanted in splits:
             asked = {**options, "minPartitions": str(wanted)} if wanted > 1 else options
-            with Others() as others:
+            with OtherProcesses() as others:
                 results.append(_one(asked, rows, keys, wanted, monitoring))
             results[-1].others.update(others.as_dict())
     return results
@@ -165,7 +165,7 @@ def read(options: dict[str, str], split: InputPartition) -> Read:
 
 def _ready(seconds: float) -> None:
     # The reader keeps its connection for the process's next task; a worker of ours ends in order.
-    multiprocessing.util.Finalize(None, drop_kept_runners, exitpriority=10)
+    multiprocessing.util.Finalize(None, close_cached_runners, exitpriority=10)
     # Long enough for every process of the pool to take one of these.
     time.sleep(seconds)
 
@@ -217,15 +217,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a hundredth of the messages")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = Console(highlight=False)
-    place = machine()
-    console.print(str(place))
-    results = measure_all(0.01 if given.quick else 1.0)
+    host = machine()
+    console.print(str(host))
+    results = measure_all(0.01 if options.quick else 1.0)
     console.print(table(results))
-    if given.json is not None:
-        shown = {"machine": place.as_dict(), "growth": [one.as_dict() for one in results]}
-        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+    if options.json is not None:
+        shown = {"machine": host.as_dict(), "growth": [one.as_dict() for one in results]}
+        options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

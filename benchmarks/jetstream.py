@@ -1,4 +1,4 @@
-"""The JetStream layer beside a bare socket and beside nats-py, all doing the same thing.
+"""The JetStream client compared with a bare socket and with nats-py, for the same operations.
 
 ``python -m benchmarks.jetstream [--quick] [--json FILE]``
 
@@ -15,8 +15,9 @@ put              many in flight,       ``Publisher.send``, all PubAcks    ``publ
                  PubAcks counted       awaited                            PubAcks awaited
 ===============  ====================  =================================  =======================
 
-They take turns on one server; rates are medians in messages a second. nats-py gets fewer messages
-where it would take minutes, which is no disadvantage: its rate does not grow with their number.
+The three clients alternate on one server; rates are medians in messages per second. nats-py reads
+fewer messages in operations that would take minutes. This does not reduce its rate, which does not
+grow with the number of messages.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from nats.aio.client import Client
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.entries import SIZE, entries, fill_bucket
-from benchmarks.machine import Others, machine
-from benchmarks.raw import RawConnection, drain, fill
+from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
+from benchmarks.support.machine import OtherProcesses, machine
+from benchmarks.support.raw_connection import RawConnection, drain, fill
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.connection import Connection, ConnectionSettings
-from nats_stream_source.jetstream.direct_get import DirectGet
-from nats_stream_source.jetstream.key_value import KeyValue
-from nats_stream_source.jetstream.link import SharedLink
-from nats_stream_source.jetstream.ordered import OrderedReader
-from nats_stream_source.jetstream.publish import Publisher
-from nats_stream_source.jetstream.range_request import RangeRequest
-from nats_stream_source.jetstream.subscribe import subscribe
+from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
 
 BARE = "bare socket"
 NATS_PY = "nats-py"
@@ -64,7 +65,7 @@ Way = Callable[[], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Messages a second of one way of doing something; ``lost`` by it, over all rounds."""
+    """The rate of one client for one operation; ``lost`` messages are those of all rounds."""
 
     what: str
     way: str
@@ -79,13 +80,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All results, and what else ran meanwhile."""
+    """All results, and the load of other processes."""
 
     results: list[Result]
     others: dict[str, float]
 
     def ratio(self, one: Result, over: str) -> float:
-        """The rate of ``one`` over that of the way ``over`` of the same thing."""
+        """The rate of ``one`` divided by that of the client ``over`` for the same operation."""
         (other,) = (o for o in self.results if o.what == one.what and o.way == over)
         return one.rate / other.rate
 
@@ -102,9 +103,9 @@ class Outcome:
 
 
 async def measure(rows: int, rounds: int) -> Outcome:
-    """Fill two buckets, a small one for what is slow, and let all ways take turns."""
+    """Fill two buckets, a small one for slow clients, and alternate all clients."""
     few = max(rows // 10, 1)
-    with NatsServer() as server, Others() as others:
+    with NatsServer() as server, OtherProcesses() as others:
         fill_bucket(server.port, "bench", entries(rows, max(rows // 10, 1)), history=64)
         fill_bucket(server.port, "few", entries(few, max(few // 10, 1)), history=64)
         expected = await asyncio.to_thread(drain, server.port, "KV_bench", rows)
@@ -113,14 +114,14 @@ async def measure(rows: int, rounds: int) -> Outcome:
         try:
             results: list[Result] = []
             for what, ways in _ways(server.port, rows, few, expected, connection, client).items():
-                results += await _turns(what, ways, rounds)
+                results += await _alternate(what, ways, rounds)
         finally:
             await client.close()
             await connection.close()
     return Outcome(results, others.as_dict())
 
 
-async def _turns(what: str, ways: dict[str, tuple[int, Way]], rounds: int) -> list[Result]:
+async def _alternate(what: str, ways: dict[str, tuple[int, Way]], rounds: int) -> list[Result]:
     rates: dict[str, list[float]] = {}
     lost = dict.fromkeys(ways, 0)
     for _ in range(rounds):
@@ -183,7 +184,7 @@ def _bare_direct(port: int, rows: int) -> int:
         for first in range(1, rows + 1, _PAGE):
             body = b'{"seq":%d,"batch":%d,"next_by_subj":"$KV.bench.>"}' % (first, _PAGE)
             connection.send(b"PUB $JS.API.DIRECT.GET.KV_bench _D %d\r\n%s\r\n" % (len(body), body))
-            # An EOB's status line stands in the last bytes of what has come.
+            # The status line of the EOB is in the last bytes received.
             tail = b""
             while b"NATS/1.0 204 EOB" not in tail:
                 count = connection.socket.recv_into(buffer)
@@ -242,7 +243,7 @@ async def _nats_py_watch(client: Client) -> int:
             try:
                 entry = await watcher.updates(timeout=2)  # type: ignore[no-untyped-call]
             except nats.errors.TimeoutError:
-                break  # it has lost messages, and waits for those
+                break  # nats-py lost messages and waits for them
             if entry is None:
                 break
             count += 1
@@ -267,7 +268,7 @@ async def _ordered(jetstream: JetStream, rows: int) -> int:
 async def _ordered_frames(jetstream: JetStream, rows: int) -> int:
     created = (await jetstream.stream_info("KV_bench")).created
     request = RangeRequest(stream="KV_bench", created=created, start=0, end=rows)
-    reader = OrderedReader(SharedLink(jetstream.connection), request)
+    reader = OrderedReader(SharedConnection(jetstream.connection), request)
     count = 0
     async for frames in reader.batches():
         count += len(frames)
@@ -312,7 +313,7 @@ async def _put(connection: Connection, few: int) -> int:
 
 
 async def _nats_py_put(client: Client, few: int) -> int:
-    # One context for each: what a message under way is awaited by is kept in it.
+    # One context for all messages, since it keeps the futures of those in flight.
     jetstream = client.jetstream()
     count = 0
     values = _values(few)
@@ -327,7 +328,7 @@ async def _nats_py_put(client: Client, few: int) -> int:
 
 def table(outcome: Outcome) -> Table:
     """The results for a terminal."""
-    shown = Table("what", "way", "messages", "rate", "÷ bare socket", "÷ nats-py", "lost")
+    shown = Table("operation", "client", "messages", "rate", "÷ bare socket", "÷ nats-py", "lost")
     for one in outcome.results:
         shown.add_row(
             one.what,
@@ -348,16 +349,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer messages, one round")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = Console(highlight=False)
-    place = machine()
-    console.print(str(place))
-    rows, rounds = (50_000, 1) if given.quick else (given.rows, given.rounds)
+    host = machine()
+    console.print(str(host))
+    rows, rounds = (50_000, 1) if options.quick else (options.rows, options.rounds)
     outcome = asyncio.run(measure(rows, rounds))
     console.print(table(outcome))
-    if given.json is not None:
-        shown = {"machine": place.as_dict(), "jetstream": outcome.as_dict()}
-        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+    if options.json is not None:
+        shown = {"machine": host.as_dict(), "jetstream": outcome.as_dict()}
+        options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

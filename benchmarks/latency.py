@@ -1,10 +1,10 @@
-"""How long an entry takes from its put to ``foreachBatch``.
+"""The latency of an entry from its put to ``foreachBatch``.
 
 ``python -m benchmarks.latency [--rate 100 ...] [--seconds 20] [--json FILE]``
 
-Another process puts entries at a steady rate, each with the time of its put; a query with the
-default trigger hands micro-batches to ``foreachBatch``, which takes the rows to the driver as Arrow
-and looks at the clock. Percentiles over all entries but those of the first quarter.
+Another process puts entries at a constant rate, each with the time of its put. A query with the
+default trigger passes micro-batches to ``foreachBatch``, which collects the rows on the driver as
+Arrow and reads the clock. The percentiles exclude the first quarter of the entries.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.entries import fill_bucket
-from benchmarks.machine import Others, machine
-from benchmarks.raw import RawConnection
-from benchmarks.session import spark_session
+from benchmarks.support.bucket_data import fill_bucket
+from benchmarks.support.machine import OtherProcesses, machine
+from benchmarks.support.raw_connection import RawConnection
+from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 
 RATES = (100, 1_000, 10_000)
@@ -95,7 +95,7 @@ def measure(spark: SparkSession, rate: int, seconds: float) -> Result:
             query.processAllAvailable()
             spawned = multiprocessing.get_context("spawn")
             writing = spawned.Process(target=put_steadily, args=(server.port, rate, count))
-            with Others() as others:
+            with OtherProcesses() as others:
                 writing.start()
                 writing.join()
                 deadline = time.monotonic() + _DEADLINE
@@ -122,19 +122,19 @@ def table(results: Sequence[Result]) -> Table:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rate", type=int, action="append", help="puts a second (repeatable)")
+    parser.add_argument("--rate", type=int, action="append", help="puts per second (repeatable)")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = Console(highlight=False)
-    place = machine()
-    console.print(str(place))
+    host = machine()
+    console.print(str(host))
     with spark_session() as spark:
-        results = [measure(spark, rate, given.seconds) for rate in given.rate or RATES]
+        results = [measure(spark, rate, options.seconds) for rate in options.rate or RATES]
     console.print(table(results))
-    if given.json is not None:
-        shown = {"machine": place.as_dict(), "latency": [one.as_dict() for one in results]}
-        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+    if options.json is not None:
+        shown = {"machine": host.as_dict(), "latency": [one.as_dict() for one in results]}
+        options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What a small micro-batch of ``nats_kv`` costs beyond that of an empty Python source.
+"""The cost of a small micro-batch of ``nats_kv`` beyond that of an empty Python source.
 
 ``python -m benchmarks.microbatch [--batches 100] [--quick] [--json FILE]``
 
-Both queries run in one session into the no-op sink and take turns: one entry is put, its batch
-awaited, the empty source is given something to do, its batch awaited. Compared are the times that
-Spark itself takes for the batches (``triggerExecution``), at the median. Measured on a bucket of
-10,000 keys, and on one of 500,000 keys of whose sequences 90 % are holes, where creating a consumer
-and ranks are dear (DESIGN 3.5).
+Both queries run in one session with the no-op sink and alternate: put one entry, wait for its
+batch, trigger the empty source, wait for its batch. The benchmark compares the medians of Spark's
+own times of the batches (``triggerExecution``). It runs on a bucket of 10,000 keys, and on a bucket
+of 500,000 keys in which 90 % of the sequences were removed, so that creating a consumer and
+counting messages with Direct Get are slow.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.empty_source import EmptySource
-from benchmarks.entries import entries, fill_bucket
-from benchmarks.machine import Others, machine
-from benchmarks.raw import fill
-from benchmarks.session import spark_session
+from benchmarks.support.bucket_data import entries, fill_bucket
+from benchmarks.support.empty_source import EmptySource
+from benchmarks.support.machine import OtherProcesses, machine
+from benchmarks.support.raw_connection import fill
+from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 
-_UNCOUNTED = 10  # batches of each query before the counted ones
+_WARM_UP = 10  # batches of each query before the counted ones
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What the bucket was filled with: ``writes`` entries on ``keys`` keys, one revision kept."""
+    """A bucket with one revision per key, filled with ``writes`` entries on ``keys`` keys."""
 
     keys: int
     writes: int
 
     @property
     def holes(self) -> float:
-        """The part of the sequences whose messages are gone."""
+        """The share of sequences without a message."""
         return 1 - self.keys / self.writes
 
 
@@ -52,15 +52,15 @@ SMALL = Bucket(10_000, 10_000)
 HOLES = Bucket(500_000, 5_000_000)
 
 
-def chosen(quick: bool) -> list[Bucket]:
-    """The buckets to measure on; a tenth of their size for a quick look."""
+def benchmark_buckets(quick: bool) -> list[Bucket]:
+    """The buckets to measure on; with ``quick`` a tenth of their size."""
     share = 10 if quick else 1
     return [Bucket(one.keys // share, one.writes // share) for one in (SMALL, HOLES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds at the median; ``parts`` are Spark's own names for what a batch consists of."""
+    """Median milliseconds; the keys of ``parts`` are Spark's names of a batch's phases."""
 
     bucket: Bucket
     batches: int
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def extra(self) -> float:
-        """What ``nats_kv`` costs more, in milliseconds."""
+        """The difference of ``nats_kv`` and the empty source, in milliseconds."""
         return self.nats - self.empty
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def measure(spark: SparkSession, bucket: Bucket, batches: int) -> Result:
             queries.append(_start(spark, "nats_kv", options, scratch))
             queries.append(_start(spark, "empty_bench", {"path": str(grows)}, scratch))
             nats, empty = queries
-            with Others() as others:
-                for i in range(batches + _UNCOUNTED):
+            with OtherProcesses() as others:
+                for i in range(batches + _WARM_UP):
                     fill(server.port, [(f"$KV.bench.key.{i % bucket.keys}", b"", b"v" * 128)])
                     nats.processAllAvailable()
                     with grows.open("ab") as file:
@@ -129,8 +129,8 @@ def _start(
 
 def _parts(query: StreamingQuery, batches: int) -> dict[str, float]:
     full = [one["durationMs"] for one in query.recentProgress if one["numInputRows"]]
-    if len(full) < batches + _UNCOUNTED:
-        raise RuntimeError(f"{len(full)} batches with rows, not {batches + _UNCOUNTED}")
+    if len(full) < batches + _WARM_UP:
+        raise RuntimeError(f"{len(full)} batches with rows, not {batches + _WARM_UP}")
     counted = full[-batches:]
     return {name: statistics.median(one[name] for one in counted) for name in counted[0]}
 
@@ -160,17 +160,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="a tenth of the keys")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    buckets = chosen(given.quick)
+    options = parser.parse_args(arguments)
+    buckets = benchmark_buckets(options.quick)
     console = Console(highlight=False)
-    place = machine()
-    console.print(str(place))
+    host = machine()
+    console.print(str(host))
     with spark_session() as spark:
-        results = [measure(spark, bucket, given.batches) for bucket in buckets]
+        results = [measure(spark, bucket, options.batches) for bucket in buckets]
     console.print(table(results))
-    if given.json is not None:
-        shown = {"machine": place.as_dict(), "microbatch": [one.as_dict() for one in results]}
-        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+    if options.json is not None:
+        shown = {"machine": host.as_dict(), "microbatch": [one.as_dict() for one in results]}
+        options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What does planning cost? Micro-batches of a large bucket of mostly holes, and an idle query.
+"""The cost of planning: micro-batches of a large, mostly compacted bucket, and an idle query.
 
 ``python -m benchmarks.planner [--quick] [--json FILE] [--store DIRECTORY] [--rounds 20]``
 
-A bucket with 1,000,000 keys is filled with 10,000,000 random overwrites (one revision a key, so
-that nine tenths of all sequences are holes, most of them at the beginning). Then micro-batches are
-planned from several places, without a filter, with one narrow filter and with fifty: where no limit
-can bind, and where one does. Each figure is of ``Planner.latest`` and ``Planner.plans`` together,
-as Spark calls them.
+The benchmark fills a bucket of 1,000,000 keys with 10,000,000 random overwrites (one revision per
+key, so nine tenths of all sequences were removed, most of them at the start). Then it plans
+micro-batches from several start positions, without a filter, with one narrow filter and with fifty
+filters, with and without an effective limit. Each figure includes ``Planner.latest`` and
+``Planner.plans``, as Spark calls them.
 
-``--store`` keeps the bucket for the next run. Then it is another server process that has read it
-from the disk, and counts faster than the one that took the entries: 25 ms in place of 165 for a
-rank without a filter. So figures of a kept bucket are not those of a fresh one.
+``--store`` keeps the bucket for the next run. The next server process reads the bucket from disk
+and counts faster than the process that received the entries: 25 ms instead of 165 ms for a count
+without a filter. So the figures of a kept bucket differ from those of a new one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.big_bucket import BUCKET, KEYS, Requests, fill, planning
-from benchmarks.machine import Stopwatch, machine
-from benchmarks.steps import steps, within
+from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.planner_bucket import BUCKET, KEYS, Requests, fill, planning
+from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.link import Link
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
-from nats_stream_source.source.offsets import Offset
-from nats_stream_source.source.planner import Planner
+from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.planning.planner import Planner
 
 _SECONDS = 6.0  # of idling
 _LEAST_MESSAGES = 20_000  # of fewer, there would be no last 5000, nor two entries of each group
@@ -81,20 +81,21 @@ async def planned(
         newest: the sequence of the last message that matches. Where the limit would not bind any
             more before it, another planner begins anew: this one would remember.
     """
+    limits = {} if limit is None else {"maxRowsPerTrigger": str(limit)}
     took: list[float] = []
     asked = splits = rows = 0
     at = max(0, min(at, newest - rounds))
     furthest = min(newest - 1, newest if limit is None else newest - (newest - at) // 10)
     with Requests() as requests:
         while len(took) < rounds:
-            async with planning(url, keys=KEYS[filters]) as planner:
-                first = await planner.initial()
+            async with planning(url, keys=KEYS[filters], **limits) as planner:
+                first = await planner.initial_offset()
                 start = replace(first, origin=at, stream_seq=at)
                 while len(took) < rounds and start.stream_seq <= furthest:
                     requests.count = 0
                     began = time.perf_counter()
-                    end = await planner.latest(start, limit)
-                    plans = await planner.plans(start, end)
+                    end = await planner.latest_offset(start)
+                    plans = await planner.splits(start, end)
                     took.append((time.perf_counter() - began) * 1e3)
                     asked += requests.count
                     if end == start:
@@ -124,7 +125,7 @@ async def resting(server: NatsServer, filters: str, writes: int) -> Resting:
 
     with Requests() as requests:
         async with planning(server.url, clock, keys=KEYS[filters]) as planner:
-            start = await planner.latest(await planner.initial(), None)
+            start = await planner.latest_offset(await planner.initial_offset())
             for _ in range(3):
                 start = await _ask(planner, start)
                 shift += 30  # a silence in which looks have become rare
@@ -154,7 +155,7 @@ async def resting(server: NatsServer, filters: str, writes: int) -> Resting:
 
 
 async def _ask(planner: Planner, start: Offset) -> Offset:
-    end = await planner.latest(start, None)
+    end = await planner.latest_offset(start)
     await asyncio.sleep(0.01)
     return end
 
@@ -170,7 +171,7 @@ async def _write(server: NatsServer, writes: int, over: asyncio.Event) -> None:
     """
     if not writes:
         return
-    link = Link(kv_options({"servers": server.url, "bucket": BUCKET}).connection)
+    link = ReusableConnection(kv_options({"servers": server.url, "bucket": BUCKET}).connection)
     try:
         connection = await link.connection()
         began, written = time.perf_counter(), 0
@@ -195,24 +196,24 @@ async def _measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list
     cases: list[tuple[str, str, int, int, int | None]] = []
     for filters, few in (("none", 10_000), ("one narrow", 20), ("fifty", 1000)):
         async with planning(server.url, keys=KEYS[filters]) as planner:
-            first = await planner.initial()
-            newest = (await planner.latest(first, None)).stream_seq
+            first = await planner.initial_offset()
+            newest = (await planner.latest_offset(first)).stream_seq
         last = first.initial_through
         for where, at in (("beginning", 0), ("half", last // 2), ("99 %", last // 100 * 99)):
             cases += [(filters, where, at, newest, limit) for limit in (None, few)]
         cases.append((filters, "last 5000", last - 5000, newest, None))
     plans, rests = [], []
-    with steps("planning", len(cases)) as step:
+    with progress("planning", len(cases)) as step:
         for case in cases:
             what = f"planning with filters: {case[0]}, from: {case[1]}, limit: {case[4]},"
             work = planned(server.url, *case, rounds)
-            plans.append(await within(_ROUND_SECONDS * rounds, what, work))
+            plans.append(await with_timeout(_ROUND_SECONDS * rounds, what, work))
             step(1)
     idle = [(filters, 0) for filters in KEYS] + [("one narrow", 200), ("fifty", 200)]
-    with steps("idling", len(idle)) as step:
+    with progress("idling", len(idle)) as step:
         for filters, writes in idle:
             what = f"idling with filters: {filters}, {writes} writes a second,"
-            rests.append(await within(_IDLE_SECONDS, what, resting(server, filters, writes)))
+            rests.append(await with_timeout(_IDLE_SECONDS, what, resting(server, filters, writes)))
             step(1)
     return plans, rests
 
@@ -250,27 +251,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a bucket of 200,000 messages")
     parser.add_argument("--messages", type=int)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--store", type=Path, help="where the bucket is, or is kept")
+    parser.add_argument(
+        "--store", type=Path, help="the directory of a kept bucket, created if missing"
+    )
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    messages = given.messages or (200_000 if given.quick else 10_000_000)
-    if messages < _LEAST_MESSAGES or given.rounds < 1:
+    options = parser.parse_args(arguments)
+    messages = options.messages or (200_000 if options.quick else 10_000_000)
+    if messages < _LEAST_MESSAGES or options.rounds < 1:
         parser.error(f"at least {_LEAST_MESSAGES:,} messages and one round")
     console = Console()
-    place = machine()
-    console.print(str(place), highlight=False)
-    with NatsServer(store=given.store) as server:
+    host = machine()
+    console.print(str(host), highlight=False)
+    with NatsServer(store=options.store) as server:
         fill(server, messages, messages // 10)
-        plans, rests = measure(server, given.rounds)
+        plans, rests = measure(server, options.rounds)
     for table in tables(plans, rests):
         console.print(table)
-    if given.json:
+    if options.json:
         results = {
-            "machine": place.as_dict(),
+            "machine": host.as_dict(),
             "planned": [asdict(one) for one in plans],
             "resting": [asdict(one) for one in rests],
         }
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

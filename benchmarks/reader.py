@@ -1,12 +1,12 @@
-"""How fast is one reader? A range of a bucket into Arrow, against a bare socket and nats-py.
+"""The rate of one reader: a range of a bucket into Arrow, compared with a bare socket and nats-py.
 
 ``python -m benchmarks.reader [--quick] [--json FILE] [--size 128 ...] [--rounds 5]``
 
-For every size of value, with and without headers, a fresh bucket on a fresh server is filled. Then
-in turns, several rounds: the bare socket (a push consumer whose bytes are received into one buffer
-and counted, nothing is parsed) and the reader (``OrderedReader`` and the rows of ``nats_kv``; the
-record batches are counted and dropped). Server and reader share the cores. The ratio is that of
-the medians; both sides' CPU time a row shows where it comes from.
+For each value size, with and without headers, the benchmark fills a new bucket on a new server.
+Then two readers alternate for several rounds: the bare socket (a push consumer whose bytes are
+received into one buffer and counted, without parsing) and the reader (``OrderedReader`` and the
+rows of ``nats_kv``; the record batches are counted and dropped). Server and reader share the cores.
+The ratio is that of the medians; the CPU time per row of both processes explains it.
 
 In the same rounds nats-py reads fewer messages of the same kind: a push consumer whose messages go
 to a callback that counts them (``Client.subscribe``), and the KV watch with history.
@@ -34,26 +34,28 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import Machine, Stopwatch, machine
-from benchmarks.raw import Message, drain, fill
+from benchmarks.support.machine import Machine, Stopwatch, machine
+from benchmarks.support.raw_connection import Message, drain, fill
+from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.connection import ConnectionSettings
-from nats_stream_source.jetstream.link import Link
-from nats_stream_source.jetstream.ordered import OrderedReader
-from nats_stream_source.jetstream.range_request import RangeRequest
-from nats_stream_source.source.rows import kv_rows
-from nats_stream_source.source.runtime import Runner
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.options import kv_options
+from nats_stream_source.spark.formats.kv import KvFormat
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.reading.event_loop import Runner
 
 SIZES = (16, 128, 1024, 16384)
 _KEYS = 100_000
-_MOST_BYTES = 400 << 20
+_MAX_BYTES = 400 << 20
 _CALLBACK, _WATCH = 10, 100  # nats-py gets one message in so many by callback, by KV watch
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pass over the stream: rows a second, and CPU nanoseconds a row of both processes."""
+    """One pass over the stream: rows per second, and CPU nanoseconds a row of both processes."""
 
     rate: float
     own_cpu: float
@@ -64,8 +66,8 @@ class Run:
 class Result:
     """Medians of the rounds for one kind of message.
 
-    ``callback`` and ``watch`` are nats-py's messages a second, ``watch_lost`` how many of its KV
-    watch never came, of all rounds; ``rounds`` the ratios of the single rounds.
+    ``callback`` and ``watch`` are nats-py's messages per second, ``watch_lost`` how many of its KV
+    watch were not delivered in all rounds, ``rounds`` the ratios of the single rounds.
     """
 
     size: int
@@ -85,7 +87,7 @@ class Result:
 
     @property
     def cpu_ratio(self) -> float:
-        """The ratio where both cores are full: by CPU of both processes, whatever ran besides."""
+        """The ratio if both cores are busy, by CPU time of both, independent of other processes."""
         bare, reader = self.bare, self.reader
         return (bare.own_cpu + bare.server_cpu) / (reader.own_cpu + reader.server_cpu)
 
@@ -105,10 +107,10 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
     Args:
         size: bytes of every value.
         headers: whether every message has a header.
-        rows: how many messages; fewer where the values are large.
+        rows: how many messages; fewer if the values are large.
     """
-    rows = min(rows, _MOST_BYTES // (size + 120))
-    with _patient_server() as server:
+    rows = min(rows, _MAX_BYTES // (size + 120))
+    with _server_for_slow_clients() as server:
         stream, created = _fill(server, "bench", size, headers, rows)
         watched = max(rows // _WATCH, 1)
         _fill(server, "few", size, headers, watched)
@@ -120,7 +122,7 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
         lost = 0
         runner = Runner(ConnectionSettings(servers=(server.url,)))
         try:
-            _read(runner, stream, created, rows)  # what is made once: connection, imports
+            _read(runner, stream, created, rows)  # warm-up: connection, imports
             for _ in range(rounds):
                 with Stopwatch(server.pid) as watch:
                     drain(server.port, stream, rows, expected)
@@ -149,8 +151,8 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
 
 
 @contextmanager
-def _patient_server() -> Iterator[NatsServer]:
-    # The bare socket answers no flow control: with the usual 64 MB the server hangs up on it.
+def _server_for_slow_clients() -> Iterator[NatsServer]:
+    # The bare socket ignores flow control: with the default 64 MB the server would disconnect it.
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         config = Path(scratch, "server.conf")
         config.write_text("max_pending: 1GB\n")
@@ -170,7 +172,7 @@ def _fill(server: NatsServer, bucket: str, size: int, headers: bool, rows: int) 
     stream = f"KV_{bucket}"
 
     async def create() -> str:
-        link = Link(ConnectionSettings(servers=(server.url,)))
+        link = ReusableConnection(ConnectionSettings(servers=(server.url,)))
         try:
             config = {
                 "name": stream,
@@ -192,7 +194,7 @@ def _fill(server: NatsServer, bucket: str, size: int, headers: bool, rows: int) 
 
 
 def _messages(bucket: str, size: int, headers: bool, rows: int) -> Iterator[Message]:
-    # Bytes of all kinds, line ends too: text without them would be easier to cut than real values.
+    # Random bytes with line ends: text without line ends would be faster to frame than real values.
     values = [random.Random(i).randbytes(size) for i in range(64)]
     for i in range(rows):
         block = b"NATS/1.0\r\nNats-Expected-Stream: %s\r\nTrace: %012d\r\n\r\n"
@@ -201,19 +203,13 @@ def _messages(bucket: str, size: int, headers: bool, rows: int) -> Iterator[Mess
 
 
 def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
+    query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "bench"}))
+    split = Split(stream, created, "$KV.bench.", (), 0, rows, 0)
     request = RangeRequest(stream=stream, created=created, start=0, end=rows)
-    reader = OrderedReader(runner.link, request)
+    reader = OrderedReader(runner.connection, request)
     count = 0
     for frames in runner.iterate(reader.batches()):
-        batch = kv_rows(
-            frames,
-            bucket="bench",
-            prefix="$KV.bench.",
-            stream_created=created,
-            initial_through=0,
-            meta_only=False,
-            ignore_deletes=False,
-        )
+        batch = query.record_batch(frames, split)
         count += batch.num_rows
     if count != rows or reader.cursor.rebuilds:
         raise RuntimeError(f"{count} rows of {rows}: {reader!r}")
@@ -225,7 +221,7 @@ def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
 def _with_nats_py(
     server: NatsServer, work: Callable[[Client], Awaitable[tuple[int, float]]]
 ) -> tuple[int, float]:
-    """How many messages came, and how many a second; connecting is not counted."""
+    """The number of messages and their rate, without the time to connect."""
 
     async def run() -> tuple[int, float]:
         client = await nats.connect(server.url)
@@ -249,7 +245,7 @@ async def _callback(client: Client, rows: int) -> tuple[int, float]:
 
     began = time.perf_counter()
     inbox = client.new_inbox()
-    # No limit: what is over one would be dropped, and waited for in vain.
+    # Without a limit: messages above it would be dropped.
     await client.subscribe(inbox, cb=received, pending_msgs_limit=0, pending_bytes_limit=0)
     config = {
         "deliver_subject": inbox,
@@ -260,7 +256,7 @@ async def _callback(client: Client, rows: int) -> tuple[int, float]:
     request = json.dumps({"stream_name": "KV_bench", "config": config}).encode()
     answer = json.loads((await client.request("$JS.API.CONSUMER.CREATE.KV_bench", request)).data)
     if "error" in answer:
-        raise RuntimeError(f"no consumer for nats-py: {answer['error']}")
+        raise RuntimeError(f"could not create the consumer of nats-py: {answer['error']}")
     await asyncio.wait_for(done.wait(), 60)
     return count, count / (time.perf_counter() - began)
 
@@ -275,15 +271,15 @@ async def _watch(client: Client, expected: int) -> tuple[int, float]:
             try:
                 entry = await watcher.updates(timeout=2)  # type: ignore[no-untyped-call]
             except nats.errors.TimeoutError:
-                break  # it has lost messages, and waits for those
+                break  # nats-py lost messages and waits for them
             if entry is None:
-                continue  # it may say so before the entries, where they were fast
+                continue  # the end of the initial values may precede fast entries
             count += 1
             last = time.perf_counter()
     finally:
         await watcher.stop()  # type: ignore[no-untyped-call]
     if not count:
-        raise RuntimeError(f"nats-py's watch brought none of {expected} entries")
+        raise RuntimeError(f"nats-py's watch received 0 of {expected} entries")
     return count, count / (last - began)
 
 
@@ -329,25 +325,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--headers", choices=["no", "yes", "both"], default="both")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    sizes = given.size or ([128] if given.quick else SIZES)
-    rounds = given.rounds or (3 if given.quick else 7)
-    rows = min(given.rows, 200_000) if given.quick else given.rows
-    kinds = {"no": [False], "yes": [True], "both": [False, True]}[given.headers]
+    options = parser.parse_args(arguments)
+    sizes = options.size or ([128] if options.quick else SIZES)
+    rounds = options.rounds or (3 if options.quick else 7)
+    rows = min(options.rows, 200_000) if options.quick else options.rows
+    kinds = {"no": [False], "yes": [True], "both": [False, True]}[options.headers]
     console = Console()
-    place: Machine = machine()
-    console.print(str(place), highlight=False)
+    host: Machine = machine()
+    console.print(str(host), highlight=False)
     began = time.perf_counter()
     results = [measure(size, headers, rounds, rows) for size in sizes for headers in kinds]
     console.print(table(results))
     console.print(
         f"CPU: own + server's, of the bare socket and of the reader; "
-        f"{time.perf_counter() - began:.0f} s in all",
+        f"{time.perf_counter() - began:.0f} s in total",
         highlight=False,
     )
-    if given.json is not None:
-        outcome = {"machine": place.as_dict(), "reader": [one.as_dict() for one in results]}
-        given.json.write_text(json.dumps(outcome, indent=1) + "\n")
+    if options.json is not None:
+        outcome = {"machine": host.as_dict(), "reader": [one.as_dict() for one in results]}
+        options.json.write_text(json.dumps(outcome, indent=1) + "\n")
     for one in results:
         if one.size == 128 and not one.headers:
             print(f"reader / bare socket, 128 B: {one.ratio:.2f}")

@@ -1,17 +1,17 @@
-"""Ways to read a small range, such as a micro-batch at a bucket's end.
+"""Methods to read a small range, such as a micro-batch at a bucket's end.
 
 ``python -m benchmarks.small_reads [--quick] [--json FILE]``
 
-A few entries are put, then the range that holds them is read in turns by
+The benchmark puts a few entries, then reads their range in turn with
 
-``consumer``      an ordered consumer, as the reader of a split does it;
-``direct``        one Direct Get for a batch from the range's first sequence on (ADR-31);
+``consumer``      an ordered consumer, as the split reader;
+``direct``        one Direct Get for a batch from the range's first sequence (ADR-31);
 ``by sequence``   the leader's ``STREAM.MSG.GET`` for each sequence of the range, all in flight;
 ``next``          the leader's ``STREAM.MSG.GET`` for the next message, one after the other.
 
-Each with no filter and with one that matches every entry but is not known to (``next`` and
-``direct`` need a subject; ``by sequence`` has none). Median milliseconds on a connection that is
-open.
+Each runs without a filter and with a filter that matches every entry (``next`` and ``direct``
+require a subject; ``by sequence`` does not support one). The figures are median milliseconds on an
+open connection.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.entries import entries, fill_bucket
-from benchmarks.machine import Others, cpu_seconds, machine
-from benchmarks.microbatch import Bucket, chosen
+from benchmarks.microbatch import Bucket, benchmark_buckets
+from benchmarks.support.bucket_data import entries, fill_bucket
+from benchmarks.support.machine import OtherProcesses, cpu_seconds, machine
+from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.connection import ConnectionSettings
-from nats_stream_source.jetstream.direct_request import ask
-from nats_stream_source.jetstream.link import Link
-from nats_stream_source.jetstream.ordered import OrderedReader
-from nats_stream_source.jetstream.range_request import RangeRequest
+from nats_stream_source.jetstream.direct_get.request import send_request
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 
 SPANS = (1, 10, 100, 1000)
 _STREAM = "KV_bench"
@@ -47,7 +47,7 @@ _ALL = "$KV.bench.>"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds at the median, and the server's CPU milliseconds, of one way."""
+    """Milliseconds at the median, and the server's CPU milliseconds, of one method."""
 
     bucket: Bucket
     place: str
@@ -65,10 +65,10 @@ async def measure(
     bucket: Bucket, rounds: int, spans: Sequence[int] = SPANS
 ) -> tuple[list[Result], dict[str, float]]:
     """Fill a bucket, then read ranges of ``spans`` sequences at its end and in its middle."""
-    with NatsServer() as server, Others() as others:
+    with NatsServer() as server, OtherProcesses() as others:
         pairs = entries(bucket.writes, bucket.keys, scattered=bucket.writes > bucket.keys)
         fill_bucket(server.port, "bench", pairs, history=1)
-        link = Link(ConnectionSettings(servers=(server.url,)))
+        link = ReusableConnection(ConnectionSettings(servers=(server.url,)))
         try:
             jetstream = JetStream(await link.connection())
             results: list[Result] = []
@@ -81,7 +81,7 @@ async def measure(
 
 
 async def _span(
-    link: Link,
+    link: ReusableConnection,
     jetstream: JetStream,
     pid: int,
     bucket: Bucket,
@@ -123,7 +123,7 @@ async def _span(
 
 
 def _ways(
-    link: Link, jetstream: JetStream, created: str, start: int, end: int
+    link: ReusableConnection, jetstream: JetStream, created: str, start: int, end: int
 ) -> dict[str, Callable[[], Awaitable[int]]]:
     return {
         "consumer": lambda: _consumer(link, created, start, end, ()),
@@ -136,7 +136,7 @@ def _ways(
 
 
 async def _consumer(
-    link: Link, created: str, start: int, end: int, filters: tuple[str, ...]
+    link: ReusableConnection, created: str, start: int, end: int, filters: tuple[str, ...]
 ) -> int:
     request = RangeRequest(stream=_STREAM, created=created, start=start, end=end, filters=filters)
     count = 0
@@ -149,7 +149,7 @@ async def _direct(jetstream: JetStream, start: int, end: int, subject: str | Non
     request: dict[str, Any] = {"seq": start + 1, "batch": end - start}
     if subject is not None:
         request["next_by_subj"] = subject
-    reply = await ask(jetstream.connection, f"DIRECT.GET.{_STREAM}", request)
+    reply = await send_request(jetstream.connection, f"DIRECT.GET.{_STREAM}", request)
     return sum(start < message.seq <= end for message in reply.page.messages())
 
 
@@ -190,24 +190,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="a tenth of the keys")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    buckets = chosen(given.quick)
+    options = parser.parse_args(arguments)
+    buckets = benchmark_buckets(options.quick)
     console = Console(highlight=False)
-    place = machine()
-    console.print(str(place))
+    host = machine()
+    console.print(str(host))
     results: list[Result] = []
     others = {}
     for bucket in buckets:
-        found, others[f"{bucket.keys:,} keys"] = asyncio.run(measure(bucket, given.rounds))
+        found, others[f"{bucket.keys:,} keys"] = asyncio.run(measure(bucket, options.rounds))
         results += found
     console.print(table(results))
-    if given.json is not None:
+    if options.json is not None:
         shown = {
-            "machine": place.as_dict(),
+            "machine": host.as_dict(),
             "others": others,
             "small_reads": [one.as_dict() for one in results],
         }
-        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+        options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

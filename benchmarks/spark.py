@@ -2,14 +2,14 @@
 
 ``python -m benchmarks.spark [--rows 1000000 ...] [--size 128 ...] [--no-kafka] [--json FILE]``
 
-The same values stand in a bucket (every revision is kept) and in two Kafka topics, one with a
-single partition and one with as many partitions as there are cores. A query with the trigger
-``availableNow`` takes all of it into the no-op sink or into Parquet. Time runs from ``start()`` to
-the query's end, with everything that a source does in between: connecting, starting Python workers,
-planning, reading. Beside it stands the time of the micro-batch alone (``addBatch``).
+The same values are in a bucket (with all revisions) and in two Kafka topics, one with a single
+partition and one with one partition per core. A query with the trigger ``availableNow`` reads them
+into the no-op sink or into Parquet. The time is from ``start()`` to the query's end and includes
+connecting, starting Python workers, planning and reading. The time of the micro-batch alone
+(``addBatch``) is reported too.
 
-*Warm*: the sources take turns in one session, after one run of each that is not counted; medians.
-*Cold*: the first query of a fresh session, the session's own start not counted.
+*Warm*: the sources alternate in one session, after one run of each that is not counted; medians.
+*Cold*: the first query of a new session, without the session's start.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.entries import SIZE, entries, fill_bucket, write_parquet
-from benchmarks.kafka import KafkaBroker, source_jars
-from benchmarks.machine import Others, cpu_by_role, machine
-from benchmarks.session import spark_session
+from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
+from benchmarks.support.kafka import KafkaBroker, source_jars
+from benchmarks.support.machine import OtherProcesses, cpu_by_role, machine
+from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 
 SINKS = ("noop", "parquet")
@@ -53,7 +53,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class FormatAdapter:
     """One run.
 
     Attributes:
@@ -69,7 +69,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One source into one sink. Rates are rows a second.
+    """One source into one sink. Rates are rows per second.
 
     Attributes:
         warm: the counted runs; ``cold``: the first query of a session, None when not measured.
@@ -78,8 +78,8 @@ class Result:
     source: str
     sink: str
     rows: int
-    warm: list[Query]
-    cold: Query | None
+    warm: list[FormatAdapter]
+    cold: FormatAdapter | None
 
     @property
     def rate(self) -> float:
@@ -131,7 +131,7 @@ class Outcome:
         }
 
 
-def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Query:
+def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> FormatAdapter:
     """One query over the whole backlog.
 
     Raises:
@@ -156,17 +156,17 @@ def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Quer
         if taken != rows:
             raise RuntimeError(f"{source.name} into {sink}: {taken:,} rows of {rows:,}")
         batch = sum(one["durationMs"].get("addBatch", 0) for one in progress) / 1000
-        return Query(seconds, batch, cpu)
+        return FormatAdapter(seconds, batch, cpu)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _cold(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> Query:
+def _cold(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> FormatAdapter:
     with spark_session(jars) as spark:
         return run_query(spark, source, sink, rows)
 
 
-def cold_query(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> Query:
+def cold_query(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> FormatAdapter:
     """The first query of a session in a process, and a JVM, of its own."""
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawned) as pool:
@@ -183,7 +183,7 @@ def measure(
     say: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Fill a server, and a broker with ``kafka``, and let the sources take turns on them."""
-    with ExitStack() as stack, Others() as others:
+    with ExitStack() as stack, OtherProcesses() as others:
         server = stack.enter_context(NatsServer())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         keys = max(rows // 10, 1)
@@ -195,7 +195,7 @@ def measure(
         if kafka:
             jars = source_jars()
             broker = stack.enter_context(KafkaBroker())
-        cold_runs: dict[tuple[str, str], Query] = {}
+        cold_runs: dict[tuple[str, str], FormatAdapter] = {}
         with spark_session(jars) as spark:
             if kafka:
                 write_parquet(scratch / "entries.parquet", entries(rows, keys, size))
@@ -203,7 +203,7 @@ def measure(
                     say(f"filling a Kafka topic of {partitions} partition(s)")
                     topic = _fill_topic(spark, broker, scratch / "entries.parquet", partitions)
                     sources.append(topic)
-            warm: dict[tuple[str, str], list[Query]] = {}
+            warm: dict[tuple[str, str], list[FormatAdapter]] = {}
             for sink in SINKS:
                 for turn in range(rounds + 1):
                     for source in sources:
@@ -275,30 +275,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, action="append", help="repeatable; default 1,000,000")
     parser.add_argument("--size", type=int, action="append", help="bytes of a value (repeatable)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-kafka", action="store_true", help="nats_kv alone")
-    parser.add_argument("--no-cold", action="store_true", help="no fresh sessions")
+    parser.add_argument("--no-kafka", action="store_true", help="run nats_kv only")
+    parser.add_argument("--no-cold", action="store_true", help="skip the cold queries")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    sizes = given.size or [SIZE]
+    options = parser.parse_args(arguments)
+    sizes = options.size or [SIZE]
     console = Console(highlight=False)
-    place = machine()
-    console.print(str(place))
+    host = machine()
+    console.print(str(host))
     outcomes = [
         measure(
             rows,
-            given.rounds if rows <= _MANY else min(given.rounds, 2),
+            options.rounds if rows <= _MANY else min(options.rounds, 2),
             size,
-            kafka=not given.no_kafka,
-            cold=not given.no_cold and rows <= _MANY and size == sizes[0],
+            kafka=not options.no_kafka,
+            cold=not options.no_cold and rows <= _MANY and size == sizes[0],
             say=lambda text: console.print(text, style="dim"),
         )
-        for rows in given.rows or [1_000_000]
+        for rows in options.rows or [1_000_000]
         for size in (sizes if rows <= _MANY else sizes[:1])
     ]
     console.print(table(outcomes))
-    if given.json is not None:
-        shown = {"machine": place.as_dict(), "spark": [one.as_dict() for one in outcomes]}
-        given.json.write_text(json.dumps(shown, indent=1) + "\n")
+    if options.json is not None:
+        shown = {"machine": host.as_dict(), "spark": [one.as_dict() for one in outcomes]}
+        options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":

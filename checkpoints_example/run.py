@@ -1,9 +1,9 @@
-"""What a checkpoint holds, and what it is good for: stop, restart, replay, lag.
+"""The files of a checkpoint, and their use: stop, restart, replay, lag.
 
     python checkpoints_example/run.py [DIRECTORY]
 
-Starts a server of its own, writes a few keys, and runs small queries over them. The checkpoint is
-kept in DIRECTORY when one is given.
+The example starts a server, writes a few keys, and runs small queries on them. It keeps the
+checkpoint in DIRECTORY if this argument is given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKET = "plant"
 
 
 async def write(url: str, entries: list[tuple[str, bytes | None]]) -> None:
-    """Put each value under its key, one after the other; None deletes the key."""
+    """Put each value to its key, one after the other; the value None deletes the key."""
     client = await nats.connect(url)
     config = KeyValueConfig(bucket=BUCKET, history=5, direct=True)
     bucket = await client.jetstream().create_key_value(config=config)
@@ -38,7 +38,7 @@ async def write(url: str, entries: list[tuple[str, bytes | None]]) -> None:
 
 
 def run(spark: SparkSession, url: str, checkpoint: Path, **options: Any) -> list[Any]:
-    """Read all that is there, print it batch by batch, stop; returns Spark's progress reports."""
+    """Read all entries, print them batch by batch, stop; returns Spark's progress reports."""
 
     def show(batch: DataFrame, batch_id: int) -> None:
         for row in batch.orderBy("revision").collect():
@@ -63,15 +63,15 @@ def run(spark: SparkSession, url: str, checkpoint: Path, **options: Any) -> list
 
 
 def offset(progress: Any, name: str) -> dict[str, Any]:
-    """One of a progress report's three offsets, which are texts of JSON."""
+    """One of a progress report's three offsets, which are JSON strings."""
     text = progress["sources"][0][name]
     return dict(json.loads(text)) if text else {}
 
 
 def lag(progress: Any) -> tuple[int, float | None]:
-    """How far the query is behind after this batch: in rows, and in seconds where that is known.
+    """The query's lag after this batch in rows, and in seconds if known.
 
-    The seconds lie between the writing of the batch's last entry and that of the bucket's.
+    The lag in seconds is the time between the batch's last entry and the bucket's last entry.
     """
     end, latest = offset(progress, "endOffset"), offset(progress, "latestOffset")
     rows = latest["consumer_seq"] - end["consumer_seq"]
@@ -81,13 +81,13 @@ def lag(progress: Any) -> tuple[int, float | None]:
 
 
 def written(time: str) -> datetime:
-    """An offset's time; the server has nanoseconds and drops zeros at their end."""
+    """An offset's timestamp; the server sends nanoseconds without trailing zeros."""
     seconds, _, fraction = time.rstrip("Z").partition(".")
     return datetime.fromisoformat(f"{seconds}.{fraction[:6]:0<6}+00:00")
 
 
 def print_checkpoint(checkpoint: Path) -> None:
-    """Every file of the checkpoint, and the source's line in the offset files."""
+    """Print each file of the checkpoint with one line: in offset files that of the source."""
     for file in sorted(checkpoint.rglob("*")):
         if file.is_file() and not file.name.startswith("."):
             lines = file.read_text().splitlines()
@@ -100,21 +100,23 @@ def main(work: Path, checkpoint: Path) -> None:
     with NatsServer(store=work / "nats") as server:
         spark = start_session("parquet", work / "spark.log", work / "warehouse")
         try:
-            print("1. A first run reads what the bucket holds.")
+            print("1. The first run reads the bucket.")
             asyncio.run(write(server.url, [("pump", b"on"), ("fan", b"off")]))
             run(spark, server.url, checkpoint)
 
-            print("2. It is stopped; meanwhile more is written. The second run goes on after it.")
+            print(
+                "2. More is written while it is stopped. The second run continues after the first."
+            )
             asyncio.run(write(server.url, [("pump", b"off"), ("fan", None), ("door", b"open")]))
             run(spark, server.url, checkpoint)
 
-            print("3. What the checkpoint holds now:")
+            print("3. The files of the checkpoint:")
             print_checkpoint(checkpoint)
 
-            print("4. A replay from revision 2 is a new query, with a checkpoint of its own.")
+            print("4. A replay from revision 2 is a new query with its own checkpoint.")
             run(spark, server.url, work / "replay", startSequence=2)
 
-            print("5. Two rows a batch: the lag after each batch, from the query's progress.")
+            print("5. Two rows per batch: the lag after each batch, from the query's progress.")
             for progress in run(
                 spark, server.url, work / "lag", startSequence=1, maxRowsPerTrigger=2
             ):

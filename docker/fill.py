@@ -1,6 +1,6 @@
-"""Replays the flights into the bucket ``fleet``; with ``--create`` only makes the bucket.
+"""Replay the flights into the bucket ``fleet``; with ``--create`` only create the bucket.
 
-NATS_URL says where the server is.
+NATS_URL is the server's URL.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ HISTORY = 64
 
 
 def main() -> None:
-    """Make the bucket, or fill it."""
+    """Create the bucket, or fill it."""
     url = os.environ["NATS_URL"]
     if sys.argv[1:] == ["--create"]:
         asyncio.run(create_bucket(url, BUCKET, HISTORY))
-        print(f"bucket {BUCKET} is there", flush=True)
+        print(f"bucket {BUCKET} created", flush=True)
         return
     replay = flights.load(int(os.environ.get("ROWS", 0)) or None)
     with Writer(url, BUCKET, replay.departures) as writer:

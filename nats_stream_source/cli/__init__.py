@@ -1,1 +1,1 @@
-"""The command ``nats-stream-source``, also ``python -m nats_stream_source``. See ``main``."""
+"""The command ``nats-stream-source``, also ``python -m nats_stream_source``; see ``main``."""

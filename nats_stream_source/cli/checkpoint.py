@@ -1,10 +1,10 @@
-"""A query's checkpoint directory, as Spark's file system checkpoints have it. Pure but for reading.
+"""Reads a query's checkpoint directory in the format of Spark's file system checkpoints.
 
-``offsets/N`` is written before micro-batch N is read, ``commits/N`` after it is in the sink. A file
-of the offset log is lines: the log's version, Spark's own object, then one line for each source, in
-the order in which the query has them: the source's offset as JSON, or ``-`` where it has none. In
-version 2 of the log (``spark.sql.streaming.offsetLog.formatVersion``) each of them begins with the
-source's name and a colon, and their order says nothing.
+Spark writes ``offsets/N`` before it reads micro-batch N, and ``commits/N`` after the micro-batch is
+in the sink. A file of the offset log consists of lines: the version of the log, Spark's own object,
+then one line per source in the order of the query: the source's offset as JSON, or ``-`` without an
+offset. In version 2 of the log (``spark.sql.streaming.offsetLog.formatVersion``) each of these
+lines starts with the source's name and a colon, and their order has no meaning.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nats_stream_source.errors import NatsSourceError, OffsetError
-from nats_stream_source.source.offsets import Offset
+from nats_stream_source.spark.formats.offsets import Offset
 
 
 class CheckpointError(NatsSourceError):
-    """A directory is no checkpoint, or one that cannot be read."""
+    """A directory is not a checkpoint, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Source:
     """One source of a query, by its offsets in the log.
 
     Attributes:
-        name: its place within the query, from 0, or the name that the query gave it.
-        committed: where the last committed micro-batch ended; None before one.
-        planned: where the last planned one ended, when that is not committed.
-        problem: why its offsets cannot be read: a newer version's, or damaged.
-        other: the offset's text, of a source that is not of this package; shortened.
+        name: its index within the query, from 0, or the name that the query gave it.
+        committed: end of the last committed micro-batch; None before the first.
+        planned: end of the last planned micro-batch, if it is not committed.
+        problem: why its offsets cannot be read: a newer version, or damage.
+        other: the offset of a source of another package, shortened.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A query's memory.
+    """The content of a checkpoint.
 
     Attributes:
-        query_id: Spark's id of the query, which stays over restarts.
-        committed: the last micro-batch that is in the sink; None before one.
-        planned: the last one that was planned; None before one.
+        query_id: Spark's id of the query, which is the same after restarts.
+        committed: the last micro-batch in the sink; None before the first.
+        planned: the last planned micro-batch; None before the first.
     """
 
     path: Path
@@ -64,25 +64,25 @@ def read_checkpoint(where: str) -> Checkpoint:
     """Read the checkpoint directory ``where``, a path or a ``file:`` URI.
 
     Raises:
-        CheckpointError: there is none, it is none, or it is not on this machine.
+        CheckpointError: the directory is missing, not a checkpoint, or on another machine.
     """
     path = _local(where)
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no directory")
+        raise CheckpointError(f"could not read checkpoint: {path} is not a directory")
     try:
         query_id = str(json.loads((path / "metadata").read_text())["id"])
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(
-            f"{path} is not a checkpoint: it has no file 'metadata' of a query. The directory is "
-            f"what the query has as checkpointLocation"
+            f"{path} is not a checkpoint: it does not contain a query's file 'metadata'; use the "
+            f"query's checkpointLocation"
         ) from None
-    planned, committed = _last(path / "offsets"), _last(path / "commits")
+    planned, committed = _last_number(path / "offsets"), _last_number(path / "commits")
     if planned is None:
         return Checkpoint(path, query_id, committed, None, ())
-    newest = _log(path / "offsets" / str(planned))
+    newest = _read_log(path / "offsets" / str(planned))
     before: dict[str, str | None] = {}
     if committed is not None:
-        before = newest if planned == committed else _log(path / "offsets" / str(committed))
+        before = newest if planned == committed else _read_log(path / "offsets" / str(committed))
     names = sorted(newest, key=lambda name: (not name.isdecimal(), name.zfill(9)))
     sources = tuple(
         _source(name, before.get(name), newest[name] if planned != committed else None)
@@ -97,22 +97,22 @@ def _local(where: str) -> Path:
         return Path(unquote(parts.path))
     if "://" in where:
         raise CheckpointError(
-            f"{where} is not on this machine: copy the directories 'offsets' and 'commits' and the "
-            f"file 'metadata' of it, and name the copy"
+            f"could not read checkpoint: {where} is not on this machine; copy its directories "
+            f"'offsets' and 'commits' and its file 'metadata', and use the copy"
         )
     return Path(where)
 
 
-def _last(log: Path) -> int | None:
+def _last_number(log: Path) -> int | None:
     """The highest number of a log's files."""
     numbers = [int(file.name) for file in log.glob("[0-9]*") if file.name.isdecimal()]
     return max(numbers, default=None)
 
 
-def _log(file: Path) -> dict[str, str | None]:
+def _read_log(file: Path) -> dict[str, str | None]:
     """The sources' offsets in a file of the offset log, by the sources' names."""
     try:
-        # Not by splitlines(): a source's JSON may hold other ends of lines, as U+2028.
+        # Not splitlines(): a source's JSON may contain other line ends, such as U+2028.
         version, _, *lines = file.read_text("utf-8").removesuffix("\n").split("\n")
     except (OSError, ValueError):
         raise CheckpointError(f"{file} is missing or is not a file of an offset log") from None
@@ -122,8 +122,8 @@ def _log(file: Path) -> dict[str, str | None]:
         named = {name: text for name, _, text in (line.partition(":") for line in lines)}
     else:
         raise CheckpointError(
-            f"{file} has the format {version[:20]!r}, this version of nats-stream-source reads v1 "
-            f"and v2: install a newer one"
+            f"{file} has the format {version[:20]!r}, expected v1 or v2; install a newer version "
+            f"of nats-stream-source"
         )
     return {name: None if text == "-" else text for name, text in named.items()}
 

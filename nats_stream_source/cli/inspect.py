@@ -1,11 +1,11 @@
-"""``inspect``: what a query's checkpoint says, and how the streams of today compare with it.
+"""``inspect``: shows a query's checkpoint, and compares it with the live streams.
 
-The comparison is the planner's own: what it would do if the query were started now. So it finds
-what the start would find (a stream that was made anew, set back, or lacks what was not read yet),
-and its lag is the one that the query would report.
+The planner makes the comparison, as if the query were started now. So the command reports the same
+problems as a start (a stream that was re-created, rolled back, or lacks unread messages), and the
+same lag as the query.
 
-A checkpoint does not tell with which options the query is run. A stream ``KV_<bucket>`` is taken
-for a bucket that is followed without ``includeHistory``, where compaction is no loss.
+A checkpoint does not contain the query's options. The command treats a stream ``KV_<bucket>`` as a
+bucket that is read without ``includeHistory``, where compaction is not a loss.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoint
 from nats_stream_source.cli.connection import add_connection, connection
-from nats_stream_source.cli.screen import number, print_json
+from nats_stream_source.cli.output import format_integer, print_json
+from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
@@ -26,25 +27,24 @@ from nats_stream_source.errors import (
     OffsetError,
     OptionError,
 )
-from nats_stream_source.jetstream.connection import Connection
-from nats_stream_source.jetstream.link import SharedLink
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.options import connection_settings, kv_options, parse, stream_options
 from nats_stream_source.options.connection import CONNECTION
-from nats_stream_source.source.offsets import Offset, behind, range_between
-from nats_stream_source.source.planner import Planner
-from nats_stream_source.source.query import Query, query_of
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.offsets import Offset, lag_between, range_between
+from nats_stream_source.spark.planning.planner import Planner
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """A source's stream as it is now, seen from the checkpoint.
+class LiveState:
+    """The live stream of a source, compared with the checkpoint.
 
     Attributes:
-        problem: what stops the query from going on, in the words with which it would fail; None
-            where it goes on.
-        first_seq, last_seq: of the stream, where it exists.
-        lag: rows that the query has not committed yet.
+        problem: the error with which the query would fail; None if it can resume.
+        first_seq, last_seq: of the stream, if it exists.
+        lag: number of rows that the query has not committed yet.
         lag_seconds: the time between the message at the committed offset and the newest one.
     """
 
@@ -62,19 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-lag",
         type=int,
         metavar="ROWS",
-        help="exit with status 1 when a source is further behind than so many rows",
+        help="exit with status 1 if the lag of a source exceeds this number of rows",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_connection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; 0, or 1 where a source cannot go on or lags more than it may."""
+    """Print the report; returns 1 if a source cannot resume or exceeds ``--max-lag``, else 0."""
     options = connection(arguments)
     if arguments.max_lag is not None and not options.get("servers"):
-        raise OptionError("--max-lag needs --servers: without the streams of today there is no lag")
+        raise OptionError(
+            "--max-lag requires --servers: the lag is the distance to the live stream"
+        )
     checkpoint = read_checkpoint(arguments.checkpoint)
-    live: dict[str, Live] = {}
+    live: dict[str, LiveState] = {}
     if options.get("servers"):
         live = asyncio.run(_compare(checkpoint, options))
     if arguments.json:
@@ -85,51 +87,53 @@ def run(arguments: argparse.Namespace) -> int:
             print("with --servers, the streams of today are compared with it")
     broken = any(source.problem for source in checkpoint.sources)
     broken = broken or any(one.problem for one in live.values())
-    most = arguments.max_lag
-    late = most is not None and any((one.lag or 0) > most for one in live.values())
+    max_lag = arguments.max_lag
+    late = max_lag is not None and any((one.lag or 0) > max_lag for one in live.values())
     return 1 if broken or late else 0
 
 
 # -- the live streams ---------------------------------------------------------------------------
 
 
-async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> dict[str, Live]:
-    opened = await Connection.open(connection_settings(parse(options, CONNECTION)))
+async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> dict[str, LiveState]:
+    connection = await Connection.open(connection_settings(parse(options, CONNECTION)))
     try:
         return {
-            source.name: await _live(SharedLink(opened), source, options)
+            source.name: await _live(SharedConnection(connection), source, options)
             for source in checkpoint.sources
             if source.committed or source.planned
         }
     finally:
-        await opened.close()
+        await connection.close()
 
 
-async def _live(link: SharedLink, source: Source, options: Mapping[str, str]) -> Live:
+async def _live(
+    connection: SharedConnection, source: Source, options: Mapping[str, str]
+) -> LiveState:
     at = _position(source)
     query = _query(at, options)
-    planner = Planner(query, link)
+    planner = Planner(query, connection)
     try:
-        info = await query.look(await link.jetstream(), at.stream)
+        info = await query.stream_info(await connection.jetstream(), at.stream)
     except NatsSourceError as error:
         if error.code != 404 and not isinstance(error, ConfigurationError):
             raise
-        return Live(str(error))
-    live = Live(None, info.first_seq, info.last_seq)
+        return LiveState(str(error))
+    live = LiveState(None, info.first_seq, info.last_seq)
     try:
         if source.planned is not None:
-            await planner.plans(at, source.planned)
-        # A micro-batch may end before the stream does, with a bucket's initial values.
-        end = await planner.latest(at, None)
-        end = planner.newest() or end
+            await planner.splits(at, source.planned)
+        # A micro-batch may end before the last sequence, after a bucket's initial values.
+        end = await planner.latest_offset(at)
+        end = planner.report_latest_offset() or end
     except (ConfigurationError, DataLossError, OffsetError) as error:
         return replace(live, problem=str(error))
-    lag, seconds = behind(at, end)
+    lag, seconds = lag_between(at, end)
     return replace(live, lag=lag, lag_seconds=seconds)
 
 
 def _position(source: Source) -> Offset:
-    """Up to where the source is committed; its beginning before the first commit."""
+    """The committed position of the source; its start position before the first commit."""
     if source.committed is not None:
         return source.committed
     assert source.planned is not None
@@ -138,25 +142,25 @@ def _position(source: Source) -> Offset:
 
 
 def _bucket(offset: Offset) -> str | None:
-    """The bucket that the offset's query reads, by the name of its stream."""
+    """The bucket that the offset's query reads, derived from the name of its stream."""
     of_subjects = any(one.startswith("$KV.") for one in offset.filter)
     bucket = bucket_of(offset.stream)
     return None if of_subjects or bucket == offset.stream else bucket
 
 
-def _query(offset: Offset, options: Mapping[str, str]) -> Query:
+def _query(offset: Offset, options: Mapping[str, str]) -> FormatAdapter:
     filters = ",".join(offset.filter)
     if (bucket := _bucket(offset)) is not None:
         keys = {"keys": filters} if filters else {}
-        return query_of(kv_options({**options, "bucket": bucket, **keys}))
+        return format_adapter(kv_options({**options, "bucket": bucket, **keys}))
     subjects = {"filterSubjects": filters} if filters else {}
-    return query_of(stream_options({**options, "stream": offset.stream, **subjects}))
+    return format_adapter(stream_options({**options, "stream": offset.stream, **subjects}))
 
 
 # -- the report ---------------------------------------------------------------------------------
 
 
-def _as_json(checkpoint: Checkpoint, live: Mapping[str, Live]) -> dict[str, Any]:
+def _as_json(checkpoint: Checkpoint, live: Mapping[str, LiveState]) -> dict[str, Any]:
     return {
         "checkpoint": str(checkpoint.path),
         "query": checkpoint.query_id,
@@ -166,7 +170,7 @@ def _as_json(checkpoint: Checkpoint, live: Mapping[str, Live]) -> dict[str, Any]
     }
 
 
-def _source_json(source: Source, live: Live | None) -> dict[str, Any]:
+def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
     offset = source.planned or source.committed
     return {
         "source": source.name,
@@ -183,7 +187,7 @@ def _source_json(source: Source, live: Live | None) -> dict[str, Any]:
     }
 
 
-def _print(checkpoint: Checkpoint, live: Mapping[str, Live]) -> None:
+def _print(checkpoint: Checkpoint, live: Mapping[str, LiveState]) -> None:
     print(f"checkpoint {checkpoint.path}")
     print(f"query      {checkpoint.query_id}")
     committed, planned = checkpoint.committed, checkpoint.planned
@@ -204,8 +208,8 @@ def _print(checkpoint: Checkpoint, live: Mapping[str, Live]) -> None:
             print(line)
 
 
-def _lines(source: Source, live: Live | None, checkpoint: Checkpoint) -> list[str]:
-    """A source in words."""
+def _lines(source: Source, live: LiveState | None, checkpoint: Checkpoint) -> list[str]:
+    """The report on a source."""
     if source.problem is not None:
         return [f"source {source.name}: {source.problem}"]
     if source.other is not None:
@@ -218,18 +222,20 @@ def _lines(source: Source, live: Live | None, checkpoint: Checkpoint) -> list[st
     what = f"bucket {bucket}, stream" if bucket is not None else "stream"
     lines = [
         f"source {source.name}: {what} {offset.stream}, made {offset.created}",
-        f"  began     after {word} {number(offset.origin)}; "
-        f"initial values up to {number(offset.initial_through)}",
+        f"  began     after {word} {format_integer(offset.origin)}; "
+        f"initial values up to {format_integer(offset.initial_through)}",
     ]
     if offset.filter:
         lines.append(f"  filter    {filters}={','.join(offset.filter)}")
     if offset.epoch:
-        lines.append(f"  epoch     {offset.epoch}: so often was the stream replaced or set back")
+        lines.append(
+            f"  epoch     {offset.epoch}: number of times the stream was replaced or rolled back"
+        )
     if (done := source.committed) is not None:
         when = f", written {done.time}" if done.time else ""
         lines.append(
-            f"  committed up to {word} {number(done.stream_seq)}{when}; "
-            f"{number(done.consumer_seq)} rows delivered by then"
+            f"  committed up to {word} {format_integer(done.stream_seq)}{when}; "
+            f"{format_integer(done.consumer_seq)} rows delivered by then"
         )
     if (ahead := source.planned) is not None:
         try:
@@ -238,13 +244,15 @@ def _lines(source: Source, live: Live | None, checkpoint: Checkpoint) -> list[st
             return [*lines, f"  planned   {error}"]
         lines.append(
             f"  planned   batch {checkpoint.planned}: {word}s "
-            + (f"{number(start + 1)} to {number(end)}" if end > start else "none")
+            + (f"{format_integer(start + 1)} to {format_integer(end)}" if end > start else "none")
         )
     if live is None:
         return lines
     if live.last_seq is not None:
-        lines.append(f"  today     {number(live.first_seq)} to {number(live.last_seq)}")
+        lines.append(
+            f"  today     {format_integer(live.first_seq)} to {format_integer(live.last_seq)}"
+        )
     if live.problem is not None:
         return [*lines, f"  differs   {live.problem}"]
     behind = "" if live.lag_seconds is None else f", {live.lag_seconds:,.3f} s"
-    return [*lines, f"  lag       {number(live.lag)} rows{behind}"]
+    return [*lines, f"  lag       {format_integer(live.lag)} rows{behind}"]

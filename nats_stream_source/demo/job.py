@@ -1,7 +1,6 @@
-"""The Spark side: the session, the query that follows the bucket, and what it did.
+"""The Spark session, the query that follows the bucket, and the query's figures.
 
-This is the code to copy: everything a query needs is in :func:`start_session` and
-:func:`start_query`.
+:func:`start_session` and :func:`start_query` are complete examples to copy from.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from nats_stream_source.errors import NatsSourceError
 Sink = Literal["delta", "parquet"]
 
 MAX_ROWS = 50_000
-"""The most rows of one micro-batch that follows the bucket."""
+"""Maximum number of rows of a micro-batch that follows the bucket."""
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -36,7 +35,8 @@ _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
-    # Made for clusters, the defaults (200 and 50) are thousands of tiny tasks on one machine.
+    # The defaults (200 and 50) are for clusters; on one machine they start thousands of small
+    # tasks.
     "spark.sql.shuffle.partitions": "2",
 }
 
@@ -53,10 +53,10 @@ class SessionError(NatsSourceError):
 
 @contextmanager
 def _output_into(log: Path) -> Iterator[None]:
-    """This process's standard output and error, and its children's, into a file meanwhile.
+    """Redirect standard output and error of this process and its new children into a file.
 
-    Spark's launcher prints before any log setting holds, and the JVM keeps for its whole life the
-    files that it was started with.
+    Spark's launcher prints before its log settings apply, and the JVM keeps the output files that
+    it was started with.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,12 +74,12 @@ def _output_into(log: Path) -> Iterator[None]:
 
 
 def start_session(sink: Sink, log: Path, warehouse: Path) -> SparkSession:
-    """A local session on all cores, with Delta Lake where the sink needs it; logs go to ``log``.
+    """Start a local session on all cores, with Delta Lake for its sink, and log into ``log``.
 
     Raises:
-        SessionError: it did not start; says so where Delta's jars could not be had.
+        SessionError: Spark did not start, or Delta's jars could not be downloaded.
     """
-    # Spark starts its Python workers from the python3 on the PATH, which has no such package.
+    # By default Spark runs Python workers with the first python3 on the PATH, without this package.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("nats-stream-source demo").master("local[*]")
     builder = builder.config("spark.sql.warehouse.dir", str(warehouse))
@@ -96,17 +96,17 @@ def start_session(sink: Sink, log: Path, warehouse: Path) -> SparkSession:
         with _output_into(log):
             return builder.getOrCreate()
     except PySparkException as error:
-        # The launcher ends with a bare exit status; only its log tells the reason.
-        said = log.read_text(errors="replace")
-        if "unresolved dependency" in said or "UNRESOLVED DEPENDENCIES" in said:
+        # The error has only the launcher's exit status; the reason is in the log.
+        output = log.read_text(errors="replace")
+        if "unresolved dependency" in output or "UNRESOLVED DEPENDENCIES" in output:
             raise SessionError(
-                "Delta Lake's jars could not be had from Maven Central: connect this machine to it"
-                " (behind a mirror: spark.jars.ivySettings), or take the sink that needs no jars,"
-                " `make demo SINK=parquet`"
+                "could not download Delta Lake's jars from Maven Central: the dependencies are not"
+                " resolved; connect this machine to it (for a mirror: spark.jars.ivySettings), or"
+                " use the sink without jars, `make demo SINK=parquet`"
             ) from None
-        raise SessionError(f"Spark did not start ({error}); its log is {log}") from None
+        raise SessionError(f"could not start Spark: {error}; see its log {log}") from None
     finally:
-        # Spark's own handler calls the JVM, perhaps from the middle of another call to it.
+        # Spark's own handler calls the JVM, possibly during another call to it.
         signal.signal(signal.SIGINT, interrupted)
 
 
@@ -127,15 +127,15 @@ def start_query(
     start_sequence: int | None = None,
     deletes: Literal["remove", "mark"] = "remove",
 ) -> StreamingQuery:
-    """Follow a bucket into ``table``, from where ``checkpoint`` stands.
+    """Start a query that follows a bucket into ``table``, from the offset of ``checkpoint``.
 
-    With ``start_sequence`` it takes what is there from that sequence on and ends; else it runs
-    until it is stopped. ``options`` name the servers and the bucket; ``deletes`` is what the Delta
-    table does with deleted keys, the Parquet files get every row.
+    With ``start_sequence`` the query reads the entries from that sequence to the current end, and
+    ends; without it the query runs until it is stopped. ``options`` set the servers and the bucket.
+    ``deletes`` applies to the Delta table; the Parquet files get every row.
     """
     source = spark.readStream.format("nats_kv").options(**options)
     if start_sequence is None:
-        # Every revision that the bucket still has, not only the newest of each key.
+        # All revisions that the bucket has, not only the newest of each key.
         source = source.option("includeHistory", True).option("maxRowsPerTrigger", MAX_ROWS)
     else:
         source = source.option("startSequence", start_sequence)
@@ -151,7 +151,7 @@ def start_query(
 
 
 def reached(query: StreamingQuery) -> int:
-    """The stream sequence up to which the query's last finished batch has read; 0 before one."""
+    """The last stream sequence of the query's last finished batch; 0 before the first batch."""
     progress = query.lastProgress
     if progress is None:
         return 0
@@ -159,10 +159,10 @@ def reached(query: StreamingQuery) -> int:
 
 
 def ended(query: StreamingQuery) -> bool:
-    """Whether the query has come to its end.
+    """Whether the query has ended.
 
     Raises:
-        StreamingQueryException: it failed.
+        StreamingQueryException: the query failed.
     """
     if query.isActive:
         return False
@@ -174,15 +174,15 @@ def ended(query: StreamingQuery) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a query did, from Spark's own progress reports.
+    """A query's figures from Spark's progress reports.
 
     Attributes:
-        rows: how many rows its batches read.
-        batches: how many batches had rows.
-        seconds: how long these took.
-        compacted: sequences in the batches' ranges that the bucket no longer had.
-        largest_lag: rows between the end of a batch and the end of the stream, at most.
-        lag: the same after the last batch.
+        rows: number of rows of all batches.
+        batches: number of batches with rows.
+        seconds: duration of these batches.
+        compacted: sequences in the batches' ranges that the bucket no longer has.
+        largest_lag: maximum number of rows between the end of a batch and the end of the stream.
+        lag: the lag after the last batch.
     """
 
     rows: int = 0
@@ -194,12 +194,12 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Rows per second of the time in which a batch ran."""
+        """Rows per second of the batches' duration."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
 def tally(progress: Iterable[Any], so_far: Tally | None = None) -> Tally:
-    """Add up ``query.recentProgress``, to what ``so_far`` holds of an earlier run of the query."""
+    """Add the figures of ``query.recentProgress`` to ``so_far``, those of an earlier run."""
     total = so_far or Tally()
     for batch in progress:
         source = batch["sources"][0]
@@ -209,13 +209,13 @@ def tally(progress: Iterable[Any], so_far: Tally | None = None) -> Tally:
         latest = _offset(source, "latestOffset") or end
         lag = max(0, latest["consumer_seq"] - end["consumer_seq"])
         rows = batch["numInputRows"]
-        # Spark gives the first batch no start: what it began after is in the offset.
-        began = start.get("stream_seq", end["origin"])
+        # The first batch has no start offset: its start is the origin of its end offset.
+        start_seq = start.get("stream_seq", end["origin"])
         total = Tally(
             rows=total.rows + rows,
             batches=total.batches + (rows > 0),
             seconds=total.seconds + (batch["durationMs"]["triggerExecution"] / 1000 if rows else 0),
-            compacted=total.compacted + end["stream_seq"] - began - rows,
+            compacted=total.compacted + end["stream_seq"] - start_seq - rows,
             largest_lag=max(total.largest_lag, lag),
             lag=lag,
         )
@@ -223,6 +223,5 @@ def tally(progress: Iterable[Any], so_far: Tally | None = None) -> Tally:
 
 
 def _offset(source: Any, name: str) -> dict[str, Any]:
-    text = source[name]
-    loaded = json.loads(text) if isinstance(text, str) else text
-    return loaded or {}
+    offset = source[name]
+    return (json.loads(offset) if isinstance(offset, str) else offset) or {}

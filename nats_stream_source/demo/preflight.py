@@ -1,8 +1,8 @@
-"""What a machine must have before the demo or the tests can run.
+"""Check the machine's requirements for the demo and the tests.
 
-``make`` runs this file by its path with the user's own Python, before any package is installed: it
-therefore imports the standard library only. Each thing that is missing is one sentence that says
-what to install; the exit status is then 1.
+``make`` runs this file by its path with the user's own Python, before any package is installed.
+Therefore it imports the standard library only. It prints one line for each missing requirement,
+with what to install, and the exit status is then 1.
 
     python3 preflight.py [venv] [java]
 """
@@ -28,9 +28,9 @@ _INSTALL_JAVA = (
 
 
 def java_version(text: str) -> int | None:
-    """The major version in what ``java -version`` prints; None where there is none.
+    """The major version in the output of ``java -version``; None if the output has no version.
 
-    Java 8 and older call themselves ``1.8``.
+    Java 8 and older print ``1.8``.
     """
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
@@ -40,9 +40,9 @@ def java_version(text: str) -> int | None:
 
 
 def java_problem() -> str | None:
-    """What is wrong with this machine's Java, as one sentence; None when it will do.
+    """The problem of this machine's Java as one line; None if Spark can use it.
 
-    Spark's launcher takes ``$JAVA_HOME/bin/java`` and looks at the PATH only without it.
+    Spark's launcher runs ``$JAVA_HOME/bin/java`` if JAVA_HOME is set, else the first on the PATH.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -61,7 +61,7 @@ def java_problem() -> str | None:
         return f"{where}, which does not run ({error}): {_INSTALL_JAVA}."
     version = java_version(done.stderr + done.stdout)
     if done.returncode or version is None:
-        # macOS has a /usr/bin/java that only says that no Java is installed.
+        # On macOS, /usr/bin/java only reports that no Java is installed.
         return f"{where}, which does not tell its version: {_INSTALL_JAVA}."
     if version < JAVA:
         return f"{where}, Java {version}, which is too old for Spark 4: {_INSTALL_JAVA}."
@@ -69,9 +69,9 @@ def java_problem() -> str | None:
 
 
 def venv_problem() -> str | None:
-    """Why this Python cannot make a virtual environment; None when it can.
+    """Why this Python cannot create a virtual environment; None if it can.
 
-    Debian and Ubuntu ship ``ensurepip`` in a package of its own.
+    On Debian and Ubuntu ``ensurepip`` is in a separate package.
     """
     missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
     if not missing:
@@ -86,7 +86,7 @@ def venv_problem() -> str | None:
 
 
 def main(wanted: list[str]) -> int:
-    """Print a sentence for each thing of ``wanted`` that is missing; 1 if there was one."""
+    """Print a line for each missing requirement of ``wanted``; returns 1 if one is missing."""
     checks = {"venv": venv_problem, "java": java_problem}
     problems = [problem for name in wanted if (problem := checks[name]()) is not None]
     for problem in problems:

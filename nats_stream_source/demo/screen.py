@@ -1,6 +1,6 @@
-"""What the user sees: a line per step, a progress bar while it works, a table at the end.
+"""The demo's output: a line per step, progress bars, a table at the end.
 
-Where standard output is not a terminal, a plain line every few seconds takes the bar's place.
+If standard output is not a terminal, a plain line every few seconds replaces the bars.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Bars:
         self._progress.stop()
 
     def set(self, name: str, done: int) -> None:
-        """How far the counter is; it never goes back (a query that starts again begins at 0)."""
+        """Set a counter; a lower value is ignored (a restarted query counts from 0 again)."""
         self._done[name] = max(done, self._done[name])
         self._progress.update(self._tasks[name], completed=self._done[name])
         if not self._console.is_terminal and time.monotonic() - self._last >= _LINE_EVERY:
@@ -72,11 +72,11 @@ class Screen:
         self.console.print(text, style="bold", markup=False)
 
     def step(self, text: str) -> None:
-        """One thing that was done or begins now."""
+        """A line for a step that is done or starts now."""
         self.console.print(f"- {text}", markup=False)
 
     def verdicts(self, verdicts: Mapping[str, Comparison]) -> None:
-        """The outcome of each comparison, by the name of the table."""
+        """The result of each comparison, by table name."""
         for name, verdict in verdicts.items():
             first, *others = verdict.lines()
             style = "bold green" if verdict.equal else "bold red"
@@ -85,11 +85,11 @@ class Screen:
                 self.console.print(line, markup=False)
 
     def bars(self, totals: Mapping[str, int]) -> Bars:
-        """Progress bars, one per counter, each up to its total."""
+        """Progress bars, one per counter, by name and total."""
         return Bars(self.console, totals)
 
     def tallies(self, columns: Mapping[str, Tally]) -> None:
-        """The figures of the queries, one column each."""
+        """A table of the queries' figures, one column per query."""
         table = Table(box=None, pad_edge=False, padding=(0, 2))
         table.add_column("")
         for name in columns:

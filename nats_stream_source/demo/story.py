@@ -1,14 +1,14 @@
-"""The story that the demo tells, from an empty bucket to two tables compared with it.
+"""The steps of the demo, from an empty bucket to two tables that are compared with it.
 
-1. A server, an empty bucket, Spark.
-2. The writer replays the flights; beside it a query follows the bucket into a table.
-3. The query is stopped while the writer goes on, and started again from its checkpoint.
-4. When it has everything, a second query replays the later half from its sequence into a table of
-   its own, where deleted keys stay as marked rows.
-5. Both tables are compared with the bucket, key by key.
+1. Start a server, create an empty bucket, start Spark.
+2. The writer replays the flights while a query follows the bucket into a table.
+3. Stop the query while the writer continues, and start it again from its checkpoint.
+4. When the query has read all writes, a second query replays the later half into another table, in
+   which deleted keys are marked rows.
+5. Compare both tables with the bucket, key by key.
 
-So that this holds at any size, the writer may run ahead only so far: a few writes until the first
-batch has made the table, the half until the query is stopped.
+The writer has a limit in each step, so that the steps are the same for any number of writes: a few
+writes until the first batch has created the table, half of them until the query is stopped.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from nats_stream_source.errors import NatsSourceError
 BUCKET = "fleet"
 
 HISTORY = 64
-"""How many revisions of a key the bucket keeps: as many as a bucket can. An aircraft has up to 575
-flights, so a query that is behind, or a replay, finds some of them compacted away."""
+"""Revisions per key that the bucket keeps, the maximum of a bucket. An aircraft has up to 575
+flights, so some of them are compacted before a slow query or a replay reads them."""
 
 _WRITTEN = "written to the bucket"
 _READ = "read into the table"
-_LOOK_EVERY = 0.1
-_STALLED = 180.0
-_FIRST = 50
+_POLL_INTERVAL = 0.1
+_STALL_TIMEOUT = 180.0
+_FIRST_SHARE = 50
 
 
 class StoryError(NatsSourceError):
-    """The story came to a halt; the text says where."""
+    """The demo made no progress, or a query ended early."""
 
 
 class Story:
     """One run of the demo.
 
     Args:
-        departures: the first so many departures, or None for all.
+        departures: number of departures to replay, or None for all.
         sink: ``delta`` or ``parquet``.
-        work: an empty directory for all that is written.
+        work: an empty directory for all files.
     """
 
     def __init__(self, departures: int | None, sink: Sink, work: Path) -> None:
@@ -65,14 +65,14 @@ class Story:
 
     @property
     def log(self) -> Path:
-        """What Spark logs."""
+        """The path of Spark's log."""
         return self._work / "spark.log"
 
     def run(self) -> bool:
-        """Tell it; whether both tables equal the bucket.
+        """Run all steps; returns whether both tables equal the bucket.
 
         Raises:
-            NatsSourceError: something that should have happened did not.
+            NatsSourceError: a step failed.
         """
         screen = self._screen
         into = "a Delta table" if self._sink == "delta" else "Parquet files"
@@ -98,12 +98,12 @@ class Story:
             else:
                 screen.step("Spark starts")
             writer = stack.enter_context(Writer(server.url, BUCKET, replay.departures))
-            writer.allow(replay.writes // _FIRST)
+            writer.allow(replay.writes // _FIRST_SHARE)
             spark = job.start_session(self._sink, self.log, self._work / "warehouse")
             stack.callback(spark.stop)
-            return self._told(spark, server.url, writer, replay.writes)
+            return self._run_queries(spark, server.url, writer, replay.writes)
 
-    def _told(self, spark: SparkSession, url: str, writer: Writer, writes: int) -> bool:
+    def _run_queries(self, spark: SparkSession, url: str, writer: Writer, writes: int) -> bool:
         screen = self._screen
         with screen.bars({_WRITTEN: writes, _READ: writes}) as bars:
             followed = self._follow(spark, url, writer, writes, bars)
@@ -129,20 +129,20 @@ class Story:
     def _follow(
         self, spark: SparkSession, url: str, writer: Writer, writes: int, bars: Bars
     ) -> Tally:
-        # The first batch makes the table and warms Spark up; the writer need not race with that.
-        self._until(lambda: writer.written >= writes // _FIRST, None, writer, bars)
+        # The first batch creates the table and warms up Spark; the writer waits for it.
+        self._until(lambda: writer.written >= writes // _FIRST_SHARE, None, writer, bars)
         query = self._query(spark, url)
         self._until(lambda: job.reached(query) > 0, query, writer, bars)
         writer.allow(writes // 2)
         self._until(lambda: job.reached(query) >= writes // 8, query, writer, bars)
-        most = writes * 2 // 3
-        writer.allow(most)
+        limit = writes * 2 // 3
+        writer.allow(limit)
         query.stop()
         stopped = job.tally(query.recentProgress)
         self._screen.step(
             f"the query is stopped, at sequence {job.reached(query):,}, and the writer goes on"
         )
-        self._until(lambda: writer.written >= most, None, writer, bars)
+        self._until(lambda: writer.written >= limit, None, writer, bars)
         self._screen.step(f"it starts again from its checkpoint, with {writer.written:,} written")
         writer.allow(writes)
         query = self._query(spark, url)
@@ -171,7 +171,7 @@ class Story:
         )
         with self._screen.bars({_READ: end - start + 1}) as bars:
             while not job.ended(query):
-                time.sleep(_LOOK_EVERY)
+                time.sleep(_POLL_INTERVAL)
                 bars.set(_READ, max(0, job.reached(query) - start + 1))
         return job.tally(query.recentProgress)
 
@@ -182,30 +182,31 @@ class Story:
         writer: Writer,
         bars: Bars,
     ) -> None:
-        """Wait for ``condition``, while writer or query get on.
+        """Wait for ``condition`` while the writer or the query makes progress.
 
         Raises:
-            StoryError: neither did for three minutes.
-            WriterError: the writer ended.
-            StreamingQueryException: the query did.
+            StoryError: neither made progress for three minutes, or the query ended.
+            WriterError: the writer failed.
+            StreamingQueryException: the query failed.
         """
-        moved = time.monotonic()
-        was = (0, 0)
+        progress_at = time.monotonic()
+        last = (0, 0)
         read = 0
         while not condition():
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL)
             writer.check()
             if query is not None:
                 if job.ended(query):
-                    raise StoryError("the query ended by itself")
+                    raise StoryError("demo failed: the query ended before it was stopped")
                 read = job.reached(query)
             bars.set(_WRITTEN, writer.written)
             bars.set(_READ, read)
-            if was != (was := (writer.written, read)):
-                moved = time.monotonic()
-            elif time.monotonic() - moved > _STALLED:
+            if last != (last := (writer.written, read)):
+                progress_at = time.monotonic()
+            elif time.monotonic() - progress_at > _STALL_TIMEOUT:
                 raise StoryError(
-                    f"nothing moved for {_STALLED:.0f} s: {writer.written} writes, {read} read"
+                    f"demo failed: no progress for {_STALL_TIMEOUT:.0f} s after {writer.written}"
+                    f" writes, {read} read"
                 )
 
     def _table(self, name: str) -> dict[str, State]:

@@ -1,8 +1,8 @@
-"""Reads the result and the bucket, each by a way that this package has no part in.
+"""Read the result and the bucket without this package's own readers.
 
-The bucket comes from the server key by key through nats-py, the Delta table through the Rust
-implementation of Delta (``deltalake``), the Parquet files through Arrow. All three end as a
-dictionary from key to :class:`~nats_stream_source.demo.compare.State`.
+The bucket is read key by key with nats-py, the Delta table with the Rust implementation of Delta
+(``deltalake``), the Parquet files with Arrow. Each function returns a dictionary from key to
+:class:`~nats_stream_source.demo.compare.State`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("key", "revision", "operation", *VALUE_FIELDS)
 
 
 async def read_bucket(url: str, bucket: str) -> dict[str, State]:
-    """The newest entry of every key: the server's list of subjects, then one get for each."""
+    """The newest entry of each key: lists the subjects, then requests the last message of each."""
     client = await connect(url)
     try:
         return await _newest_entries(client.jetstream(), f"KV_{bucket}", f"$KV.{bucket}.")
@@ -37,10 +37,10 @@ async def read_bucket(url: str, bucket: str) -> dict[str, State]:
 
 async def _newest_entries(stream: JetStreamContext, name: str, prefix: str) -> dict[str, State]:
     info = await stream.stream_info(name, subjects_filter=prefix + ">")
-    few = asyncio.Semaphore(_IN_FLIGHT)
+    limit = asyncio.Semaphore(_IN_FLIGHT)
 
     async def newest(subject: str) -> tuple[str, State]:
-        async with few:
+        async with limit:
             message = await stream.get_last_msg(name, subject)
         deleted = "KV-Operation" in (message.headers or {})
         value = None if deleted else json.loads(message.data or b"null")
@@ -50,46 +50,49 @@ async def _newest_entries(stream: JetStreamContext, name: str, prefix: str) -> d
 
 
 def read_delta(path: Path) -> dict[str, State]:
-    """Every row of a Delta table, one per key.
+    """The rows of a Delta table, one per key.
 
     Raises:
         ValueError: two rows have the same key.
     """
-    # Imported here: without the Delta sink it need not be installed.
+    # Imported here: only the Delta sink requires this package.
     import deltalake
 
     rows = deltalake.DeltaTable(str(path)).to_pyarrow_table(columns=list(_COLUMNS))
     table = dict(_states(rows))
     if len(table) != rows.num_rows:
-        raise ValueError(f"{rows.num_rows - len(table)} keys of {path.name} have several rows")
+        raise ValueError(
+            f"could not read {path.name}: {rows.num_rows - len(table)} keys have more than one row"
+        )
     return table
 
 
 def read_parquet(path: Path) -> dict[str, State]:
     """The newest row of each key in Parquet files that a query appended to.
 
-    Only files that a finished batch has put on the sink's list count: those of a batch that was
-    stopped on the way stay in the directory, and its rows come again.
+    Reads only the files in the sink's list, which a finished batch extends. The files of a batch
+    that was stopped stay in the directory, and the batch writes its rows again.
 
     Raises:
-        ValueError: a revision is there twice.
+        ValueError: a revision occurs more than once.
     """
-    rows = pyarrow.dataset.dataset(_listed(path)).to_table(columns=list(_COLUMNS))
-    twice = rows.num_rows - pc.count_distinct(rows["revision"]).as_py()
-    if twice:
-        raise ValueError(f"{twice} revisions are in {path.name} twice")
+    rows = pyarrow.dataset.dataset(_committed_files(path)).to_table(columns=list(_COLUMNS))
+    repeated = rows.num_rows - pc.count_distinct(rows["revision"]).as_py()
+    if repeated:
+        raise ValueError(f"could not read {path.name}: {repeated} revisions occur more than once")
     return dict(_states(rows.sort_by("revision")))
 
 
-def _listed(path: Path) -> list[str]:
+def _committed_files(path: Path) -> list[str]:
     lists = (path / "_spark_metadata").glob("[0-9]*")
     lines = (line for file in lists for line in file.read_text().splitlines()[1:])
-    # Older lists are summed up in a newer one: the same file can be named twice.
+    # A newer list repeats the older ones, so a file can occur more than once.
     return sorted({unquote(urlparse(json.loads(line)["path"]).path) for line in lines})
 
 
 def _states(rows: pa.Table) -> Iterator[tuple[str, State]]:
-    # Back to the JSON's text; a time without a zone is Parquet's old type, which is always UTC.
+    # The text of the JSON value. A timestamp without a zone has Parquet's INT96 type, always in
+    # UTC.
     scheduled = pc.strftime(rows["scheduled"].cast(pa.timestamp("s", "UTC")), "%Y-%m-%dT%H:%M:%SZ")
     index = rows.column_names.index("scheduled")
     for row in rows.set_column(index, "scheduled", scheduled).to_pylist():

@@ -1,12 +1,12 @@
-"""Replays the flights into the bucket, in a process of its own beside Spark.
+"""Replay the flights into the bucket, in a separate process.
 
-The writing process publishes with many messages under way, awaits every PubAck and counts a write
-only then: without that, JetStream drops what it has no time for and nobody learns of it. It may
-write up to the number that its parent last named, one number per line of its standard input; the
-end of that input ends the process, so it never outlives its parent. What it has done goes to its
+The writing process publishes many messages concurrently. It counts a write only when its PubAck is
+received, since JetStream drops messages under load without an error for the publisher. The parent
+limits the number of writes: it sends limits to the process's standard input, one per line. The end
+of this input ends the process, so it does not outlive its parent. The process reports on its
 standard output, one JSON object per line: ``{"written": 12000, "seconds": 0.9}``.
 
-:class:`Writer` is the parent's side.
+:class:`Writer` runs in the parent process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _REPORT_EVERY = 0.1
 
 
 class WriterError(NatsSourceError):
-    """The writing process ended before it had written what it should."""
+    """The writing process ended before its last write."""
 
 
 async def connect(url: str) -> Client:
-    """A connection of its own that fails where it cannot be made, or ends when it is lost.
+    """A new connection without reconnects: connecting fails at once, and a lost connection ends.
 
-    By default nats-py goes on trying for two minutes, also to connect for the first time.
+    With its defaults nats-py retries for two minutes, also for the first connection.
     """
     return await nats.connect(
         url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0.2
@@ -49,22 +49,22 @@ async def connect(url: str) -> Client:
 
 
 async def create_bucket(url: str, bucket: str, history: int) -> None:
-    """A new bucket that keeps ``history`` revisions of a key and may be read by Direct Get."""
+    """Create a bucket that keeps ``history`` revisions per key and allows Direct Get."""
     client = await connect(url)
     config = KeyValueConfig(bucket=bucket, history=history, direct=True)
     await client.jetstream().create_key_value(config=config)
     await client.close()
 
 
-class _Replaying:
-    """The writing process: writes ``operations`` up to ``allowed``, waits, goes on."""
+class _WritingProcess:
+    """The writing process: writes up to the current limit, then waits for the next limit."""
 
     def __init__(self, url: str, bucket: str, departures: int) -> None:
         self._url = url
         self._prefix = f"$KV.{bucket}."
         self._departures = departures
-        self._allowed = 0
-        self._allowed_more = asyncio.Event()
+        self._limit = 0
+        self._limit_changed = asyncio.Event()
         self._closed = False
         self._written = 0
         self._failed: BaseException | None = None
@@ -76,17 +76,17 @@ class _Replaying:
         threading.Thread(target=self._read_input, args=(loop,), daemon=True).start()
         replay = flights.load(self._departures)
         operations = replay.operations()
-        # A writer that lost its server has lost its place: it ends, and its parent says so.
+        # If the connection is lost, the process ends and its parent reports the error.
         client = await connect(self._url)
         stream = client.jetstream(publish_async_max_pending=_IN_FLIGHT)
         sent = 0
         while sent < replay.writes and not self._closed:
-            if sent == self._allowed:
-                self._allowed_more.clear()
-                await self._allowed_more.wait()
+            if sent == self._limit:
+                self._limit_changed.clear()
+                await self._limit_changed.wait()
                 continue
             began = time.monotonic()
-            for key, value in islice(operations, self._allowed - sent):
+            for key, value in islice(operations, self._limit - sent):
                 acked = await stream.publish_async(
                     self._prefix + key,
                     value or b"",
@@ -123,27 +123,27 @@ class _Replaying:
         if upto is None:
             self._closed = True
         else:
-            self._allowed = upto
-        self._allowed_more.set()
+            self._limit = upto
+        self._limit_changed.set()
 
 
 class Writer:
-    """The parent's handle on the writing process; a context manager.
+    """The parent's handle of the writing process; a context manager.
 
     Args:
         url: the server.
-        bucket: the bucket, which exists.
-        departures: how many departures to replay, see :func:`flights.load`.
+        bucket: an existing bucket.
+        departures: number of departures to replay, see :func:`flights.load`.
     """
 
     def __init__(self, url: str, bucket: str, departures: int) -> None:
         self.written = 0
-        """How many writes have been acknowledged."""
+        """Number of acknowledged writes."""
         self.seconds = 0.0
-        """How long they took, without the time in which the writer was told to wait."""
+        """Duration of the writes in seconds, without the time at a limit."""
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 (closed by stop)
         command = [sys.executable, "-m", "nats_stream_source.demo.writer", url, bucket]
-        # In a session of its own, Ctrl-C reaches the parent only, which ends the writer in order.
+        # A new session: Ctrl-C reaches only the parent, which then ends the writer.
         self._process = subprocess.Popen(
             [*command, str(departures)],
             stdin=subprocess.PIPE,
@@ -159,7 +159,7 @@ class Writer:
         return f"<Writer pid {self._process.pid} written={self.written}>"
 
     def allow(self, upto: int) -> None:
-        """Let it write until ``upto`` writes are done; returns at once."""
+        """Set the limit to ``upto`` writes in all; does not wait for them."""
         assert self._process.stdin is not None
         try:
             print(upto, file=self._process.stdin, flush=True)
@@ -167,15 +167,16 @@ class Writer:
             self.check()
 
     def check(self) -> None:
-        """Raise if the process has ended otherwise than by having written everything.
+        """Raise if the process has failed.
 
         Raises:
-            WriterError: it has; with the last line that it left on its standard error.
+            WriterError: the process ended with an error; the message has the last line of its
+                standard error.
         """
         if self._process.poll():
             self._errors.seek(0)
             last = self._errors.read().strip().rpartition("\n")[2]
-            raise WriterError(f"the writer ended after {self.written:,} writes: {last}")
+            raise WriterError(f"writing process ended after {self.written:,} writes: {last}")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -184,17 +185,17 @@ class Writer:
             self.written, self.seconds = report["written"], report["seconds"]
 
     def join(self) -> None:
-        """Wait until the process has written everything and ended.
+        """Wait until the process has completed all writes.
 
         Raises:
-            WriterError: it ended otherwise.
+            WriterError: the process failed.
         """
         self._process.wait()
         self._reader.join()
         self.check()
 
     def stop(self) -> None:
-        """End the process, whatever it has written."""
+        """End the process at any point."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.terminate()
@@ -219,7 +220,7 @@ def main() -> None:
     parser.add_argument("departures", type=int)
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_Replaying(given.url, given.bucket, given.departures).run())
+    asyncio.run(_WritingProcess(given.url, given.bucket, given.departures).run())
 
 
 if __name__ == "__main__":

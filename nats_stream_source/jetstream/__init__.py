@@ -1,29 +1,29 @@
-"""The JetStream layer: five design documents of NATS over nats-py's connection. No Spark in here.
+"""A JetStream client for asyncio programs: five design documents of NATS over nats-py's connection.
 
-What a program uses is named here; see docs/jetstream.md. The modules are used by their own names
-inside the package. A name's module is imported when the name is first used: Spark starts several
-processes for a query, which need few of them, and each would pay for all.
+This module names the public API, see docs/jetstream.md; inside the package, modules are imported by
+their own names. The layer does not depend on Spark. The module of a name is imported when the name
+is first used: Spark starts several processes per query, which need few of these modules, and each
+process would spend time on importing all of them.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nats_stream_source.jetstream.api import JetStream, StoredMessage
-    from nats_stream_source.jetstream.connect import connect
-    from nats_stream_source.jetstream.direct_get import DirectGet
-    from nats_stream_source.jetstream.entry import Entry
-    from nats_stream_source.jetstream.key_value import KeyValue, ReadOnlyKeyValue
-    from nats_stream_source.jetstream.kv_config import KeyValueConfig
-    from nats_stream_source.jetstream.message import JsMessage
-    from nats_stream_source.jetstream.object_store import ObjectStore
-    from nats_stream_source.jetstream.publish import PubAck, Publisher
-    from nats_stream_source.jetstream.subscribe import ConsumerConfig, subscribe
-    from nats_stream_source.jetstream.watch import Watch
+    from nats_stream_source.jetstream.client import connect
+    from nats_stream_source.jetstream.direct_get.client import DirectGet
+    from nats_stream_source.jetstream.kv.config import KeyValueConfig
+    from nats_stream_source.jetstream.kv.entry import Entry
+    from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
+    from nats_stream_source.jetstream.kv.store import KeyValue
+    from nats_stream_source.jetstream.kv.watch import Watch
+    from nats_stream_source.jetstream.object_store.store import ObjectStore
+    from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
+    from nats_stream_source.jetstream.subscriptions.message import JsMessage
+    from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
 
 __all__ = [
     "ConsumerConfig",
@@ -44,39 +44,28 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ConsumerConfig": "subscribe",
-    "DirectGet": "direct_get",
-    "Entry": "entry",
+    "ConsumerConfig": "subscriptions.subscribe",
+    "DirectGet": "direct_get.client",
+    "Entry": "kv.entry",
     "JetStream": "api",
-    "JsMessage": "message",
-    "KeyValue": "key_value",
-    "KeyValueConfig": "kv_config",
-    "ObjectStore": "object_store",
-    "PubAck": "publish",
-    "Publisher": "publish",
-    "ReadOnlyKeyValue": "key_value",
+    "JsMessage": "subscriptions.message",
+    "KeyValue": "kv.store",
+    "KeyValueConfig": "kv.config",
+    "ObjectStore": "object_store.store",
+    "PubAck": "publish.publisher",
+    "Publisher": "publish.publisher",
+    "ReadOnlyKeyValue": "kv.reader",
     "StoredMessage": "api",
-    "Watch": "watch",
-    "connect": "connect",
-    "subscribe": "subscribe",
+    "Watch": "kv.watch",
+    "connect": "client",
+    "subscribe": "subscriptions.subscribe",
 }
 
 
-class _Package(ModuleType):
-    """This package: names that are imported when they are used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-        setattr(self, name, found)
-        return found
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # The import system sets every imported module here, and would hide the functions that
-        # ``connect`` and ``subscribe`` are named after.
-        if name not in _MODULES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+def __getattr__(name: str) -> Any:
+    """Import the module of a public name when the name is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,8 +1,12 @@
-"""JetStream's request/reply API: stream info, messages at the leader, consumers.
+"""JetStream's request/reply API: stream info, messages of the leader, consumers.
 
-``STREAM.INFO`` and ``STREAM.MSG.GET`` are answered by the stream's leader, so what they say is the
-stream's present state (DESIGN 3.5); everything that decides anything asks them. Times are strings
-as the server writes them (RFC 3339, nanoseconds) or integers in nanoseconds since 1970.
+The stream leader answers ``STREAM.INFO`` and ``STREAM.MSG.GET``, so the responses have the present
+state of the stream (docs/internals/measurements.md, Servers 5). Every decision of the package uses
+them. Timestamps are strings as the server formats them (RFC 3339, nanoseconds), or integers in
+nanoseconds since 1970.
+
+The functions at the end help to read messages of the leader one by one: their subjects, the number
+of concurrent requests, and the conversion to deliveries.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.aio.tasks import MAX_CONCURRENT, gather_limited, run_to_completion
+from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
     ApiError,
     ConsumerLimitError,
@@ -22,19 +28,18 @@ from nats_stream_source.errors import (
     RequestTimeoutError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.answer import (
-    decoded,
-    items,
-    moment,
-    number,
-    octets,
+from nats_stream_source.jetstream.json_fields import (
+    array,
+    base64_bytes,
+    decode_response,
+    integer,
+    object_,
     stream_config,
-    table,
-    text,
+    string,
+    timestamp,
 )
-from nats_stream_source.jetstream.connection import Connection
-from nats_stream_source.jetstream.finishing import finish
-from nats_stream_source.jetstream.together import together
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.wire.encode import Delivery, add_size_header
 
 _BY_CODE: dict[int, type[ApiError]] = {
     error.err_code: error
@@ -48,16 +53,18 @@ _BY_CODE: dict[int, type[ApiError]] = {
     if error.err_code is not None
 }
 
-_SILENCE = 3_000_000_000  # nanoseconds; followers that hear nothing for 4 s elect another leader
-_PAGES_OVERLAP = 100  # subjects that may go away between two pages of a list, unnoticed
+_MAX_SILENCE = 3_000_000_000  # nanoseconds; followers elect another leader after 4 s
+_PAGE_OVERLAP = 100  # subjects that may be removed between two pages of a list
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A follower, as the leader has it.
+    """A follower, as the leader reports it.
 
-    ``lag`` is how many operations it is behind. ``active`` are the nanoseconds since the leader
-    heard of it; 0 if it never did, which also a dead one keeps that was down at the election.
+    Attributes:
+        lag: number of operations that the follower is behind.
+        active: nanoseconds since the leader last heard from the follower; 0 if it never did. A
+            follower that was down at the election keeps 0 while it is down.
     """
 
     name: str
@@ -65,22 +72,24 @@ class Replica:
     active: int
 
     @property
-    def heard(self) -> bool:
-        """Whether the leader has just heard of it."""
-        return 0 < self.active < _SILENCE
+    def recently_active(self) -> bool:
+        """Whether the leader has recently heard from the follower."""
+        return 0 < self.active < _MAX_SILENCE
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What ``STREAM.INFO`` says of a stream.
+    """The response to ``STREAM.INFO``.
 
-    ``last_time`` is the time of the message at ``last_seq``, None when the stream never had
-    one, or the server does not know it any more;
-    ``subjects`` is how many subjects have messages, ``messages`` how many there are and ``nbytes``
-    what they take in the store.
-    ``config`` is the server's own configuration object, ``now`` the server's time, ``leader`` the
-    name of the server that leads the stream, None outside of a cluster; ``replicas`` are the
-    others.
+    Attributes:
+        last_time: timestamp of the message at ``last_seq``; None if the stream never had a message,
+            or the server no longer has the timestamp.
+        subjects: number of subjects with messages.
+        messages: number of messages; ``nbytes`` is their size in the store.
+        config: the server's configuration object.
+        now: the server's time.
+        leader: name of the stream leader; None outside of a cluster.
+        replicas: the followers.
     """
 
     name: str
@@ -99,78 +108,79 @@ class StreamInfo:
 
     @property
     def consumers_left(self) -> int | None:
-        """How many more consumers the stream allows; None for any number (accounts differ)."""
-        most: int = self.config.get("max_consumers", -1)
-        return max(0, most - self.consumers) if most > 0 else None
+        """Number of consumers that the stream still allows; None without a limit of the stream."""
+        limit: int = self.config.get("max_consumers", -1)
+        return max(0, limit - self.consumers) if limit > 0 else None
 
     @property
     def replicated(self) -> bool:
-        """Whether more than one server has the stream."""
+        """Whether the stream has more than one replica."""
         return bool(self.config.get("num_replicas", 1) > 1)
 
     def check_majority(self) -> None:
-        """Raise RequestTimeoutError where another server may lead the stream by now.
+        """Raise RequestTimeoutError if another server may be the stream leader by now.
 
-        One that is cut off from the others answers for 10 to 20 s as if it still led, with what it
-        had: what it lacks proves nothing.
+        A leader that is cut off from its followers answers for 10 to 20 s with its old state: a
+        message that it lacks may exist.
         """
-        if 2 * sum(one.heard for one in self.replicas) < len(self.replicas):
+        if 2 * sum(replica.recently_active for replica in self.replicas) < len(self.replicas):
             raise RequestTimeoutError(
-                f"server {self.leader} says that it leads stream {self.name}, and has not heard of "
-                f"most of its replicas for seconds: another one may have more than "
-                f"{self.last_seq}"
+                f"stream leader {self.leader} of {self.name} has not heard from most of its "
+                f"replicas for seconds: another leader may have more than sequence "
+                f"{self.last_seq}; retry",
+                settings=(),
             )
 
-    def check_leads_on(self, now: StreamInfo, through: int) -> None:
-        """Raise RequestTimeoutError unless ``now`` is of the same leader, which has ``through``.
+    def check_same_leader(self, now: StreamInfo, through: int) -> None:
+        """Raise RequestTimeoutError unless ``now`` is of the same leader and has ``through``.
 
-        What was asked of the leader in between and not found is then not there. Where a stream has
-        replicas, the server that led it until a moment ago may have answered, which does not have
-        what came since.
+        Then a message that the leader did not find in between does not exist. Otherwise a deposed
+        leader may have responded, which lacks the latest messages.
         """
         if not self.replicated:
             return
         if (now.created, now.leader) != (self.created, self.leader) or now.last_seq < through:
             raise RequestTimeoutError(
                 f"the leader of stream {self.name} changed from {self.leader} to {now.leader} "
-                f"while it was asked"
+                f"during the read; retry",
+                settings=(),
             )
         now.check_majority()
 
     @classmethod
-    def parse(cls, answer: dict[str, Any]) -> StreamInfo:
-        """From the API's JSON object; ProtocolError when it is none of a stream."""
-        last_time = moment(answer, "state", "last_ts")
-        cluster = table(answer, "cluster", default={})
-        config = stream_config(answer, "config")
+    def parse(cls, response: dict[str, Any]) -> StreamInfo:
+        """From the API's JSON object; raises ProtocolError if a field is missing or invalid."""
+        last_time = timestamp(response, "state", "last_ts")
+        cluster = object_(response, "cluster", default={})
+        config = stream_config(response, "config")
         return cls(
-            name=text(config, "name"),
-            created=moment(answer, "created"),
-            first_seq=number(answer, "state", "first_seq"),
-            last_seq=number(answer, "state", "last_seq"),
-            # The year 1 is the server's way to say that it does not know.
+            name=string(config, "name"),
+            created=timestamp(response, "created"),
+            first_seq=integer(response, "state", "first_seq"),
+            last_seq=integer(response, "state", "last_seq"),
+            # The server reports an unknown time as the year 1.
             last_time=None if last_time.startswith("0001-") else last_time,
-            subjects=number(answer, "state", "num_subjects", default=0),
-            messages=number(answer, "state", "messages"),
-            nbytes=number(answer, "state", "bytes"),
+            subjects=integer(response, "state", "num_subjects", default=0),
+            messages=integer(response, "state", "messages"),
+            nbytes=integer(response, "state", "bytes"),
             config=config,
-            now=moment(answer, "ts") if "ts" in answer else None,
-            leader=text(cluster, "leader", default="") or None,
-            consumers=number(answer, "state", "consumer_count", default=0),
+            now=timestamp(response, "ts") if "ts" in response else None,
+            leader=string(cluster, "leader", default="") or None,
+            consumers=integer(response, "state", "consumer_count", default=0),
             replicas=tuple(
                 Replica(
-                    name=text(one, "name", default=""),
-                    lag=number(one, "lag", default=0),
-                    active=number(one, "active", default=0),
+                    name=string(replica, "name", default=""),
+                    lag=integer(replica, "lag", default=0),
+                    active=integer(replica, "active", default=0),
                 )
-                for one in items(cluster, "replicas")
+                for replica in array(cluster, "replicas")
             ),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as ``STREAM.MSG.GET`` returns it; ``time`` as the server writes it."""
+    """A message as ``STREAM.MSG.GET`` returns it; ``time`` as the server formats it."""
 
     subject: str
     seq: int
@@ -183,28 +193,30 @@ class JetStream:
     """JetStream API calls over one connection.
 
     All methods raise ``RequestTimeoutError``, ``PermissionDeniedError``,
-    ``JetStreamNotEnabledError`` and, for an error without a class of its own, ``ApiError`` with
-    the server's codes.
+    ``JetStreamNotEnabledError`` and, for an error without its own class, ``ApiError`` with the
+    server's codes.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     async def call(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One API request below the connection's API prefix; the answer's JSON object."""
+        """Send a request below the API prefix; returns the JSON object of the response."""
         full = f"{self.connection.settings.api_prefix}.{subject}"
         payload = json.dumps(request).encode() if request is not None else b""
         message = await self.connection.request(full, payload)
-        answer = decoded(message.data, full)
-        if error := table(answer, "error", default={}):
+        response = decode_response(message.data, full)
+        if error := object_(response, "error", default={}):
             raise api_error(subject, error)
-        return answer
+        return response
 
     async def stream_info(self, stream: str) -> StreamInfo:
-        """State and configuration of a stream; StreamNotFoundError when there is none."""
+        """State and configuration of a stream; StreamNotFoundError if it does not exist."""
         info = StreamInfo.parse(await self.call(f"STREAM.INFO.{stream}"))
         if info.name != stream:
-            raise ProtocolError(f"asked for stream {stream!r}, the server answers of {info.name!r}")
+            raise ProtocolError(
+                f"invalid JetStream response: requested stream {stream!r}, received {info.name!r}"
+            )
         return info
 
     async def message(
@@ -220,8 +232,9 @@ class JetStream:
         """The leader's message at ``seq``, the next from there or the last of a subject; or None.
 
         ``next_by_subj`` and ``last_by_subj`` may have wildcards. ``start_time`` (RFC 3339; since
-        2.11, older servers ignore it) stands in for ``seq``. ``min_last_seq`` is for servers that
-        know it, see ``read_after_write``: others ignore or refuse the field (DESIGN 3.1).
+        2.11, older servers ignore it) replaces ``seq``. ``min_last_seq`` is for servers that
+        support it, see ``leader``: others ignore or refuse the field
+        (docs/internals/measurements.md, Servers 1).
         """
         request: dict[str, Any] = {}
         if start_time is not None:
@@ -235,16 +248,16 @@ class JetStream:
         if last_by_subj is not None:
             request["last_by_subj"] = last_by_subj
         try:
-            answer = await self.call(f"STREAM.MSG.GET.{stream}", request)
+            response = await self.call(f"STREAM.MSG.GET.{stream}", request)
         except MessageNotFoundError:
             return None
-        message = table(answer, "message")
+        message = object_(response, "message")
         return StoredMessage(
-            subject=text(message, "subject"),
-            seq=number(message, "seq"),
-            time=moment(message, "time"),
-            data=octets(message, "data"),
-            headers=octets(message, "hdrs"),
+            subject=string(message, "subject"),
+            seq=integer(message, "seq"),
+            time=timestamp(message, "time"),
+            data=base64_bytes(message, "data"),
+            headers=base64_bytes(message, "hdrs"),
         )
 
     async def last_seq(self, stream: str, filters: Sequence[str]) -> int:
@@ -253,90 +266,121 @@ class JetStream:
         async def last(subject: str) -> StoredMessage | None:
             return await self.message(stream, last_by_subj=subject)
 
-        found = await together(last, filters or (">",))
-        return max((message.seq for message in found if message is not None), default=0)
+        messages = await gather_limited(last, filters or (">",))
+        return max((message.seq for message in messages if message is not None), default=0)
 
     async def api_level(self) -> int:
-        """Which API the servers speak: 0 before 2.11, 1 from there on, more with later ones."""
-        return number(await self.call("INFO"), "api", "level", default=0)
+        """The API level of the server: 0 before 2.11, 1 from 2.11 on, higher for later versions."""
+        return integer(await self.call("INFO"), "api", "level", default=0)
 
-    async def subjects(self, stream: str, filter_subject: str, most: int | None = None) -> set[str]:
-        """The subjects that have messages now and match a filter, as the leader knows them.
+    async def subjects(
+        self, stream: str, filter_subject: str, limit: int | None = None
+    ) -> set[str]:
+        """The subjects of the leader that have messages and match a filter.
 
-        With ``most`` it stops when more than so many were found.
+        With ``limit`` it stops as soon as it has more than that number of subjects.
         """
-        return set(await self.subject_counts(stream, filter_subject, most))
+        return set(await self.subject_counts(stream, filter_subject, limit))
 
     async def subject_counts(
-        self, stream: str, filter_subject: str, most: int | None = None
+        self, stream: str, filter_subject: str, limit: int | None = None
     ) -> dict[str, int]:
-        """:meth:`subjects`, and how many messages each of them has."""
+        """:meth:`subjects`, with the number of messages of each."""
         names: dict[str, int] = {}
         offset, last = 0, ""
         while True:
             request = {"subjects_filter": filter_subject, "offset": offset}
-            answer = await self.call(f"STREAM.INFO.{stream}", request)
-            found = table(answer, "state", "subjects", default={})
-            if offset and (not found or min(found) > last):
-                # Subjects went away, and the sorted list moved up by more than the pages overlap.
-                offset = max(0, offset - 10 * _PAGES_OVERLAP)
+            response = await self.call(f"STREAM.INFO.{stream}", request)
+            page = object_(response, "state", "subjects", default={})
+            if offset and (not page or min(page) > last):
+                # Subjects were removed, and the sorted list moved by more than the overlap of
+                # pages.
+                offset = max(0, offset - 10 * _PAGE_OVERLAP)
                 continue
-            names.update(found)
-            if not found or offset + len(found) >= number(answer, "total", default=0):
+            names.update(page)
+            if not page or offset + len(page) >= integer(response, "total", default=0):
                 return names
-            if most is not None and len(names) > most:
+            if limit is not None and len(names) > limit:
                 return names
-            # Pages are of 100,000; in between, subjects may come and go.
-            last = max(found)
-            offset += max(len(found) - _PAGES_OVERLAP, 1)
+            # Pages have 100,000 subjects; subjects may be added and removed in between.
+            last = max(page)
+            offset += max(len(page) - _PAGE_OVERLAP, 1)
 
     async def create_consumer(self, stream: str, name: str, config: dict[str, Any]) -> int:
-        """Create a consumer under a new name; its ``num_pending`` at creation.
+        """Create a consumer with a new name; returns its ``num_pending`` at creation.
 
-        As :meth:`add_consumer`, also cancelled it waits for the answer.
+        As in :meth:`add_consumer`, a cancellation waits for the response.
         """
-        return number(await self.add_consumer(stream, {"name": name, **config}), "num_pending")
+        return integer(await self.add_consumer(stream, {"name": name, **config}), "num_pending")
 
     async def add_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Create the consumer ``config["name"]``; the server's consumer info.
+        """Create the consumer ``config["name"]``; returns the server's consumer info.
 
-        A consumer of that name with another configuration is an ApiError (10148, 10013 or 10105);
-        with the very same one, the server answers as if it had created it.
+        If a consumer of that name exists with another configuration, the server responds with an
+        ApiError (10148, 10013 or 10105); with the same configuration, as if it had created it.
 
-        Cancelled, it waits for the answer and raises then: servers create aside, so a deletion that
-        is sent before the answer came finds nothing, and the consumer is there afterwards.
+        A cancellation waits for the response before it is raised: servers create consumers
+        asynchronously, so a deletion that is sent before the response does not find the consumer,
+        which would exist afterwards.
         """
         subject = f"CONSUMER.CREATE.{stream}.{config['name']}"
         if config.get("filter_subject"):
             subject += f".{config['filter_subject']}"
         request = {"stream_name": stream, "config": config, "action": "create"}
-        return await finish(self.call(subject, request))
+        return await run_to_completion(self.call(subject, request))
 
     async def consumer_info(self, stream: str, name: str) -> dict[str, Any]:
-        """The server's consumer info; ConsumerNotFoundError when there is none."""
+        """The server's consumer info; ConsumerNotFoundError if the consumer does not exist."""
         return await self.call(f"CONSUMER.INFO.{stream}.{name}")
 
-    async def streams_with(self, subject: str) -> list[str]:
-        """The names of the streams that take ``subject``, which may have wildcards."""
-        answer = await self.call("STREAM.NAMES", {"subject": subject})
-        return [str(name) for name in items(answer, "streams")]
+    async def stream_names_by_subject(self, subject: str) -> list[str]:
+        """The names of the streams that have ``subject``, which may contain wildcards."""
+        response = await self.call("STREAM.NAMES", {"subject": subject})
+        return [str(name) for name in array(response, "streams")]
 
     async def delete_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer; ConsumerNotFoundError when there is none."""
+        """Delete a consumer; ConsumerNotFoundError if it does not exist."""
         await self.call(f"CONSUMER.DELETE.{stream}.{name}")
 
 
 def api_error(subject: str, error: dict[str, Any]) -> ApiError:
-    """The exception for the ``error`` object of an answer on ``subject``."""
-    code, err_code = number(error, "code", default=0), number(error, "err_code", default=0)
-    said = f"{subject}: {error.get('description')} (code {code}, err_code {err_code})"
+    """The exception for the ``error`` object of a response on ``subject``."""
+    code, err_code = integer(error, "code", default=0), integer(error, "err_code", default=0)
+    text = f"{subject}: {error.get('description')} (code {code}, err_code {err_code})"
+    settings: tuple[str, ...] = ()
     if err_code == JetStreamNotEnabledError.err_code:
-        said += (
-            ". If another account or domain has it, the options 'domain' and 'apiPrefix' lead to it"
-        )
+        text += "; set 'domain' or 'api_prefix' if JetStream is in another domain or account"
+        settings = ("domain", "api_prefix")
     if err_code == ConsumerLimitError.err_code:
-        said += (
-            ". Each task that reads has a consumer: the stream's or the account's 'max_consumers' "
-            "must allow as many as tasks run at a time, beside those that are there"
+        text += (
+            "; raise 'max_consumers' of the stream or account: each concurrent reader uses one "
+            "consumer, beside the existing ones"
         )
-    return _BY_CODE.get(err_code, ApiError)(said, code or None, err_code or None)
+    return _BY_CODE.get(err_code, ApiError)(text, code or None, err_code or None, settings=settings)
+
+
+_MAX_PENDING_BYTES = 64 << 20  # of concurrent responses, if each has the maximum size
+
+
+async def list_subjects(jetstream: JetStream, stream: str, filters: Sequence[str]) -> set[str]:
+    """The subjects of the leader that match one of ``filters``; no filters: all subjects."""
+    names: set[str] = set()
+    for filter_subject in filters or (">",):
+        names |= await jetstream.subjects(stream, filter_subject)
+    return names
+
+
+def max_concurrent_requests(jetstream: JetStream) -> int:
+    """Maximum number of concurrent message requests, for messages of any size."""
+    return max(
+        1,
+        min(MAX_CONCURRENT, _MAX_PENDING_BYTES // max(jetstream.connection.client.max_payload, 1)),
+    )
+
+
+def as_delivered(message: StoredMessage, *, headers_only: bool) -> Delivery:
+    """A stored message in the form of a delivery of a consumer."""
+    headers, payload = message.headers, message.data
+    if headers_only:
+        headers, payload = add_size_header(headers, len(payload)), b""
+    return Delivery(message.subject, message.seq, nanoseconds(message.time), headers, payload)

@@ -1,8 +1,8 @@
-"""A consumer's configuration as a user writes it, and what the server says of a consumer. Pure.
+"""The configuration and the info of a consumer. Pure.
 
-Field names are the server's own. What was not given is None and is not sent: the server fills it
-in. So "what the user gave" stays known, and can be compared with a consumer that exists already
-(ADR-15, "Other checks").
+The field names are the server's. A field that is not set is None and is not sent: the server sets
+its default. So the fields that the user set are known, and can be compared with an existing
+consumer (ADR-15, "Other checks").
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nats_stream_source.jetstream.answer import number, table, text
+from nats_stream_source.jetstream.json_fields import integer, object_, string
 from nats_stream_source.jetstream.times import nanoseconds
 
 _DURATIONS = frozenset(("ack_wait", "idle_heartbeat", "inactive_threshold", "max_expires"))
@@ -19,11 +19,11 @@ _DURATIONS = frozenset(("ack_wait", "idle_heartbeat", "inactive_threshold", "max
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """A consumer's configuration (ADR-15, "Configuration"); None for what the server shall choose.
+    """A consumer's configuration (ADR-15, "Configuration"); None for the server's default.
 
     Durations (``ack_wait``, ``backoff``, ``idle_heartbeat``, ``inactive_threshold``,
     ``max_expires``) are seconds, ``opt_start_time`` is RFC 3339, ``rate_limit_bps`` bits per
-    second. The newer fields, which the document does not have, stand at the end.
+    second. The fields at the end are newer than the document.
     """
 
     ack_policy: str | None = None
@@ -61,12 +61,12 @@ class ConsumerConfig:
         return f"ConsumerConfig({given})"
 
     def given(self) -> dict[str, Any]:
-        """The fields that were given, by name."""
+        """The fields that were set, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def json(self) -> dict[str, Any]:
-        """What was given, as the server wants it: durations in nanoseconds."""
+        """The fields that were set, as the server expects them: durations in nanoseconds."""
         result = self.given()
         for name in _DURATIONS & result.keys():
             result[name] = _ns(result[name])
@@ -85,15 +85,15 @@ def _ns(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """What ``CONSUMER.INFO`` says of a consumer.
+    """The response to ``CONSUMER.INFO``.
 
     Attributes:
-        stream, name: whose it is.
-        config: the server's own configuration object.
-        push_bound: whether somebody subscribes to the deliver subject of a push consumer.
-        consumer_seq, stream_seq: the last delivered ones; 0 before the first.
-        num_pending: how many messages match and were not delivered yet.
-        leader: the server that leads it in a cluster; None outside.
+        stream, name: the stream and the name of the consumer.
+        config: the server's configuration object.
+        push_bound: whether the deliver subject of a push consumer has a subscriber.
+        consumer_seq, stream_seq: of the last delivered message; 0 before the first.
+        num_pending: number of matching messages that were not delivered yet.
+        leader: name of the consumer leader; None outside of a cluster.
     """
 
     stream: str
@@ -106,62 +106,62 @@ class ConsumerInfo:
     leader: str | None
 
     @classmethod
-    def parse(cls, answer: Mapping[str, Any]) -> ConsumerInfo:
-        """From the API's JSON object; ProtocolError when it is none of a consumer."""
+    def parse(cls, response: Mapping[str, Any]) -> ConsumerInfo:
+        """From the API's JSON object; raises ProtocolError if a field is missing or invalid."""
         return cls(
-            stream=text(answer, "stream_name"),
-            name=text(answer, "name"),
-            config=table(answer, "config"),
-            push_bound=bool(answer.get("push_bound")),
-            consumer_seq=number(answer, "delivered", "consumer_seq", default=0),
-            stream_seq=number(answer, "delivered", "stream_seq", default=0),
-            num_pending=number(answer, "num_pending", default=0),
-            leader=text(answer, "cluster", "leader", default="") or None,
+            stream=string(response, "stream_name"),
+            name=string(response, "name"),
+            config=object_(response, "config"),
+            push_bound=bool(response.get("push_bound")),
+            consumer_seq=integer(response, "delivered", "consumer_seq", default=0),
+            stream_seq=integer(response, "delivered", "stream_seq", default=0),
+            num_pending=integer(response, "num_pending", default=0),
+            leader=string(response, "cluster", "leader", default="") or None,
         )
 
     @property
     def filters(self) -> frozenset[str]:
-        """Its filter subjects; none for the whole stream."""
+        """The filter subjects; empty for the whole stream."""
         one, many = self.config.get("filter_subject"), self.config.get("filter_subjects")
         return frozenset([one] if one else many or ())
 
     @property
     def heartbeat(self) -> float | None:
-        """Seconds between idle heartbeats of a push consumer; None without."""
+        """Seconds between idle heartbeats of a push consumer; None without heartbeats."""
         interval = self.config.get("idle_heartbeat")
         return interval / 1e9 if interval else None
 
     @property
     def acks(self) -> bool:
-        """Whether deliveries are to be acknowledged."""
+        """Whether deliveries must be acknowledged."""
         return bool(self.config.get("ack_policy", "none") != "none")
 
 
-# Checked by rules of their own, or not at all: a deliver subject is the one thing that may differ.
-_APART = frozenset(
+# Compared by other rules, or not at all: only the deliver subject may differ.
+_NOT_COMPARED = frozenset(
     ("deliver_group", "deliver_subject", "durable_name", "filter_subject", "filter_subjects")
 )
 
 
 def differences(given: ConsumerConfig, existing: Mapping[str, Any]) -> list[str]:
-    """What was given and is otherwise in a consumer that exists, in words (ADR-15).
+    """The set fields that differ in an existing consumer, as messages (ADR-15).
 
-    A number, text or list that is empty or zero counts as not given, since the server takes it so.
-    Of ``metadata`` only the given keys are compared: the server adds its own.
+    An integer, string or list that is zero or empty counts as not set, as in the server. Of
+    ``metadata`` only the given keys are compared: the server adds its own.
     """
-    found = []
-    for name, wanted in given.json().items():
-        if name in _APART or (not wanted and not isinstance(wanted, bool)):
+    result = []
+    for name, expected in given.json().items():
+        if name in _NOT_COMPARED or (not expected and not isinstance(expected, bool)):
             continue
-        there = existing.get(name)
+        actual = existing.get(name)
         if name == "metadata":
-            there = {key: (there or {}).get(key) for key in wanted}
-        elif name == "opt_start_time" and there:
-            wanted, there = nanoseconds(wanted), nanoseconds(there)
-        elif isinstance(wanted, bool):
-            there = bool(there)
+            actual = {key: (actual or {}).get(key) for key in expected}
+        elif name == "opt_start_time" and actual:
+            expected, actual = nanoseconds(expected), nanoseconds(actual)
+        elif isinstance(expected, bool):
+            actual = bool(actual)
         elif name == "ack_wait" and given.backoff:
-            continue  # the server puts the first backoff in its place
-        if wanted != there:
-            found.append(f"{name} is {there!r}, not {wanted!r}")
-    return found
+            continue  # the server replaces it with the first backoff
+        if expected != actual:
+            result.append(f"{name} is {actual!r}, not {expected!r}")
+    return result

@@ -2,8 +2,8 @@
 
 A bucket ``fleet`` is the stream ``KV_fleet`` with the subjects ``$KV.fleet.<key>``. A filter is a
 key in which whole tokens may be wildcards: ``*`` for one token, ``>`` at the end for the rest.
-Keys that begin with ``_kv`` belong to whoever keeps the bucket: they can be read, but are not
-written and not listed.
+Keys that start with ``_kv`` are reserved for internal use: they can be read, but are not written
+and not listed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
+from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
 from nats_stream_source.errors import ConfigurationError, InvalidNameError
-
-DEFAULT_API_PREFIX = "$JS.API"
 
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
 
 RESERVED = "_kv"
-"""What the keys begin with that ADR-8 keeps for internal use."""
+"""Prefix of the keys that ADR-8 reserves for internal use."""
 
 
 def check_bucket(bucket: str) -> str:
-    """Return ``bucket`` if ADR-8 allows it as a name; raise InvalidNameError otherwise."""
+    """Return ``bucket`` if ADR-8 allows it; raise InvalidNameError otherwise."""
     if not _BUCKET.fullmatch(bucket):
         raise InvalidNameError(
             f"{bucket!r} is not a bucket name: letters, digits, '_' and '-' only (ADR-8)"
@@ -35,7 +34,8 @@ def check_bucket(bucket: str) -> str:
 def check_key(key: str) -> str:
     """Return ``key`` if ADR-8 allows it; raise InvalidNameError otherwise.
 
-    Beyond ADR-8's pattern, two dots in a row are refused: the server has no empty tokens.
+    In addition to ADR-8's pattern, consecutive dots are refused: a subject cannot have an empty
+    token.
     """
     if not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
         raise InvalidNameError(
@@ -46,9 +46,9 @@ def check_key(key: str) -> str:
 
 
 def check_written_key(key: str) -> str:
-    """Return ``key`` if it is a key that users may write; raise InvalidNameError otherwise."""
+    """Return ``key`` if users may write it; raise InvalidNameError otherwise."""
     if check_key(key).startswith(RESERVED):
-        raise InvalidNameError(f"{key!r}: keys that begin with {RESERVED!r} are reserved (ADR-8)")
+        raise InvalidNameError(f"{key!r}: keys that start with {RESERVED!r} are reserved (ADR-8)")
     return key
 
 
@@ -67,16 +67,16 @@ def check_filter(pattern: str) -> str:
 
 
 def is_literal(subject: str) -> bool:
-    """Whether a subject stands for itself alone, so that it can be asked for by its name.
+    """Whether a subject matches only itself, so that a request can name it.
 
-    Servers also store what somebody publishes to ``$KV.fleet.>``. In a request its name would be a
-    filter: a purge of that one subject would be a purge of the bucket.
+    Servers also store messages that were published to ``$KV.fleet.>``. In a request that subject
+    would be a filter: a purge of the one subject would purge the bucket.
     """
     return not {"*", ">"} & set(subject.split("."))
 
 
 def covering(filters: Sequence[str]) -> str:
-    """The narrowest one filter that matches whatever one of ``filters`` does."""
+    """The narrowest single filter that matches every subject that one of ``filters`` matches."""
     found: list[str] = []
     for tokens in itertools.zip_longest(*(one.split(".") for one in filters)):
         if None in tokens:
@@ -93,7 +93,7 @@ def stream_of(bucket: str) -> str:
 
 
 def bucket_of(stream: str) -> str:
-    """The name of the bucket that a stream is, or would be: a mirror may be named either way."""
+    """The name of a stream's bucket; the name of a mirror may lack the prefix ``KV_``."""
     return stream.removeprefix("KV_")
 
 
@@ -103,21 +103,21 @@ def key_subject(bucket: str, key: str) -> str:
 
 
 def write_subject(subject: str, api_prefix: str) -> str:
-    """Where a message for ``subject`` is sent to, so that it gets to the stream (ADR-19).
+    """The subject to publish to for the stream's ``subject`` (ADR-19).
 
-    The same prefix leads to the stream as to the API, and the server takes it off again on the
-    way; the stream's own subjects never have it.
+    Publishes use the same prefix as the API. The server removes it on the way to the stream, whose
+    subjects never have it.
     """
     return subject if api_prefix == DEFAULT_API_PREFIX else f"{api_prefix}.{subject}"
 
 
 def write_prefix(bucket: str, api_prefix: str) -> str:
-    """What stands before the key where a write is sent: ``$KV.fleet.``, ``fromA.$KV.fleet.``."""
+    """The prefix of a key in writes: ``$KV.fleet.``, ``fromA.$KV.fleet.``."""
     return write_subject(key_subject(bucket, ""), api_prefix)
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether a subject exists that both filters match."""
+    """Whether both filters match a common subject."""
     left, right = one.split("."), other.split(".")
     for a, b in zip(left, right, strict=False):
         if a == ">" or b == ">":
@@ -128,7 +128,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether every subject that ``narrow`` matches is matched by ``wide`` too."""
+    """Whether ``wide`` matches every subject that ``narrow`` matches."""
     left, right = wide.split("."), narrow.split(".")
     for a, b in zip(left, right, strict=False):
         if a == ">":
@@ -139,7 +139,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def intersection(one: str, other: str) -> str | None:
-    """The filter for what both filters match; None where they do not overlap."""
+    """The filter for the subjects that both filters match; None if they do not overlap."""
     left, right = one.split("."), other.split(".")
     common: list[str] = []
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
@@ -159,7 +159,7 @@ def check_subject_filter(pattern: str) -> str:
     for index, token in enumerate(tokens):
         if token == "*" or (token == ">" and index == len(tokens) - 1):
             continue
-        # Within a token the server takes '*' and '>' for themselves; nobody means that here.
+        # Within a token the server takes '*' and '>' literally, which users do not intend.
         if not token or set(token) & set("*> \t\r\n\f\0"):
             raise InvalidNameError(
                 f"{pattern!r} is not a subject filter: tokens between dots, without spaces; a "
@@ -169,33 +169,34 @@ def check_subject_filter(pattern: str) -> str:
 
 
 def check_stream(name: str) -> str:
-    """Return ``name`` if a stream can have it; raise InvalidNameError otherwise."""
+    """Return ``name`` if it is a valid stream name; raise InvalidNameError otherwise."""
     if not name or set(name) & set(". *>/\\\t\r\n\f\0"):
         raise InvalidNameError(
-            f"{name!r} is not a stream's name: no spaces, dots, slashes or wildcards. The option "
-            f"'subject' looks a stream up by a subject that it has"
+            f"{name!r} is not a stream's name: it must not contain spaces, dots, slashes or "
+            f"wildcards; 'subject' looks a stream up by one of its subjects",
+            settings=("subject",),
         )
     return name
 
 
 def check_filters(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the key filters if each is valid and no two overlap, as one consumer needs them.
+    """Return the key filters if they are valid and do not overlap, as one consumer requires.
 
     Raises:
-        InvalidNameError: one is no filter.
-        ConfigurationError: two overlap; the server refuses such a consumer (10138).
+        InvalidNameError: a filter is invalid.
+        ConfigurationError: two filters overlap; the server refuses such a consumer (10138).
     """
-    return _apart(tuple(check_filter(pattern) for pattern in patterns), "key", "keys")
+    return _check_overlap(tuple(check_filter(pattern) for pattern in patterns), "key", "keys")
 
 
 def check_subject_filters(patterns: Iterable[str]) -> tuple[str, ...]:
     """:func:`check_filters` for subjects of any stream."""
     checked = tuple(check_subject_filter(pattern) for pattern in patterns)
-    return _apart(checked, "subject", "filterSubjects")
+    return _check_overlap(checked, "subject", "filter_subjects")
 
 
-def _apart(checked: tuple[str, ...], what: str, option: str) -> tuple[str, ...]:
-    # Two literals overlap only if they are the same, so thousands of them are no work.
+def _check_overlap(checked: tuple[str, ...], kind: str, setting: str) -> tuple[str, ...]:
+    # Two literals overlap only if they are equal, so thousands of them cost little.
     literals: set[str] = set()
     wild: list[str] = []
     for one in checked:
@@ -204,8 +205,9 @@ def _apart(checked: tuple[str, ...], what: str, option: str) -> tuple[str, ...]:
         for other in [one] if one in literals else others:
             if overlap(one, other):
                 raise ConfigurationError(
-                    f"the {what} filters {other!r} and {one!r} overlap: a {what} that matches both "
-                    f"would be read twice; keep the wider one in the option {option!r}"
+                    f"the {kind} filters {other!r} and {one!r} overlap: a {kind} that matches both "
+                    f"would be read twice; keep only the wider one in '{setting}'",
+                    settings=(setting,),
                 )
         if literal:
             literals.add(one)
@@ -217,11 +219,15 @@ def _apart(checked: tuple[str, ...], what: str, option: str) -> tuple[str, ...]:
 def api_prefix(prefix: str | None = None, domain: str | None = None) -> str:
     """The prefix of all API subjects: ``$JS.API``, a domain's, or an account import's (ADR-19)."""
     if prefix and domain:
-        raise ConfigurationError("options 'apiPrefix' and 'domain' exclude each other")
+        raise ConfigurationError(
+            "'api_prefix' and 'domain' exclude each other", settings=("api_prefix", "domain")
+        )
     chosen = prefix.rstrip(".") if prefix else f"$JS.{domain}.API" if domain else DEFAULT_API_PREFIX
     tokens = chosen.split(".")
     if any(not token or set(token) & set("*> \t\r\n") for token in tokens):
         raise ConfigurationError(
-            f"{chosen!r} cannot be an API prefix: see options 'apiPrefix' and 'domain'"
+            f"invalid API prefix {chosen!r}: it must be a subject without wildcards; change "
+            f"'api_prefix' or 'domain'",
+            settings=("api_prefix", "domain"),
         )
     return chosen

@@ -1,4 +1,4 @@
-"""Times as the server writes them: RFC 3339, to the nanosecond. Pure."""
+"""Timestamps as the server formats them: RFC 3339, to the nanosecond. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _RFC3339 = re.compile(
 
 
 def nanoseconds(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time; ProtocolError when it is none."""
+    """Nanoseconds since 1970 of an RFC 3339 timestamp; raises ProtocolError if it is invalid."""
     match = _RFC3339.fullmatch(text)
     if match is None:
-        raise ProtocolError(f"not a time: {text!r}")
+        raise ProtocolError(f"not an RFC 3339 timestamp: {text!r}")
     date, clock, fraction, sign, hours, minutes = match.groups()
     try:
         seconds = calendar.timegm(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
     except ValueError:  # a thirteenth month
-        raise ProtocolError(f"not a time: {text!r}") from None
+        raise ProtocolError(f"not an RFC 3339 timestamp: {text!r}") from None
     if sign:
         shift = int(hours) * 3600 + int(minutes) * 60
         seconds += shift if sign == "-" else -shift
@@ -31,20 +31,20 @@ def nanoseconds(text: str) -> int:
 
 
 def rfc3339(when: str | int | datetime) -> str:
-    """A time as the server writes it: RFC 3339 in UTC, nanoseconds, no trailing zeros.
+    """A timestamp as the server formats it: RFC 3339 in UTC, without trailing zeros.
 
     Args:
-        when: such a text already (any offset), nanoseconds since 1970, or an aware ``datetime``.
+        when: an RFC 3339 string (any offset), nanoseconds since 1970, or an aware ``datetime``.
 
     Raises:
-        ProtocolError: a text that is no time.
-        ConfigurationError: a ``datetime`` without a time zone.
+        ProtocolError: the string is not a timestamp.
+        ConfigurationError: the ``datetime`` does not have a time zone.
     """
     if isinstance(when, str):
         when = nanoseconds(when)
     elif isinstance(when, datetime):
         if when.tzinfo is None:
-            raise ConfigurationError(f"{when!r} has no time zone: say which one is meant")
+            raise ConfigurationError(f"{when!r} does not have a time zone; use an aware datetime")
         since = when - datetime(1970, 1, 1, tzinfo=timezone.utc)
         when = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
     seconds, fraction = divmod(when, 1_000_000_000)

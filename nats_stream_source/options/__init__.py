@@ -1,27 +1,27 @@
-"""The options of the formats: one table for each, and the values that are made of it.
+"""The options of the formats: one table for each format, and the parsed values.
 
-Every option has one row: its name as Spark users write it, its type, its default, what it means.
-Parsing, the error for an unknown name and the tables of the documentation come from it.
+Each option has one row: its name in Spark, its type, its default and its description. The parser,
+the errors, the flags of the command line and the documentation use the same rows.
 """
 
-from nats_stream_source.options.beginning import Beginning, DeliverPolicy
+from nats_stream_source.options.common import COMMON, CommonOptions
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.kv import KV, KvOptions, kv_options
-from nats_stream_source.options.reading import READING, Reading
+from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.stream import STREAM, StreamOptions, stream_options
 from nats_stream_source.options.table import Mode, Option, markdown_table, parse
 
 __all__ = [
+    "COMMON",
     "CONNECTION",
     "KV",
-    "READING",
     "STREAM",
-    "Beginning",
+    "CommonOptions",
     "DeliverPolicy",
     "KvOptions",
     "Mode",
     "Option",
-    "Reading",
+    "StartPosition",
     "StreamOptions",
     "connection_settings",
     "kv_options",

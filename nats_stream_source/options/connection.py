@@ -1,88 +1,158 @@
-"""The options that say how to reach the servers, the same for every format."""
+"""The options of the connection to the NATS servers, which both formats have.
+
+Each row sets the field of ``ConnectionSettings`` that has its name in snake case. ``domain`` and
+``apiPrefix`` together set the field ``api_prefix``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError, OptionError
-from nats_stream_source.jetstream.settings import ConnectionSettings
 from nats_stream_source.jetstream.subjects import api_prefix
-from nats_stream_source.options import kinds
+from nats_stream_source.options import converters
+from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.table import Option
 
 CONNECTION: tuple[Option, ...] = (
     Option(
-        "servers", "list of URLs", kinds.servers, None, "where the NATS servers are; required", True
+        "servers",
+        "list of URLs",
+        converters.server_urls,
+        None,
+        "URLs of the NATS servers, such as `nats://host:4222`. Required. URLs with credentials are "
+        "refused.",
+        True,
     ),
-    Option("user", "text", kinds.text, None, "user name"),
-    Option("password", "text", kinds.text, None, "password of `user`", secret=True),
-    Option("token", "text", kinds.text, None, "authentication token", secret=True),
-    Option("credentials", "path", kinds.text, None, "credentials file (user JWT and nkey seed)"),
+    Option("user", "string", converters.string, None, "User name. Requires `password`."),
+    Option("password", "string", converters.string, None, "Password of `user`.", secret=True),
+    Option("token", "string", converters.string, None, "Authentication token.", secret=True),
+    Option(
+        "credentials",
+        "path",
+        converters.string,
+        None,
+        "Credentials file (user JWT and nkey seed). The path must be readable on every machine.",
+    ),
     Option(
         "credentialsContent",
-        "credentials file's text",
-        kinds.credentials,
+        "string",
+        converters.credentials_content,
         None,
-        "the text of a credentials file, where none can be put on every machine",
+        "Content of a credentials file, instead of `credentials`. It must contain a word that "
+        "Spark's redaction recognises, such as `secret`.",
         secret=True,
     ),
-    Option("nkeySeedFile", "path", kinds.text, None, "file with a user's nkey seed"),
     Option(
-        "tlsCaFile", "path", kinds.text, None, "PEM certificates to trust, instead of the system's"
+        "nkeySeedFile",
+        "path",
+        converters.string,
+        None,
+        "File with a user's nkey seed. The path must be readable on every machine.",
     ),
-    Option("tlsCertFile", "path", kinds.text, None, "PEM certificate that proves the client"),
-    Option("tlsKeyFile", "path", kinds.text, None, "private key of `tlsCertFile`, not encrypted"),
+    Option(
+        "tlsCaFile",
+        "path",
+        converters.string,
+        None,
+        "PEM certificates of the authorities to trust. Default: those of the system.",
+    ),
+    Option(
+        "tlsCertFile",
+        "path",
+        converters.string,
+        None,
+        "PEM certificate of the client. Requires `tlsKeyFile`.",
+    ),
+    Option(
+        "tlsKeyFile",
+        "path",
+        converters.string,
+        None,
+        "Private key of `tlsCertFile`. The key must not be encrypted.",
+    ),
     Option(
         "tlsHandshakeFirst",
         "boolean",
-        kinds.boolean,
+        converters.boolean,
         False,
-        "begin with the TLS handshake; for servers that are set so",
+        "Whether the client starts the TLS handshake before the server sends INFO. Default: "
+        "`false`. Set it for servers with `handshake_first`.",
     ),
-    Option("domain", "token", kinds.token, None, "JetStream domain to read from (ADR-19)"),
-    Option("apiPrefix", "subject", kinds.subject, None, "prefix of the JetStream API (ADR-19)"),
-    Option("inboxPrefix", "subject", kinds.subject, "_INBOX", "first tokens of reply subjects"),
-    Option("consumerPrefix", "token", kinds.token, "spark", "first part of the consumers' names"),
-    Option("connectTimeout", "number of seconds", kinds.seconds, 10.0, "limit for connecting"),
+    Option(
+        "domain",
+        "string",
+        converters.subject_token,
+        None,
+        "JetStream domain (ADR-19). One token; excludes `apiPrefix`.",
+    ),
+    Option(
+        "apiPrefix",
+        "subject",
+        converters.subject,
+        None,
+        "Prefix of the JetStream API subjects (ADR-19). Default: `$JS.API`. Excludes `domain`.",
+    ),
+    Option(
+        "inboxPrefix",
+        "subject",
+        converters.subject,
+        "_INBOX",
+        "First tokens of the reply and deliver subjects. Default: `_INBOX`.",
+    ),
+    Option(
+        "consumerPrefix",
+        "string",
+        converters.subject_token,
+        "spark",
+        "First part of the names of consumers. Default: `spark`. One token.",
+    ),
+    Option(
+        "connectTimeout",
+        "duration in seconds",
+        converters.duration,
+        10.0,
+        "Maximum time to connect, and to retry while servers are not available. Default: 10; from "
+        "0.05 to 3600.",
+    ),
     Option(
         "requestTimeout",
-        "number of seconds",
-        kinds.seconds,
+        "duration in seconds",
+        converters.duration,
         5.0,
-        "limit for one answer of a server",
+        "Maximum time to wait for one response of a server. Default: 5; from 0.05 to 3600.",
     ),
 )
 
+_API_PREFIX = ("domain", "apiPrefix")
+
 
 def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
-    """The connection's part of parsed values; OptionError when it contradicts itself."""
+    """The settings of the connection, from parsed values.
+
+    Raises:
+        OptionError: an option is missing, or options contradict each other.
+    """
     if not values["servers"]:
         raise OptionError("option 'servers' is missing: for example nats://127.0.0.1:4222")
-    if values["domain"] and values["apiPrefix"]:
-        raise OptionError("options 'domain' and 'apiPrefix' exclude each other")
-    settings = ConnectionSettings(
-        servers=values["servers"],
-        user=values["user"],
-        password=values["password"],
-        token=values["token"],
-        api_prefix=api_prefix(values["apiPrefix"], values["domain"]),
-        inbox_prefix=values["inboxPrefix"],
-        consumer_prefix=values["consumerPrefix"],
-        connect_timeout=values["connectTimeout"],
-        request_timeout=values["requestTimeout"],
-        credentials=values["credentials"],
-        credentials_content=values["credentialsContent"],
-        nkey_seed_file=values["nkeySeedFile"],
-        tls_ca_file=values["tlsCaFile"],
-        tls_cert_file=values["tlsCertFile"],
-        tls_key_file=values["tlsKeyFile"],
-        tls_handshake_first=values["tlsHandshakeFirst"],
-    )
-    try:
-        settings.check()
-    except OptionError:
-        raise
-    except ConfigurationError as error:
-        raise OptionError(str(error)) from None
+    fields = {
+        option.setting: values[option.name]
+        for option in CONNECTION
+        if option.name not in _API_PREFIX
+    }
+    with option_hints(option_names(CONNECTION)):
+        if values["domain"] and values["apiPrefix"]:
+            raise OptionError(
+                "'domain' and 'api_prefix' exclude each other", settings=("domain", "api_prefix")
+            )
+        prefix = api_prefix(values["apiPrefix"], values["domain"])
+        settings = ConnectionSettings(api_prefix=prefix, **fields)
+        try:
+            settings.validate()
+        except OptionError:
+            raise
+        except ConfigurationError as error:
+            raise OptionError(str(error), settings=error.settings) from None
     return settings

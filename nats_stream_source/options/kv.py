@@ -6,82 +6,107 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.settings import ConnectionSettings
 from nats_stream_source.jetstream.subjects import check_bucket, check_filters
-from nats_stream_source.options import kinds
-from nats_stream_source.options.beginning import Beginning, DeliverPolicy
+from nats_stream_source.options import converters
+from nats_stream_source.options.common import COMMON, CommonOptions, check_exclusive, check_mode
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.reading import READING, Reading, check_alone, check_mode
+from nats_stream_source.options.hints import option_hints, option_names
+from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.table import Mode, Option, parse
 
 KV: tuple[Option, ...] = (
-    Option("bucket", "text", kinds.text, None, "the bucket's name; required"),
+    Option("bucket", "string", converters.string, None, "Name of the key-value bucket. Required."),
     Option(
         "keys",
         "list of key filters",
-        kinds.names,
+        converters.string_list,
         (),
-        "keys to read, with `*` for one token and `>` for the rest; all when not given",
+        "Keys to read; `*` matches one token and `>` the rest. Default: all keys. The filters must "
+        "not overlap.",
     ),
     Option(
         "includeHistory",
         "boolean",
-        kinds.boolean,
+        converters.boolean,
         False,
-        "begin with all revisions that the bucket holds, not just the last of each key",
+        "Whether the query starts with all revisions that the bucket has, instead of the last of "
+        "each key. Default: `false`.",
     ),
     Option(
-        "updatesOnly", "boolean", kinds.boolean, False, "begin with what is written from now on"
+        "updatesOnly",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether the query starts with the next write. Default: `false`. Streaming only.",
     ),
-    Option("ignoreDeletes", "boolean", kinds.boolean, False, "leave DEL and PURGE markers out"),
-    Option("metaOnly", "boolean", kinds.boolean, False, "leave values out: `value` is null"),
     Option(
-        "startSequence", "integer", kinds.integer, None, "begin with this revision, and all later"
+        "ignoreDeletes",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether DEL and PURGE markers are left out. Default: `false`.",
+    ),
+    Option(
+        "metaOnly",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether values are left out, so that `value` is null. Default: `false`.",
+    ),
+    Option(
+        "startSequence",
+        "integer",
+        converters.integer,
+        None,
+        "First revision to read. Default: the last revision of each key.",
     ),
     Option(
         "startTime",
-        "time",
-        kinds.moment,
+        "timestamp",
+        converters.timestamp,
         None,
-        "begin with the first revision of this time or later (RFC 3339, with a zone)",
+        "The query starts with the first revision at or after this time. RFC 3339 with a time "
+        "zone. Excludes `startSequence`.",
     ),
     Option(
         "minLastRevision",
         "integer",
-        kinds.integer,
+        converters.integer,
         None,
-        "begin once the bucket has this revision (ADR-53), for example that of one's own last "
-        "write; fails when it has not within `requestTimeout`",
+        "Wait up to `requestTimeout` for this revision before the first read (ADR-53), for example "
+        "for that of the program's own last write. Default: no wait.",
     ),
     Option(
         "asOfSequence",
         "integer",
-        kinds.integer,
+        converters.integer,
         None,
-        "the bucket as it was at this revision, as far as its history reaches",
+        "Read the bucket as it was at this revision. Limited by the bucket's history.",
         only=Mode.BATCH,
     ),
     Option(
         "asOfTime",
-        "time",
-        kinds.moment,
+        "timestamp",
+        converters.timestamp,
         None,
-        "the bucket as it was at this time (RFC 3339, with a zone), likewise",
+        "Read the bucket as it was at this time. RFC 3339 with a time zone; limited by the "
+        "bucket's history. Excludes `asOfSequence`.",
         only=Mode.BATCH,
     ),
-    *READING,
+    *COMMON,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class KvOptions:
-    """The options of ``nats_kv``, parsed and checked against each other.
+    """The parsed and validated options of ``nats_kv``.
 
     Attributes:
-        beginning: where it begins; ``last_per_subject`` stands for each key's last entry.
-        as_of_sequence, as_of_time: the state that a batch reads, when not the present one;
-            nanoseconds since 1970.
+        start_position: the start; ``last_per_subject`` stands for the last entry of each key.
+        as_of_sequence, as_of_time: the state that a batch reads instead of the present one; the
+            time in nanoseconds since 1970.
     """
 
     connection: ConnectionSettings
@@ -90,38 +115,45 @@ class KvOptions:
     include_history: bool
     ignore_deletes: bool
     meta_only: bool
-    beginning: Beginning
+    start_position: StartPosition
     min_last_revision: int | None
     as_of_sequence: int | None
     as_of_time: int | None
-    reading: Reading
+    common: CommonOptions
 
 
 def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
-    """Parse and check the options of ``nats_kv``.
+    """Parse and validate the options of ``nats_kv``.
 
     Args:
-        mode: how they are read; None where that is not known yet.
+        mode: how the query reads; None if it is not known yet.
 
     Raises:
-        OptionError: unknown, missing, of the wrong type, or contradicting another.
-        InvalidNameError: the bucket or a key filter breaks ADR-8's rules.
+        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
+        InvalidNameError: the bucket or a key filter violates ADR-8.
         ConfigurationError: two key filters overlap.
     """
-    values = parse(given, CONNECTION + KV)
+    with option_hints(option_names(CONNECTION + KV)):
+        return _validate(parse(given, CONNECTION + KV), mode)
+
+
+def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
     if values["bucket"] is None:
         raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
     check_mode(values, KV, mode)
-    check_alone(values, "asOfSequence", "asOfTime", why="they name two states")
-    for one in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
+    check_exclusive(values, "asOfSequence", "asOfTime", reason="they name two states")
+    for start in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):
-            check_alone(values, one, state, why="a state of the bucket has no beginning")
-    check_alone(values, "updatesOnly", "startSequence", "startTime", why="they name two beginnings")
-    check_alone(values, "updatesOnly", "includeHistory", why="they name two beginnings")
+            check_exclusive(
+                values, start, state, reason="a state of the bucket does not have a start position"
+            )
+    two_starts = "they name two start positions"
+    check_exclusive(values, "updatesOnly", "startSequence", "startTime", reason=two_starts)
+    check_exclusive(values, "updatesOnly", "includeHistory", reason=two_starts)
     if mode is Mode.BATCH and values["updatesOnly"]:
         raise OptionError(
-            "option 'updatesOnly' is for spark.readStream: to spark.read, which ends with what "
-            "there is now, it would leave nothing"
+            "option 'updatesOnly' is for spark.readStream: spark.read ends with the present last "
+            "sequence, so it would return nothing"
         )
     return KvOptions(
         connection=connection_settings(values),
@@ -130,20 +162,20 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
         include_history=values["includeHistory"],
         ignore_deletes=values["ignoreDeletes"],
         meta_only=values["metaOnly"],
-        beginning=_beginning(values),
+        start_position=_start_position(values),
         min_last_revision=values["minLastRevision"],
         as_of_sequence=values["asOfSequence"],
         as_of_time=values["asOfTime"],
-        reading=Reading.of(values),
+        common=CommonOptions.of(values),
     )
 
 
-def _beginning(values: Mapping[str, Any]) -> Beginning:
-    chosen = Beginning.at(values["startSequence"], values["startTime"])
-    if chosen is not None:
-        return chosen
+def _start_position(values: Mapping[str, Any]) -> StartPosition:
+    explicit = StartPosition.at(values["startSequence"], values["startTime"])
+    if explicit is not None:
+        return explicit
     if values["updatesOnly"]:
-        return Beginning(DeliverPolicy.NEW)
-    return Beginning(
+        return StartPosition(DeliverPolicy.NEW)
+    return StartPosition(
         DeliverPolicy.ALL if values["includeHistory"] else DeliverPolicy.LAST_PER_SUBJECT
     )

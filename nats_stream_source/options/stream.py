@@ -6,168 +6,195 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.settings import ConnectionSettings
 from nats_stream_source.jetstream.subjects import check_stream, check_subject_filters
-from nats_stream_source.options import kinds
-from nats_stream_source.options.beginning import Beginning, DeliverPolicy
+from nats_stream_source.options import converters
+from nats_stream_source.options.common import COMMON, CommonOptions, check_exclusive, check_mode
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.reading import READING, Reading, check_alone, check_mode
+from nats_stream_source.options.hints import option_hints, option_names
+from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.table import Mode, Option, parse
 
 STREAM: tuple[Option, ...] = (
-    Option("stream", "text", kinds.text, None, "the stream's name; this or `subject` is required"),
+    Option(
+        "stream",
+        "string",
+        converters.string,
+        None,
+        "Name of the stream. Either `stream` or `subject` is required.",
+    ),
     Option(
         "subject",
         "subject filter",
-        kinds.text,
+        converters.string,
         None,
-        "read this subject (`*` for one token, `>` for the rest) of the stream that has it, which "
-        "is looked up",
+        "Subject to read; `*` matches one token and `>` the rest. The source looks up the stream "
+        "that has the subject.",
     ),
     Option(
         "filterSubjects",
         "list of subject filters",
-        kinds.names,
+        converters.string_list,
         (),
-        "subjects of `stream` to read; all when not given",
+        "Subjects of `stream` to read. Default: all subjects. The filters must not overlap.",
     ),
     Option(
         "deliverPolicy",
         "deliver policy",
-        kinds.policy,
+        converters.deliver_policy,
         None,
-        "where to begin: `all`, `new`, `last`, `last_per_subject`, `by_start_sequence` or "
-        "`by_start_time`; without it, `all`, or what `startSequence` or `startTime` says",
+        "Start position: `all`, `new`, `last`, `last_per_subject`, `by_start_sequence` or "
+        "`by_start_time`. Default: `all`, or the policy of `startSequence` or `startTime`.",
     ),
     Option(
         "startSequence",
         "integer",
-        kinds.integer,
+        converters.integer,
         None,
-        "begin with this sequence; one that the stream has not reached yet is waited for",
+        "First sequence to read. The query waits for a sequence that the stream has not reached.",
     ),
     Option(
         "startTime",
-        "time",
-        kinds.moment,
+        "timestamp",
+        converters.timestamp,
         None,
-        "begin with the first message of this time or later (RFC 3339, with a zone)",
+        "The query starts with the first message at or after this time. RFC 3339 with a time zone. "
+        "Excludes `startSequence`.",
     ),
     Option(
-        "endSequence", "integer", kinds.integer, None, "end with this sequence", only=Mode.BATCH
+        "endSequence",
+        "integer",
+        converters.integer,
+        None,
+        "Last sequence to read. Default: the last sequence of the stream.",
+        only=Mode.BATCH,
     ),
     Option(
         "endTime",
-        "time",
-        kinds.moment,
+        "timestamp",
+        converters.timestamp,
         None,
-        "end before the first message of this time or later, so that ranges of time adjoin",
+        "The query ends before the first message at or after this time, so that ranges of time "
+        "adjoin. RFC 3339 with a time zone. Excludes `endSequence`.",
         only=Mode.BATCH,
     ),
-    Option("headersOnly", "boolean", kinds.boolean, False, "leave payloads out: `data` is null"),
+    Option(
+        "headersOnly",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether payloads are left out, so that `data` is null. Default: `false`.",
+    ),
     Option(
         "minLastSequence",
         "integer",
-        kinds.integer,
+        converters.integer,
         None,
-        "begin once the stream has this sequence (ADR-53), for example that of one's own last "
-        "publish; fails when it has not within `requestTimeout`",
+        "Wait up to `requestTimeout` for this sequence before the first read (ADR-53), for example "
+        "for that of the program's own last publish. Default: no wait.",
     ),
-    *READING,
+    *COMMON,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of ``nats_stream``, parsed and checked against each other.
+    """The parsed and validated options of ``nats_stream``.
 
     Attributes:
-        stream: its name; None when it is looked up by ``filter_subjects``, which is one then.
+        stream: the name; None if the stream is looked up by ``filter_subjects``, which then has
+            one element.
         end_time: nanoseconds since 1970.
     """
 
     connection: ConnectionSettings
     stream: str | None
     filter_subjects: tuple[str, ...]
-    beginning: Beginning
+    start_position: StartPosition
     end_sequence: int | None
     end_time: int | None
     headers_only: bool
     min_last_sequence: int | None
-    reading: Reading
+    common: CommonOptions
 
 
 def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> StreamOptions:
-    """Parse and check the options of ``nats_stream``.
+    """Parse and validate the options of ``nats_stream``.
 
     Args:
-        mode: how they are read; None where that is not known yet.
+        mode: how the query reads; None if it is not known yet.
 
     Raises:
-        OptionError: unknown, missing, of the wrong type, or contradicting another.
-        InvalidNameError: not a stream's name, or not a subject filter.
+        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
+        InvalidNameError: the name of the stream or a subject filter is invalid.
         ConfigurationError: two filters overlap.
     """
-    values = parse(given, CONNECTION + STREAM)
+    with option_hints(option_names(CONNECTION + STREAM)):
+        return _validate(parse(given, CONNECTION + STREAM), mode)
+
+
+def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
     if values["stream"] is None and values["subject"] is None:
         raise OptionError(
-            "option 'stream' is missing: the name of the JetStream stream, or 'subject': one that "
-            "it has"
+            "option 'stream' is missing: the name of the JetStream stream, or 'subject': a subject "
+            "of the stream"
         )
     check_mode(values, STREAM, mode)
-    check_alone(values, "stream", "subject", why="the stream is named, or looked up by its subject")
-    check_alone(values, "subject", "filterSubjects", why="'subject' is the filter itself")
-    check_alone(values, "startSequence", "startTime", why="they name two beginnings")
-    check_alone(values, "endSequence", "endTime", why="they name two ends")
+    check_exclusive(
+        values, "stream", "subject", reason="the stream is named, or looked up by its subject"
+    )
+    check_exclusive(values, "subject", "filterSubjects", reason="'subject' is the filter itself")
+    check_exclusive(values, "startSequence", "startTime", reason="they name two start positions")
+    check_exclusive(values, "endSequence", "endTime", reason="they name two ends")
     subjects = (values["subject"],) if values["subject"] else values["filterSubjects"]
     filters = tuple(sorted(check_subject_filters(subjects)))
     return StreamOptions(
         connection=connection_settings(values),
         stream=None if values["stream"] is None else check_stream(values["stream"]),
         filter_subjects=() if values["stream"] and filters == (">",) else filters,
-        beginning=_beginning(values, mode),
+        start_position=_start_position(values, mode),
         end_sequence=values["endSequence"],
         end_time=values["endTime"],
         headers_only=values["headersOnly"],
         min_last_sequence=values["minLastSequence"],
-        reading=Reading.of(values),
+        common=CommonOptions.of(values),
     )
 
 
-def _beginning(values: Mapping[str, Any], mode: Mode | None) -> Beginning:
+def _start_position(values: Mapping[str, Any], mode: Mode | None) -> StartPosition:
     policy: DeliverPolicy | None = values["deliverPolicy"]
-    chosen = Beginning.at(values["startSequence"], values["startTime"])
-    needs = {
+    explicit = StartPosition.at(values["startSequence"], values["startTime"])
+    required = {
         DeliverPolicy.BY_START_SEQUENCE: "startSequence",
         DeliverPolicy.BY_START_TIME: "startTime",
     }
-    if chosen is None:
-        if policy in needs:
+    if explicit is None:
+        if policy in required:
             raise OptionError(
-                f"option {needs[policy]!r} is missing: deliverPolicy={policy.value} needs it"
+                f"option {required[policy]!r} is missing: deliverPolicy={policy.value} requires it"
             )
         if policy is DeliverPolicy.NEW and mode is Mode.BATCH:
             raise OptionError(
-                "deliverPolicy=new is for spark.readStream: to spark.read, which ends with what "
-                "there is now, it would leave nothing"
+                "deliverPolicy=new is for spark.readStream: spark.read ends with the present last "
+                "sequence, so it would return nothing"
             )
         ends = [name for name in ("endSequence", "endTime") if values[name] is not None]
         if ends and policy in (DeliverPolicy.LAST, DeliverPolicy.LAST_PER_SUBJECT):
             raise OptionError(
-                f"option {ends[0]!r} and deliverPolicy={policy.value} contradict each other: what "
-                f"is last is known as of now only"
+                f"option {ends[0]!r} and deliverPolicy={policy.value} contradict each other: the "
+                f"server determines last messages for the present state only"
             )
-        return Beginning(policy or DeliverPolicy.ALL)
-    if policy not in (None, chosen.policy):
+        return StartPosition(policy or DeliverPolicy.ALL)
+    if policy not in (None, explicit.policy):
         raise OptionError(
-            f"options 'deliverPolicy' and {needs[chosen.policy]!r} contradict each other: "
-            f"{policy.value} has another beginning"
+            f"options 'deliverPolicy' and {required[explicit.policy]!r} contradict each other: "
+            f"{policy.value} has another start position"
         )
-    first, last = chosen.sequence, values["endSequence"]
+    first, last = explicit.sequence, values["endSequence"]
     if first is not None and last is not None and last < first:
         raise OptionError(f"option 'endSequence': {last} lies before startSequence={first}")
-    since, until = chosen.time, values["endTime"]
+    since, until = explicit.time, values["endTime"]
     if since is not None and until is not None and until <= since:
         raise OptionError("option 'endTime' does not lie after 'startTime'")
-    return chosen
+    return explicit

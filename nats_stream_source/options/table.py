@@ -1,11 +1,12 @@
-"""A table of options: one row each, from which parsing, its errors and the documentation come.
+"""A table of options: each row defines one option; parsing, errors and documentation use the table.
 
-Names are case-insensitive, as Spark's are.
+Names are case-insensitive, as in Spark.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +16,7 @@ from nats_stream_source.errors import OptionError
 
 
 class Mode(Enum):
-    """How a query reads; its value is how users write it."""
+    """How a query reads; the value is the Spark API that starts it."""
 
     STREAMING = "spark.readStream"
     BATCH = "spark.read"
@@ -23,26 +24,39 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``kind`` is its type in words; ``parse`` raises ValueError with the reason.
+    """One option.
 
-    ``only`` is the one way of reading that it means something to; None where it does to both.
+    Attributes:
+        name: the name in Spark, in camel case.
+        kind: the type in plain terms, for the documentation.
+        parse: converts the string that Spark passes; raises ValueError with the reason, a verb
+            phrase such as ``is not an integer``, which never contains the value.
+        default: the value when the option is not set.
+        description: what the option sets, then its default and limits.
+        secret: whether the value must not appear in errors.
+        only: the one mode that the option applies to; None if it applies to both.
     """
 
     name: str
     kind: str
     parse: Callable[[str], Any]
     default: Any
-    meaning: str
+    description: str
     secret: bool = False
     only: Mode | None = None
 
+    @property
+    def setting(self) -> str:
+        """The Python name: a field of ``ConnectionSettings`` or an argument of the API."""
+        return re.sub(r"([A-Z])", r"_\1", self.name).lower()
+
 
 def parse(given: Mapping[str, str], table: tuple[Option, ...]) -> dict[str, Any]:
-    """Values by option name, defaults filled in.
+    """Return the values by option name; options that are not given have their default.
 
     Raises:
-        OptionError: a name that the table does not have (with the nearest one), or a value that is
-            not of the option's type. The value itself is not repeated for a secret.
+        OptionError: a name is not in the table (the error names the nearest one), or a value is
+            not of the option's type. The error does not contain the value of a secret.
     """
     by_name = {option.name.lower(): option for option in table}
     values: dict[str, Any] = {option.name: option.default for option in table}
@@ -55,16 +69,15 @@ def parse(given: Mapping[str, str], table: tuple[Option, ...]) -> dict[str, Any]
         try:
             values[option.name] = option.parse(text)
         except ValueError as error:
-            shown = "" if option.secret else f" {text!r}"
-            article = "an" if option.kind[0] in "aeiou" else "a"
+            shown = "the value" if option.secret else repr(text)
             raise OptionError(
-                f"option {option.name!r}: the value{shown} is not {article} {option.kind}: {error}"
+                f"invalid value for option {option.name!r}: {shown} {error}"
             ) from None
     return values
 
 
 def markdown_table(table: tuple[Option, ...]) -> str:
-    """The table of options as the README shows it."""
+    """The table in Markdown, as docs/options.md contains it."""
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option in table:
         default = {None: "", (): "", True: "`true`", False: "`false`"}.get(
@@ -72,6 +85,8 @@ def markdown_table(table: tuple[Option, ...]) -> str:
         )
         if isinstance(option.default, float):
             default = f"`{option.default:g}`"
-        only = f"; {option.only.name.lower()} only" if option.only else ""
-        lines.append(f"| `{option.name}` | {option.kind} | {default} | {option.meaning}{only} |")
+        only = f" {option.only.name.capitalize()} only." if option.only else ""
+        lines.append(
+            f"| `{option.name}` | {option.kind} | {default} | {option.description}{only} |"
+        )
     return "\n".join(lines) + "\n"

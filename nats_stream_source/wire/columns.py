@@ -1,7 +1,7 @@
-"""From frames to Arrow columns: subjects, payloads, header blocks.
+"""Arrow columns from frames: subjects, payloads, header blocks.
 
-No Python object is made for a message (``wire/arrow.py``). The numbers in the reply subjects stand
-in ``wire/acks.py``.
+No Python object is created for a single message (``wire/arrow_slices.py``). The numbers of the
+reply subjects are in ``wire/ack_subject.py``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.acks import AckTokens, ack_tokens, is_delivery, with_acks
-from nats_stream_source.wire.arrow import in_order, slices
+from nats_stream_source.wire.ack_subject import AckTokens, ack_tokens, is_delivery, with_acks
+from nats_stream_source.wire.arrow_slices import in_order, slices
+from nats_stream_source.wire.ascii_integers import bytes_at
 from nats_stream_source.wire.frames import Frames
-from nats_stream_source.wire.layout import bytes_at
 
 __all__ = [
     "AckTokens",
@@ -26,15 +26,15 @@ __all__ = [
 
 
 def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Array:
-    """The subjects: ``pa.string()``, empty for control frames.
+    """Return the subjects: ``pa.string()``, empty for control frames.
 
     Args:
-        after: a prefix that every subject has; what follows it is given.
-        replace: what is not UTF-8 becomes U+FFFD.
+        after: a prefix of every subject; the returned subjects are without it.
+        replace: replace bytes that are not UTF-8 by U+FFFD.
 
     Raises:
         ProtocolError: a subject is not UTF-8, without ``replace``.
-        ValueError: a subject does not begin with ``after``.
+        ValueError: a subject does not start with ``after``.
     """
     frames = in_order(frames)
     prefix = after.encode()
@@ -44,29 +44,33 @@ def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Ar
         if not fits or bytes_at(frames.buffer, begin, len(prefix)).tobytes() != prefix * len(
             frames
         ):
-            raise ValueError(f"a subject does not begin with {after!r}")
+            raise ValueError(
+                f"could not remove subject prefix: a subject does not start with {after!r}"
+            )
     begin = frames.subject_begin + len(prefix)
     raw = slices(frames.buffer, begin, frames.subject_end, pa.binary())
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
         if replace:
-            return pa.array([one.decode(errors="replace") for one in raw.to_pylist()], pa.string())
+            return pa.array(
+                [subject.decode(errors="replace") for subject in raw.to_pylist()], pa.string()
+            )
         for subject in raw.to_pylist():
             try:
                 subject.decode()
             except UnicodeDecodeError:
-                raise ProtocolError(f"the subject {subject!r} is not UTF-8") from None
+                raise ProtocolError(f"invalid subject: {subject!r} is not UTF-8") from None
         raise
 
 
 def payloads(frames: Frames) -> pa.Array:
-    """The payloads without their header blocks: ``pa.binary()``."""
+    """Return the payloads, without header blocks: ``pa.binary()``."""
     frames = in_order(frames)
     return slices(frames.buffer, frames.payload_begin, frames.payload_end, pa.binary())
 
 
 def header_blocks(frames: Frames) -> pa.Array:
-    """The header blocks, see ``wire/headers.py``: ``pa.binary()``, ``b""`` for MSG."""
+    """Return the header blocks (``wire/headers.py``): ``pa.binary()``, ``b""`` for MSG."""
     frames = in_order(frames)
     return slices(frames.buffer, frames.header_begin, frames.payload_begin, pa.binary())

@@ -1,54 +1,55 @@
 """The state machine of one ordered consumer over one range ``(start, end]``.
 
-An ordered consumer is a series of server-side consumers, each with a serial. The server numbers
-what it delivers to each: consumer sequences 1, 2, 3 and so on. As long as they arrive without a
-hole, nothing between two stream sequences was lost on the way. The cursor holds the last kept
-stream sequence (``position``), looks at every frame, and says what to do; the shell around it does
-the I/O. It never waits and never reads a clock.
+An ordered consumer is a series of server-side consumers. The server numbers the deliveries of each
+one: consumer sequences 1, 2, 3 and so on. While they arrive without a gap, no message between two
+stream sequences was lost in transit. The cursor holds the last kept stream sequence (``position``),
+receives the numbers of every frame, and returns the action for the reader, which does the I/O. The
+cursor does not wait and does not read a clock.
 
 ==========  =====================================================  =======  ========================
-state       input                                                  to       the shell shall
+state       input                                                  to       action of the reader
 ==========  =====================================================  =======  ========================
 IDLE        created()                                              READING
 READING     deliver: consumer_seq is not the next one              IDLE     rebuild (GAP)
-READING     deliver: stream_seq does not grow, and is no list's    READING  fail (ProtocolError)
+READING     deliver: stream_seq does not grow, outside a list      READING  fail (ProtocolError)
 READING     deliver: stream_seq <= position                        READING  skip the row
 READING     deliver: position < stream_seq <= end                  READING  keep the row
 READING     deliver: stream_seq >= end                             DONE     keep it if it is end
-READING     heartbeat: last_consumer is not ours                   IDLE     rebuild (GAP)
+READING     heartbeat: last_consumer is not the cursor's           IDLE     rebuild (GAP)
 READING     heartbeat: last_stream >= end                          DONE     finish
-READING     heartbeats: too many, and a list is not over           IDLE     rebuild (STALE_LIST)
-READING     heartbeat: stalled, not answered yet                   READING  answer flow control
-READING     heartbeat: stalled though the answer arrived           IDLE     rebuild (STALLED)
-READING     flow control                                           READING  answer
-READING     flow control, the rest of the range is on its way      READING  hold the answer back
-READING     waited(): nothing more came                            READING  answer
+READING     heartbeats: at the limit, the list is incomplete       IDLE     rebuild (STALE_LIST)
+READING     heartbeat: stalled, without a reply so far             READING  reply to flow control
+READING     heartbeat: stalled although the reply arrived          IDLE     rebuild (STALLED)
+READING     flow control                                           READING  reply
+READING     flow control, the rest of the range is in transit      READING  defer the reply
+READING     idle(): nothing more was received                      READING  send the deferred reply
 READING     lost(reason)                                           IDLE     rebuild (reason)
 IDLE, DONE  a frame of an earlier consumer                         same     ignore it
 ==========  =====================================================  =======  ========================
 
-Why a row at or below ``position`` is skipped, not refused: a rebuilt ``last_per_subject`` consumer
-starts its list again; after its list it may deliver again what was written while the list was made;
-and nats-server 2.10 moves a start beyond its own end back to that end. Other consumers' sequences
-grow, from one call of :meth:`Cursor.deliver` to the next, too: one that does not may be another
-message than it says, and the one in whose place it came would be taken for deleted.
+Why the cursor skips a row at or below ``position`` instead of failing: a rebuilt
+``last_per_subject`` consumer starts its list again. After its list it may deliver again messages
+that were written while the list was made. And nats-server 2.10 moves a start position beyond its
+last sequence back to that sequence. The sequences of other consumers always grow, also from one
+call of :meth:`Cursor.deliver` to the next. A sequence that does not grow may belong to another
+message than it states, and the message that it replaced would be taken for deleted.
 
-Why an answer to flow control may be held back: what the server sends beyond ``end`` is sent for
-nothing, and each answer lets it send up to twice as much. It asks when half of what it may have
-under way is delivered, so when no more sequences are left than came since it asked last, they are
-on their way already. Where that guess is wrong (the last values are the large ones), nothing
-more comes, and the answer is given a moment later.
+Why the reply to flow control may be deferred: messages beyond ``end`` waste bandwidth, and each
+reply lets the server send up to twice as much. The server requests a reply when half of its window
+is delivered. So when no more sequences remain than were received since its last request, they are
+in transit already. Where this estimate is wrong (the last values are the large ones), no more
+messages arrive, and the reader sends the reply after a short wait.
 
-Why heartbeats may end a list (``last_per_subject``): the server makes it when the consumer is
-created, and where it comes to a message that was superseded or purged since, it waits; its own next
-heartbeat then takes it on by that one message. A new list has none of these, but begins with all
-that came before; and a replica that lags looks the same, once its list is over. So a list is given
-four heartbeats that find nothing to deliver, and each further one twice as many.
+Why heartbeats may end a list (``last_per_subject``): the server makes the list when the consumer is
+created. At a message that was superseded or purged since, the server waits, and its next heartbeat
+moves it past that one message. A new list has no such messages, but starts with all that were
+delivered before. A replica that lags looks the same once its list is complete. So a list is given
+four heartbeats without a delivery, and each further list twice as many.
 
-Why ``last_stream >= end`` with our ``last_consumer`` is an end and ``pending == 0`` is not: the
-first says that this replica has looked at all sequences up to ``end`` and that we have all it
-found; the second may be said by a replica that has not received ``end`` yet (ADR-53; DESIGN 3.2,
-3.3).
+Why ``last_stream >= end`` with the cursor's ``last_consumer`` is an end and ``pending == 0`` is
+not: the first means that this replica has scanned all sequences up to ``end`` and that all matching
+messages were received. The second is also reported by a replica that has not received ``end`` yet
+(ADR-53; docs/internals/measurements.md, Servers 2 and 3).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from nats_stream_source.errors import ProtocolError
 
 
 class State(Enum):
-    """Where the cursor stands."""
+    """State of the cursor."""
 
     IDLE = "idle"
     READING = "reading"
@@ -71,7 +72,7 @@ class State(Enum):
 
 
 class Rebuild(Enum):
-    """Why a consumer is given up for a new one."""
+    """Reason why a consumer is replaced by a new one."""
 
     GAP = "gap"
     MISSED_HEARTBEAT = "missed heartbeat"
@@ -83,19 +84,19 @@ class Rebuild(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one input leads to.
+class CursorAction:
+    """The action that one input requires.
 
-    Of the delivered messages, those from index ``first`` up to ``stop`` are rows; ``answer`` is the
-    subject to publish an empty message to (flow control), or None.
+    Of the delivered messages, those from index ``first`` up to ``stop`` are rows. ``reply`` is the
+    subject to which the reader publishes an empty message (flow control), or None.
     """
 
     first: int = 0
     stop: int = 0
-    answer: str | None = None
+    reply: str | None = None
 
 
-_NOTHING = Step()
+_NO_ACTION = CursorAction()
 _LIST_HEARTBEATS = 4
 
 
@@ -103,17 +104,17 @@ class Cursor:
     """One ordered consumer over ``(start, end]``.
 
     Args:
-        list_through: the consumers begin with a list, of the last message of each subject, which
-            is over when the server has looked at this sequence; 0 where there is none.
+        list_through: each consumer starts with a list of the last message of each subject; the list
+            is complete when the server has scanned this sequence. 0 for consumers without a list.
 
     Attributes:
-        position: the stream sequence up to which rows were kept; a rebuild goes on after it.
+        position: the stream sequence up to which rows were kept; a rebuild resumes after it.
         consumer_seq: the last consumer sequence of the current consumer.
-        seen_through: the last stream sequence that the server is known to have looked at.
-        kept: how many rows were kept.
+        seen_through: the last stream sequence that the server has reported as scanned.
+        kept: the number of rows kept.
         rebuilds: the reasons of all rebuilds, in order.
-        fruitless: rebuilds since the last progress: ``seen_through`` moved on, or a heartbeat
-            showed that the consumer has nothing more to deliver.
+        failed_rebuilds: rebuilds since the last progress: a higher ``seen_through``, or a heartbeat
+            of a consumer that has nothing more to deliver.
     """
 
     def __init__(self, start: int, end: int, list_through: int = 0) -> None:
@@ -126,15 +127,15 @@ class Cursor:
         self.seen_through = start
         self.kept = 0
         self.rebuilds: list[Rebuild] = []
-        self.fruitless = 0
+        self.failed_rebuilds = 0
         self.state = State.DONE if start == end else State.IDLE
-        self._answered: str | None = None
-        self._answer_arrived = False
-        self._held_back: str | None = None
-        self._asked_at = start
+        self._last_reply: str | None = None
+        self._reply_confirmed = False
+        self._deferred_reply: str | None = None
+        self._window_start = start
         self._list_through = list_through
-        self._idle = 0  # heartbeats of the current consumer
-        self._patience = _LIST_HEARTBEATS  # that many are too many before a list is over
+        self._idle_heartbeats = 0  # of the current consumer, without a delivery
+        self._heartbeat_limit = _LIST_HEARTBEATS  # rebuild at so many while a list is incomplete
 
     def __repr__(self) -> str:
         return (
@@ -148,125 +149,132 @@ class Cursor:
         return self.state is State.DONE
 
     def created(self) -> None:
-        """A new consumer exists and will deliver from ``position`` on."""
+        """A new consumer was created and delivers the messages after ``position``."""
         if self.state is not State.IDLE:
             raise RuntimeError(f"created() in {self!r}")
         self.state = State.READING
         self.consumer_seq = self._delivered = 0
-        self._answered = None
-        self._answer_arrived = False
-        self._held_back = None
-        self._asked_at = self.position
-        self._idle = 0
+        self._last_reply = None
+        self._reply_confirmed = False
+        self._deferred_reply = None
+        self._window_start = self.position
+        self._idle_heartbeats = 0
 
-    def deliver(self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]) -> Step:
-        """Messages of the current consumer, in the order of arrival.
+    def deliver(
+        self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]
+    ) -> CursorAction:
+        """Receive messages of the current consumer, in the order of arrival.
 
         Args:
-            consumer_seq, stream_seq: the numbers of their ACK subjects, n each. Where a list's
-                sequences do not grow, there is another call.
+            consumer_seq, stream_seq: the numbers of their ACK subjects, n each. Where the sequences
+                of a list do not grow, the reader makes another call.
 
         Raises:
-            ProtocolError: stream sequences that do not grow though consumer sequences do.
+            ProtocolError: the stream sequences do not grow although the consumer sequences do.
         """
         if self.state is not State.READING or not len(consumer_seq):
-            return _NOTHING
+            return _NO_ACTION
         expected = np.arange(self.consumer_seq + 1, self.consumer_seq + 1 + len(consumer_seq))
         gaps = np.flatnonzero(consumer_seq != expected)
-        sound = int(gaps[0]) if len(gaps) else len(consumer_seq)
-        if not sound:
+        contiguous = int(gaps[0]) if len(gaps) else len(consumer_seq)
+        if not contiguous:
             self.lost(Rebuild.GAP)
-            return _NOTHING
-        stream_seq = stream_seq[:sound]
-        least = 0 if self._list_through else self._delivered
-        if stream_seq[0] <= least or (np.diff(stream_seq) <= 0).any():
+            return _NO_ACTION
+        stream_seq = stream_seq[:contiguous]
+        previous = 0 if self._list_through else self._delivered
+        if stream_seq[0] <= previous or (np.diff(stream_seq) <= 0).any():
             raise ProtocolError("an ordered consumer's stream sequences went backwards")
         self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))
         stop = int(np.searchsorted(stream_seq, self.end, side="right"))
-        self.consumer_seq += sound
+        self.consumer_seq += contiguous
         if stop > first:
             self.kept += stop - first
             self.position = int(stream_seq[stop - 1])
-        self._saw(last)
+        self._advance(last)
         if last >= self.end:
             self.state = State.DONE
-        elif sound < len(consumer_seq):
+        elif contiguous < len(consumer_seq):
             self.lost(Rebuild.GAP)
-        return Step(first, max(first, stop))
+        return CursorAction(first, max(first, stop))
 
-    def heartbeat(self, last_consumer: int, last_stream: int, stalled: str | None) -> Step:
-        """An idle heartbeat: ``Nats-Last-Consumer``, ``-Stream`` and ``Nats-Consumer-Stalled``."""
+    def heartbeat(self, last_consumer: int, last_stream: int, stalled: str | None) -> CursorAction:
+        """Receive a heartbeat.
+
+        Args:
+            last_consumer, last_stream: ``Nats-Last-Consumer`` and ``Nats-Last-Stream``.
+            stalled: ``Nats-Consumer-Stalled``, None where it is absent.
+        """
         if self.state is not State.READING:
-            return _NOTHING
+            return _NO_ACTION
         if last_consumer != self.consumer_seq:
             self.lost(Rebuild.GAP)
-            return _NOTHING
-        self._saw(last_stream)
+            return _NO_ACTION
+        self._advance(last_stream)
         if last_stream >= self.end:
             self.state = State.DONE
-            return _NOTHING
+            return _NO_ACTION
         if stalled is None:
-            # A consumer that works, though there is nothing to deliver.
-            self.fruitless = 0
-            self._idle += 1
-            if last_stream < self._list_through and self._idle >= self._patience:
-                self._patience *= 2
+            # The consumer works and has nothing to deliver.
+            self.failed_rebuilds = 0
+            self._idle_heartbeats += 1
+            if last_stream < self._list_through and self._idle_heartbeats >= self._heartbeat_limit:
+                self._heartbeat_limit *= 2
                 self.lost(Rebuild.STALE_LIST)
-            return _NOTHING
-        if stalled != self._answered:
-            return self._answer(stalled)
-        if self._answer_arrived:
+            return _NO_ACTION
+        if stalled != self._last_reply:
+            return self._send_reply(stalled)
+        if self._reply_confirmed:
             self.lost(Rebuild.STALLED)
-        return _NOTHING
+        return _NO_ACTION
 
-    def flow_control(self, reply: str) -> Step:
-        """The server waits for an empty message on ``reply`` before it sends more (ADR-15)."""
-        if self.state is not State.READING or reply in (self._answered, self._held_back):
-            return _NOTHING
-        window = self.seen_through - self._asked_at
-        self._asked_at = self.seen_through
+    def flow_control(self, reply: str) -> CursorAction:
+        """Receive a flow-control request: the server waits for a message on ``reply`` (ADR-15)."""
+        if self.state is not State.READING or reply in (self._last_reply, self._deferred_reply):
+            return _NO_ACTION
+        window = self.seen_through - self._window_start
+        self._window_start = self.seen_through
         if self.end - self.seen_through <= window:
-            self._held_back = reply
-            return _NOTHING
-        return self._answer(reply)
+            self._deferred_reply = reply
+            return _NO_ACTION
+        return self._send_reply(reply)
 
     @property
-    def holds_back(self) -> bool:
-        """Whether an answer to flow control is held back; then :meth:`waited` is due soon."""
-        return self._held_back is not None and self.state is State.READING
+    def defers_reply(self) -> bool:
+        """Whether a flow-control reply is deferred; then :meth:`idle` is due soon."""
+        return self._deferred_reply is not None and self.state is State.READING
 
-    def waited(self) -> Step:
-        """Nothing more came for a moment: give the answer that was held back."""
-        return self._answer(self._held_back) if self.holds_back else _NOTHING
+    def idle(self) -> CursorAction:
+        """Nothing more was received for a moment: send the deferred reply."""
+        return self._send_reply(self._deferred_reply) if self.defers_reply else _NO_ACTION
 
-    def _answer(self, reply: str | None) -> Step:
-        self._answered, self._held_back = reply, None
-        self._answer_arrived = False
-        return Step(answer=reply)
+    def _send_reply(self, reply: str | None) -> CursorAction:
+        self._last_reply, self._deferred_reply = reply, None
+        self._reply_confirmed = False
+        return CursorAction(reply=reply)
 
     @property
-    def unconfirmed(self) -> str | None:
-        """The flow-control subject that was answered, while nobody knows that it arrived."""
-        return None if self._answer_arrived else self._answered
+    def unconfirmed_reply(self) -> str | None:
+        """The subject of the last flow-control reply, until its arrival is confirmed."""
+        return None if self._reply_confirmed else self._last_reply
 
     def confirmed(self, reply: str) -> None:
-        """A PING/PONG after the answer on ``reply``: heartbeats sent from now on know of it."""
-        if reply == self._answered:
-            self._answer_arrived = True
+        """A PONG followed the reply on ``reply``: later heartbeats take that reply into account."""
+        if reply == self._last_reply:
+            self._reply_confirmed = True
 
     def lost(self, reason: Rebuild) -> None:
-        """The current consumer is of no use any more, or could not be created."""
+        """The current consumer cannot be used any more, or could not be created."""
         if self.state is State.DONE:
             return
         self.state = State.IDLE
         self.rebuilds.append(reason)
-        self.fruitless += 1
+        self.failed_rebuilds += 1
 
-    def _saw(self, stream_seq: int) -> None:
+    def _advance(self, stream_seq: int) -> None:
         if stream_seq > self.seen_through:
             self.seen_through = stream_seq
-            self.fruitless = 0
-            # Delivery went on: a stall that is reported later is another one.
-            self._answered = None if self._answer_arrived else self._answered
-            self._answer_arrived = False
+            self.failed_rebuilds = 0
+            # Delivery continued: a stall that is reported later is another one.
+            self._last_reply = None if self._reply_confirmed else self._last_reply
+            self._reply_confirmed = False

@@ -1,23 +1,22 @@
-"""A stream of bytes from a NATS server, cut into whole frames.
+"""Split the byte stream of a NATS server into whole frames.
 
-A *frame* is what a server sends as one piece (docs.nats.io, "Client protocol")::
+A *frame* is one protocol message of a server (docs.nats.io, "Client protocol")::
 
     MSG <subject> <sid> [reply] <#bytes>\\r\\n<payload>\\r\\n
     HMSG <subject> <sid> [reply] <#header bytes> <#total bytes>\\r\\n<headers><payload>\\r\\n
     INFO {...}\\r\\n    PING\\r\\n    PONG\\r\\n    +OK\\r\\n    -ERR '...'\\r\\n
 
-Theory of operation. :class:`Framer` takes the bytes as they arrive, cut anywhere, and gives back
-:class:`Frames`: no objects but positions into the received bytes, one numpy array for each field,
-so that columns can be made of many frames at once (``wire/columns.py``). Where the frames are is
-found by ``wire/scan.py``.
+Theory of operation. :class:`Framer` receives the bytes in any pieces and returns :class:`Frames`:
+positions into the received bytes, one numpy array per field, instead of objects. So columns can be
+built from many frames at once (``wire/columns.py``). ``wire/scan.py`` finds the frames.
 
-The bytes are received straight into a *block* of memory (:meth:`Framer.room`), one read behind the
-other, so that a frame that two reads cut is whole in place and nothing is copied. Frames share
-their block, and it lives as long as they do. When it is full, the framer takes a new one and
-copies only the unfinished tail into it. Blocks are small while little arrives, and as large as
-``LARGEST_BLOCK`` under load, or larger for a larger frame. The tail is looked at again only when as
-many bytes are there as its control line announced (or, before that, when an LF came): a payload of
-8 MiB that arrives in 32 KiB reads is copied once and looked at once.
+The bytes are received directly into a *block* of memory (:meth:`Framer.room`), one read after the
+other. So a frame that two reads divide is contiguous in memory and is not copied. Frames share
+their block, which exists as long as they do. When a block is full, the framer allocates a new one
+and copies only the unfinished tail into it. Blocks are small at low rates and grow to
+``LARGEST_BLOCK`` under load, or more for a larger frame. The tail is parsed again only after all
+bytes that its control line announced have been received (or, before that, after an LF). A payload
+of 8 MiB that arrives in 32 KiB reads is copied once and parsed once.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import scan
 
 Buffer: TypeAlias = bytes | memoryview
-"""Received bytes. A memoryview may go on beyond the frames in it, into bytes not received yet."""
+"""Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 << 10, 4 << 20
 LARGEST_READ = 1 << 20
-_BELIEVED = 64 << 20  # bytes of a frame for which room is made at once
-_LEAST_ROOM = 8  # a read gets at least one part in so many of a block
+_MAX_PREALLOCATED = 64 << 20  # bytes of a frame for which memory is allocated in advance
+_MIN_ROOM_SHARE = 8  # a read gets at least 1 / _MIN_ROOM_SHARE of a block
 _LF = re.compile(b"\n")
 
 
-class Kind(IntEnum):
-    """What a frame is: a message without or with a header block, or anything else."""
+class FrameKind(IntEnum):
+    """Kind of a frame: a message without or with a header block, or any other frame."""
 
     CONTROL = 0
     MSG = 1
@@ -58,12 +57,13 @@ class Frames:
 
     Frame ``i`` is ``buffer[begin[i]:stop[i]]``, its final CRLF included. Its header block is
     ``buffer[header_begin[i]:payload_begin[i]]``, empty for MSG; its payload
-    ``buffer[payload_begin[i]:payload_end[i]]``. Where there is no reply subject,
-    ``reply_begin == reply_end``. Control frames have the sid -1 and all other fields empty.
+    ``buffer[payload_begin[i]:payload_end[i]]``. Without a reply subject,
+    ``reply_begin == reply_end``. Control frames have the sid -1, and all other fields are empty.
 
-    ``acks`` are the numbers in the reply subjects that were read on the way: delivered, stream_seq,
-    consumer_seq, time and pending, 5 rows, one column for each frame; -1 where they were not read.
-    None if none were. :func:`~nats_stream_source.wire.acks.with_acks` reads the rest.
+    ``acks`` are the numbers of the reply subjects that were parsed with the frames: delivered,
+    stream_seq, consumer_seq, time and pending, 5 rows with one column per frame; -1 for frames
+    whose numbers were not parsed, and None if no numbers were parsed.
+    :func:`~nats_stream_source.wire.ack_subject.with_acks` parses the rest.
     """
 
     buffer: Buffer
@@ -84,17 +84,19 @@ class Frames:
         return self.begin.size
 
     def __repr__(self) -> str:
-        counts = np.bincount(self.kind, minlength=len(Kind)).tolist()
-        kinds = ", ".join(f"{n} {kind.name}" for kind, n in zip(Kind, counts, strict=True) if n)
+        counts = np.bincount(self.kind, minlength=len(FrameKind)).tolist()
+        kinds = ", ".join(
+            f"{n} {kind.name}" for kind, n in zip(FrameKind, counts, strict=True) if n
+        )
         return f"<Frames {kinds or 'none'}, {self.nbytes} bytes>"
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of the frames themselves, whatever the size of the buffer they lie in."""
+        """Total bytes of the frames, without other bytes of their buffer."""
         return int((self.stop - self.begin).sum())
 
     def select(self, index: NDArray[Any] | slice) -> Frames:
-        """Some of the frames: by a bool mask, integer indices or a slice. Shares the buffer."""
+        """Return some frames, by a bool mask, integer indices or a slice. Shares the buffer."""
         return Frames(
             self.buffer,
             self.begin[index],
@@ -112,38 +114,38 @@ class Frames:
         )
 
     def bytes_of(self, i: int) -> bytes:
-        """Frame ``i`` as it was received."""
+        """Return frame ``i`` as it was received."""
         return bytes(self.buffer[self.begin[i] : self.stop[i]])
 
     def subject(self, i: int) -> bytes:
-        """The subject of frame ``i``; empty for a control frame."""
+        """Return the subject of frame ``i``; empty for a control frame."""
         return bytes(self.buffer[self.subject_begin[i] : self.subject_end[i]])
 
     def reply(self, i: int) -> bytes:
-        """The reply subject of frame ``i``; empty where there is none."""
+        """Return the reply subject of frame ``i``; empty for a frame without one."""
         return bytes(self.buffer[self.reply_begin[i] : self.reply_end[i]])
 
     def header(self, i: int) -> bytes:
-        """The header block of frame ``i``, see ``wire/headers.py``; empty where there is none."""
+        """Return the header block of frame ``i`` (``wire/headers.py``); empty for MSG."""
         return bytes(self.buffer[self.header_begin[i] : self.payload_begin[i]])
 
     def payload(self, i: int) -> bytes:
-        """The payload of frame ``i``, without its header block."""
+        """Return the payload of frame ``i``, without its header block."""
         return bytes(self.buffer[self.payload_begin[i] : self.payload_end[i]])
 
     @staticmethod
     def join(parts: Sequence[Frames]) -> Frames:
-        """The frames of several selections, one after the other, in one new buffer.
+        """Concatenate frames into one new buffer.
 
-        The buffer holds the frames' own bytes and nothing else: that is how a few frames are kept
-        without keeping all that was received with them.
+        The new buffer contains only the bytes of the frames, so that a few frames do not keep all
+        bytes in memory that were received with them.
         """
         pieces: list[memoryview] = []
         for part in parts:
             if not len(part):
                 continue
             view = memoryview(part.buffer)
-            # Frames that adjoin are copied as one piece.
+            # Adjacent frames are copied as one piece.
             edges = np.flatnonzero(part.begin[1:] != part.stop[:-1])
             begins = [int(part.begin[0]), *part.begin[edges + 1].tolist()]
             stops = [*part.stop[edges].tolist(), int(part.stop[-1])]
@@ -155,7 +157,7 @@ class Frames:
 
     @staticmethod
     def chain(parts: Sequence[Frames]) -> Frames:
-        """As :meth:`join`, but where all parts lie in one buffer, they go on sharing it."""
+        """Concatenate frames as :meth:`join` does, but share the buffer if all parts share one."""
         if len(parts) == 1:
             return parts[0]
         if any(part.buffer is not parts[0].buffer for part in parts) or not parts:
@@ -171,7 +173,7 @@ _POSITIONS = [i for i, name in enumerate(_FIELDS) if name not in ("kind", "sid")
 def _frames(buffer: Buffer, table: scan.Table) -> Frames:
     table.setflags(write=False)
     acks = table[scan.FIELDS :]
-    known = bool(acks.size) and int(acks[0].max()) >= 0
+    has_acks = bool(acks.size) and int(acks[0].max()) >= 0
     return Frames(
         buffer,
         table[0],
@@ -185,7 +187,7 @@ def _frames(buffer: Buffer, table: scan.Table) -> Frames:
         table[8],
         table[9],
         table[10],
-        acks if known else None,
+        acks if has_acks else None,
     )
 
 
@@ -202,14 +204,14 @@ def _tables(parts: Sequence[Frames]) -> scan.Table:
     return table
 
 
-_NONE = _frames(b"", np.empty((scan.FIELDS + scan.ACKS, 0), np.int64))
+_NO_FRAMES = _frames(b"", np.empty((scan.FIELDS + scan.ACKS, 0), np.int64))
 
 
 class Framer:
-    """Cuts a stream of bytes into frames, and keeps the unfinished tail.
+    """Splits a stream of bytes into frames and keeps the unfinished tail.
 
-    Bytes come in either by :meth:`feed`, or without a copy: received into :meth:`room`, reported
-    by :meth:`received`, and cut by :meth:`frames`.
+    Pass bytes to :meth:`feed`, or, without a copy, receive them into :meth:`room`, report their
+    number to :meth:`received` and call :meth:`frames`.
     """
 
     __slots__ = ("_begin", "_block", "_end", "_failed", "_needed", "_searched", "_size")
@@ -223,27 +225,27 @@ class Framer:
 
     @property
     def pending(self) -> int:
-        """Bytes that are no frame yet: the unfinished tail, and what was not cut yet."""
+        """Received bytes that were not returned as frames yet."""
         return self._end - self._begin
 
     def reset(self) -> None:
-        """Forget the tail, and a failure: what comes next begins a new connection."""
+        """Drop the tail and a failure: the next bytes are the first of a new connection."""
         self._block = memoryview(b"")
         self._begin = self._end = 0
-        self._searched = 0  # no LF between _begin and here, when the tail's line is not whole
-        self._needed = 0  # length of the frame that the tail begins; 0: its line is not whole
+        self._searched = 0  # an incomplete control line has no LF between _begin and here
+        self._needed = 0  # length of the first frame of the tail; 0: its control line is incomplete
         self._failed = False
 
     def room(self, least: int = 1) -> memoryview:
-        """Memory for the next bytes of the stream, valid until the next call of any method.
+        """Return memory for the next bytes of the stream, valid until the next call of any method.
 
         Args:
-            least: how many bytes it must hold; it is mostly much larger.
+            least: its minimum size in bytes; usually it is much larger.
         """
-        # A line can announce 2 GB that never come: beyond what servers allow, room is made for as
-        # much again as has come.
-        announced = min(self._needed - self.pending, max(_BELIEVED, self.pending))
-        least = max(least, announced, self._size // _LEAST_ROOM)
+        # A control line can announce 2 GB that never arrive: beyond the usual limit of servers,
+        # allocate only as much again as was received.
+        announced = min(self._needed - self.pending, max(_MAX_PREALLOCATED, self.pending))
+        least = max(least, announced, self._size // _MIN_ROOM_SHARE)
         if len(self._block) - self._end < least:
             pending = self.pending
             block = np.empty(max(self._size, pending + least), np.uint8).data
@@ -253,41 +255,43 @@ class Framer:
         return self._block[self._end : self._end + max(least, LARGEST_READ)]
 
     def received(self, count: int) -> None:
-        """``count`` bytes were put into :meth:`room`."""
+        """Report that ``count`` bytes were received into :meth:`room`."""
         self._end += count
         if self._end == len(self._block):
-            # More was there than there was room for.
+            # More bytes were available than the block could hold.
             self._size = min(2 * self._size, LARGEST_BLOCK)
 
     def frames(self) -> Frames:
-        """The frames that are now whole and were not given yet, in order.
+        """Return the frames that have become complete since the last call, in order.
 
         Raises:
-            ProtocolError: the bytes are no frame of the NATS client protocol; and from then on
-                until :meth:`reset`, since where the next frame begins is not known any more.
+            ProtocolError: the bytes are not a frame of the NATS client protocol. All further calls
+                until :meth:`reset` raise it too, since the start of the next frame is unknown.
         """
         if self._failed:
-            raise ProtocolError("bytes after a frame that could not be read: reconnect")
-        if not self._worth_a_look():
-            return _NONE
+            raise ProtocolError(
+                "could not read frames: an earlier frame of this connection was invalid; reconnect"
+            )
+        if not self._may_have_frame():
+            return _NO_FRAMES
         block = self._block
         try:
-            table, self._begin, self._needed = scan.cut(block, self._begin, self._end)
+            table, self._begin, self._needed = scan.find_frames(block, self._begin, self._end)
         except ProtocolError:
             self.reset()
             self._failed = True
             raise
         self._searched = self._end
-        return _frames(block, table) if table.size else _NONE
+        return _frames(block, table) if table.size else _NO_FRAMES
 
-    def _worth_a_look(self) -> bool:
+    def _may_have_frame(self) -> bool:
         if self._needed or self.pending >= scan.MAX_LINE:
             return self.pending >= self._needed
         searched, self._searched = max(self._begin, self._searched), self._end
         return _LF.search(self._block, searched, self._end) is not None
 
     def feed(self, data: bytes) -> Frames:
-        """Take the next bytes of the stream, and give the frames that are now whole, in order.
+        """Receive the next bytes of the stream; return the frames that are now complete, in order.
 
         Raises:
             ProtocolError: as :meth:`frames`.

@@ -1,11 +1,11 @@
-"""Status messages of consumers (ADR-15, "Automatic Status Management"): what the server tells us
-between, or instead of, messages.
+"""Status messages of consumers (ADR-15, "Automatic Status Management").
 
-A status stands in the first line of the header block of a message whose reply subject is no
-``$JS.ACK``; a header field that a publisher named "Status" is data::
+The server sends them between messages or instead of messages. The status is in the first line of
+the header block of a message whose reply subject is not a ``$JS.ACK`` subject. A header field that
+a publisher named "Status" is data::
 
     100 Idle Heartbeat         Nats-Last-Consumer, Nats-Last-Stream[, Nats-Consumer-Stalled]
-    100 FlowControl Request    to be answered on the reply subject
+    100 FlowControl Request    requires a reply on the reply subject
     404, 408                   a pull request ended; 409 and others: an error
 """
 
@@ -30,19 +30,19 @@ REQUEST_TIMEOUT = 408
 CONFLICT = 409
 NO_RESPONDERS = 503
 
-_MOST_DIGITS = 20  # an unsigned 64-bit integer has no more
+_MAX_DIGITS = 20  # of an unsigned 64-bit integer
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ConsumerStatus:
     """A status message.
 
     Attributes:
-        code, description: of the status line, like 409 and ``Consumer Deleted``.
-        reply: where a flow-control request is to be answered; None elsewhere.
+        code, description: of the status line, such as 409 and ``Consumer Deleted``.
+        reply: the subject for the reply to a flow-control request; None for others.
         stalled: ``Nats-Consumer-Stalled``: the flow-control subject that the server waits for.
         last_consumer, last_stream: a heartbeat's ``Nats-Last-Consumer`` and ``Nats-Last-Stream``:
-            the last delivered consumer sequence and the last stream sequence looked at.
+            the last delivered consumer sequence and the last scanned stream sequence.
     """
 
     code: int
@@ -54,50 +54,54 @@ class Status:
 
     @property
     def ends_request(self) -> bool:
-        """Whether it only says that a pull request has come to its end: no error.
+        """Whether the status ends a pull request without an error.
 
-        404, 408, and the 409 by which a server tells that a request got its whole batch though it
-        would have taken more bytes.
+        These are 404, 408, and the 409 that the server sends when a request has received its whole
+        batch before its byte limit.
         """
         return self.code in (NO_MESSAGES, REQUEST_TIMEOUT) or (
             self.code == CONFLICT and self.description == "Batch Completed"
         )
 
     @classmethod
-    def parse(cls, block: bytes, reply: str = "") -> Status:
-        """Read the header block of a message that is no delivery.
+    def parse(cls, block: bytes, reply: str = "") -> ConsumerStatus:
+        """Parse the header block of a message that is not a delivery.
 
         Raises:
-            ProtocolError: there is no header block or no status in it, it is cut short, or a
-                sequence in it is not a number.
+            ProtocolError: the block is empty or incomplete, lacks a status, or contains a sequence
+                that is not an integer.
         """
         if not block:
             raise ProtocolError(
-                f"a message that is neither a delivery nor a status: reply {reply!r}, no headers"
+                f"invalid message: neither a delivery nor a status, reply {reply!r}, no headers"
             )
-        return cls.of(parse_headers(block), reply)
+        return cls.from_headers(parse_headers(block), reply)
 
     @classmethod
-    def of(cls, headers: Headers, reply: str = "") -> Status:
-        """From parsed headers; ProtocolError as :meth:`parse`."""
+    def from_headers(cls, headers: Headers, reply: str = "") -> ConsumerStatus:
+        """Return the status of parsed headers; raises ProtocolError as :meth:`parse`."""
         if headers.status is None:
-            raise ProtocolError(f"a message that is neither a delivery nor a status: {reply!r}")
+            raise ProtocolError(
+                f"invalid message: neither a delivery nor a status, reply {reply!r}"
+            )
         return cls(
             headers.status,
             headers.description,
             reply or None,
             headers.get("Nats-Consumer-Stalled"),
-            _number(headers, "Nats-Last-Consumer"),
-            _number(headers, "Nats-Last-Stream"),
+            _sequence(headers, "Nats-Last-Consumer"),
+            _sequence(headers, "Nats-Last-Stream"),
         )
 
 
-def _number(headers: Headers, name: str) -> int | None:
+def _sequence(headers: Headers, name: str) -> int | None:
     text = headers.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        raise ProtocolError(f"the header {name} is not a number: {text[:40]!r}")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise ProtocolError(
+            f"invalid status message: header {name} is {text[:40]!r}, expected an integer"
+        )
     return int(text)
 
 
@@ -108,19 +112,19 @@ _CONFLICTS: dict[str, type[ConflictStatusError]] = {
 }
 
 
-def status_error(status: Status, where: str) -> StatusError:
-    """The error that a status is raised as (ADR-15, "Miscellaneous Error Statuses").
+def status_error(status: ConsumerStatus, where: str) -> StatusError:
+    """Return the exception for a status (ADR-15, "Miscellaneous Error Statuses").
 
     Args:
-        status: one that is not handled out of the user's sight.
-        where: the consumer, for the text.
+        status: a status that the subscription does not handle itself.
+        where: the consumer, for the message.
     """
     text = f"{where}: status {status.code} {status.description}".rstrip()
     if status.code == CONFLICT:
         kind: type[StatusError] = _CONFLICTS.get(status.description, ConflictStatusError)
     elif status.code == NO_RESPONDERS:
         kind = NoRespondersStatusError
-        text += ": nobody listens there, as when the consumer or stream is gone"
+        text += ": no responders, as for a deleted consumer or stream"
     else:
         kind = UnknownStatusError
     return kind(text, status.code, status.description)

@@ -1,6 +1,6 @@
-"""Trouble on purpose: a proxy that knows frames, and scenarios on one server.
+"""Faults of network, servers, disks and processes, and attacks.
 
-``proxy`` does the harm, ``harm`` names it, ``command`` is for the command line; ``trial`` writes,
-reads as Spark would, and compares. Scenarios of several servers are in ``clusters`` and
-``relays``; the slow ones are marked ``faults`` (``make test-faults``).
+``tests.support.proxy`` injects faults between client and server; ``tests.support.workload``
+writes, reads as Spark would, and compares. The slow tests are marked ``faults``
+(``make test-faults``).
 """

@@ -1,4 +1,4 @@
-"""The soak's command line."""
+"""Command line of the soak."""
 
 from __future__ import annotations
 
@@ -15,59 +15,61 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from soak.outcome import TOPOLOGIES, Settings, summary
-from soak.run import clean, run
+from tests.soak.outcome import TOPOLOGIES, Settings, summary
+from tests.soak.run import clean, run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run as the arguments say; the exit status: 1 where there was an anomaly."""
+    """Run a soak; returns the exit status, 1 if it found an anomaly."""
     parser = argparse.ArgumentParser(
-        prog="soak", description="Write, read and break things for a while, then compare."
+        prog="soak", description="Write and read under random faults, then compare."
     )
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--seed", type=int, help="the run to repeat; default: a new one")
+    parser.add_argument("--seed", type=int, help="seed of the run to repeat; default: random")
     parser.add_argument("--topology", choices=list(TOPOLOGIES), default="cluster")
-    parser.add_argument("--rate", type=float, default=300, help="writes a second; default 300")
-    parser.add_argument("--plain", action="store_true", help="without Spark: more restarts")
+    parser.add_argument("--rate", type=float, default=300, help="writes per second; default 300")
+    parser.add_argument(
+        "--plain", action="store_true", help="run without Spark, with more restarts"
+    )
     parser.add_argument("--only", action="append", choices=("servers", "between", "driver"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the result in numbers")
-    parser.add_argument("--keep", action="store_true", help="the directory of a passing run, too")
-    said = parser.parse_args(arguments)
-    # Everything is ended on the way out, which a signal's default would leave out.
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--keep", action="store_true", help="keep the files of a passing run")
+    options = parser.parse_args(arguments)
+    # SIGTERM raises SystemExit, so that all started processes are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # Of each connection that is reset while something is written to it.
+    # asyncio logs a warning for each write to a connection that was reset.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     console = Console()
     settings = Settings(
-        seed=random.randrange(10**6) if said.seed is None else said.seed,
-        minutes=said.minutes,
-        topology=said.topology,
-        rate=said.rate,
-        spark=not said.plain,
-        only=tuple(said.only or ()),
+        seed=random.randrange(10**6) if options.seed is None else options.seed,
+        minutes=options.minutes,
+        topology=options.topology,
+        rate=options.rate,
+        spark=not options.plain,
+        only=tuple(options.only or ()),
     )
     try:
         outcome = run(settings, lambda line: console.print(line, markup=False, highlight=False))
     except KeyboardInterrupt:
-        console.print("interrupted; all that was started has been ended")
+        console.print("interrupted; all started processes were stopped")
         return 130
     result = summary(outcome)
-    console.print(table_of(result))
-    if said.json:
-        said.json.write_text(json.dumps(result, indent=2) + "\n")
+    console.print(result_table(result))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
     if not result["anomalies"]:
-        if not said.keep:
+        if not options.keep:
             clean(outcome)
         return 0
     for kind, texts in result["examples"].items():
         for text in texts:
             console.print(f"{kind}: {text}", markup=False, highlight=False)
-    console.print(f"anomalies; everything is kept in {outcome.directory}", markup=False)
+    console.print(f"anomalies found; files in {outcome.directory}", markup=False)
     (outcome.directory / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     return 1
 
 
-def table_of(result: Mapping[str, Any]) -> Table:
+def result_table(result: Mapping[str, Any]) -> Table:
     """The result as a table."""
     table = Table(title=f"soak, {result['topology']}", show_header=False)
     for name, value in result.items():
@@ -75,17 +77,18 @@ def table_of(result: Mapping[str, Any]) -> Table:
             continue
         if name == "anomalies":
             table.add_section()
-        text = _said(value)
+        text = _format(value)
         table.add_row(name.replace("_", " "), text or ("none" if name == "anomalies" else "-"))
     return table
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if not isinstance(value, Mapping):
         return f"{value:,}" if isinstance(value, int) else str(value)
     lines = []
-    for name, one in value.items():
-        text = ", ".join(f"{k} {v:,}" for k, v in one.items()) if isinstance(one, Mapping) else one
+    for name, item in value.items():
+        nested = isinstance(item, Mapping)
+        text = ", ".join(f"{k} {v:,}" for k, v in item.items()) if nested else item
         lines.append(f"{name}: {text:,}" if isinstance(text, int) else f"{name}: {text}")
     return "\n".join(lines)
 

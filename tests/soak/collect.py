@@ -1,6 +1,6 @@
-"""What is there at the end: the streams' messages, the sinks' rows, the driver's events.
+"""Collects the evidence at the end: messages of the streams, rows of the sinks, driver events.
 
-The streams are read with nats-py's pull consumers, not with this package.
+The streams are read with pull consumers of nats-py, not with this package.
 """
 
 from __future__ import annotations
@@ -15,56 +15,58 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from buckets import connected
 from deltalake import DeltaTable
-from loops import run
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from nats_stream_source.rebuilds import rebuilds_in
-from soak import failures
-from soak.findings import Entry, Evidence, Loss, Reading
-from soak.ledger import DEL, PURGE, PUT, Write, read_ledger
-from soak.servers import BUCKETS, PREFIXES, STREAMS
+from tests.soak.servers import BUCKETS, PREFIXES, STREAMS
+from tests.support.event_loop import run
+from tests.support.log_fields import parse_fields
+from tests.support.nats.buckets import connected
+from tests.support.oracle import query_failures
+from tests.support.oracle.evidence import Entry, Evidence, QueryProgress, Rollback
+from tests.support.oracle.ledger import DEL, PURGE, PUT, Write, read_ledger
 
 _BATCH = 1000
 
 
-def gather(url: str, directory: Path, seen: Events, loss: Loss | None = None) -> Evidence:
-    """All that the oracle compares; the servers must be healthy, and nobody writes any more."""
-    writes: dict[str, list[Write]] = {place: [] for place in STREAMS}
+def collect_evidence(
+    url: str, directory: Path, events: Events, rollback: Rollback | None = None
+) -> Evidence:
+    """Everything that the oracle compares; servers must be healthy and writers stopped."""
+    writes: dict[str, list[Write]] = {source: [] for source in STREAMS}
     for write in read_ledger(directory / "ledger.tsv"):
-        writes[write.place].append(write)
-    messages = {place: held(url, place) for place in STREAMS}
-    held_at = time.time()
-    tries = {place: attempts(directory, place) for place in ("full", "stream")}
+        writes[write.source].append(write)
+    messages = {source: stream_messages(url, source) for source in STREAMS}
+    messages_read_at = time.time()
+    tries = {source: attempts(directory, source) for source in ("full", "stream")}
     return Evidence(
         writes=writes,
-        held=messages,
-        held_at=held_at,
+        messages=messages,
+        messages_read_at=messages_read_at,
         attempts=tries,
-        table=table_rows(directory, seen.reconciled),
-        reconciled=None if seen.reconciled is None else table_rows(directory),
-        reconciled_at=seen.reconciled_at,
+        table=table_rows(directory, events.reconciled),
+        reconciled=None if events.reconciled is None else table_rows(directory),
+        reconciled_at=events.reconciled_at,
         buckets=frozenset(BUCKETS),
-        readings={
-            place: Reading(
-                through(directory, place),
-                tuple(seen.reports.get(place, ())),
-                spans(directory, place, tries.get(place, {})),
+        progress={
+            source: QueryProgress(
+                committed(directory, source),
+                tuple(events.reported_at.get(source, ())),
+                completed(directory, source, tries.get(source, {})),
             )
-            for place in STREAMS
+            for source in STREAMS
         },
-        stopped=set(seen.lost),
-        loss=loss,
+        stopped=set(events.lost),
+        rollback=rollback,
     )
 
 
-def held(url: str, place: str) -> list[Entry]:
+def stream_messages(url: str, source: str) -> list[Entry]:
     """All messages of a stream, in order."""
-    return run(_held(url, STREAMS[place], len(PREFIXES[place])))
+    return run(_stream_messages(url, STREAMS[source], len(PREFIXES[source])))
 
 
-async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
+async def _stream_messages(url: str, stream: str, prefix: int) -> list[Entry]:
     async with connected(url) as client:
         jetstream = client.jetstream()
         last = (await jetstream.stream_info(stream)).state.last_seq
@@ -72,7 +74,7 @@ async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
             ack_policy=AckPolicy.NONE,
             num_replicas=1,
             mem_storage=True,
-            # A busy machine may need longer between two requests than the server's five seconds.
+            # On a busy machine two requests may be more than the default of 5 s apart.
             inactive_threshold=600,
         )
         pull = await jetstream.pull_subscribe("", stream=stream, config=config)
@@ -81,7 +83,7 @@ async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
             try:
                 messages = await pull.fetch(_BATCH, timeout=5)
             except asyncio.TimeoutError:
-                break  # the last ones are gone: expired, or superseded
+                break  # the last messages expired, or were superseded
             for message in messages:
                 headers = message.headers or {}
                 operation = headers.get("KV-Operation", PUT)
@@ -92,57 +94,61 @@ async def _held(url: str, stream: str, prefix: int) -> list[Entry]:
                 value = message.data if operation == PUT else None
                 seq, at = message.metadata.sequence.stream, message.metadata.timestamp.timestamp()
                 entries.append(Entry(seq, message.subject[prefix:], operation, value, at=at))
-        left = (await pull.consumer_info()).num_pending
-        if left and (not entries or entries[-1].seq < last):
-            raise RuntimeError(f"{left} messages of {stream} could not be read")
+        pending = (await pull.consumer_info()).num_pending
+        if pending and (not entries or entries[-1].seq < last):
+            raise RuntimeError(f"could not read {pending} messages of {stream}")
         await pull.unsubscribe()
         return entries
 
 
-def attempts(directory: Path, place: str) -> dict[int, list[list[Entry]]]:
-    """By batch id, the rows of each whole attempt, in the order in which they were made."""
-    found: dict[int, list[list[Entry]]] = {}
-    for batch in sorted((directory / place).glob("[0-9]*")):
-        if tries := _whole(batch):
-            found[int(batch.name)] = [_rows(one, place) for one in tries]
-    return found
+def attempts(directory: Path, source: str) -> dict[int, list[list[Entry]]]:
+    """By batch id, the rows of each complete attempt, in order of time."""
+    rows: dict[int, list[list[Entry]]] = {}
+    for batch in sorted((directory / source).glob("[0-9]*")):
+        if tries := _complete_attempts(batch):
+            rows[int(batch.name)] = [_rows(attempt, source) for attempt in tries]
+    return rows
 
 
-def _whole(batch: Path) -> list[Path]:
-    return sorted(one.parent for one in batch.glob("*/_SUCCESS"))
+def _complete_attempts(batch: Path) -> list[Path]:
+    return sorted(marker.parent for marker in batch.glob("*/_SUCCESS"))
 
 
-def spans(
-    directory: Path, place: str, found: dict[int, list[list[Entry]]]
+def completed(
+    directory: Path, source: str, tries_by_batch: dict[int, list[list[Entry]]]
 ) -> tuple[tuple[int, float], ...]:
-    """What :class:`Reading` has of that name, of the attempts that were ``found``."""
+    """:attr:`QueryProgress.completed`, from the result of :func:`attempts`."""
     result = []
-    for number, tries in sorted(found.items()):
+    for number, tries in sorted(tries_by_batch.items()):
         last = max((row.seq for rows in tries for row in rows), default=0)
-        over = (_whole(directory / place / f"{number:08d}")[-1] / "_SUCCESS").stat().st_mtime
+        ended_at = (
+            (_complete_attempts(directory / source / f"{number:08d}")[-1] / "_SUCCESS")
+            .stat()
+            .st_mtime
+        )
         if last:
-            result.append((last, over))
+            result.append((last, ended_at))
     return tuple(result)
 
 
-def through(directory: Path, place: str) -> int:
-    """The last sequence of the last micro-batch that a query committed; 0 when it has none."""
-    checkpoint = directory / "checkpoints" / place
-    commits = (int(one.name) for one in (checkpoint / "commits").glob("[0-9]*"))
+def committed(directory: Path, source: str) -> int:
+    """The last sequence of the last micro-batch that a query committed; 0 without one."""
+    checkpoint = directory / "checkpoints" / source
+    commits = (int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
     number = max(commits, default=None)
     if number is None:
         return 0
-    # Spark's has a line of its version and one of settings before; the offset is the last one.
+    # Spark writes a line with its version and one with settings before the offset.
     offset = (checkpoint / "offsets" / str(number)).read_text().strip().rpartition("\n")[2]
     return int(json.loads(offset)["stream_seq"])
 
 
-def _rows(directory: Path, place: str) -> list[Entry]:
+def _rows(directory: Path, source: str) -> list[Entry]:
     rows: list[Entry] = []
-    for part in sorted(directory.glob("part-*")):  # the number of the partition comes first
+    for part in sorted(directory.glob("part-*")):  # ordered by partition number
         table = pq.ParquetFile(part).read()
-        if place == "stream":
-            prefix = len(PREFIXES[place])
+        if source == "stream":
+            prefix = len(PREFIXES[source])
             columns = [table[name].to_pylist() for name in ("sequence", "subject", "data")]
             created = table["stream_created"].cast("int64").to_pylist()
             rows += [
@@ -153,12 +159,12 @@ def _rows(directory: Path, place: str) -> list[Entry]:
             names = ("revision", "key", "operation", "value")
             columns = [table[name].to_pylist() for name in names]
             created = table["stream_created"].cast("int64").to_pylist()
-            rows += [Entry(*one) for one in zip(*columns, created, strict=True)]
+            rows += [Entry(*values) for values in zip(*columns, created, strict=True)]
     return rows
 
 
 def table_rows(directory: Path, version: int | None = None) -> list[Entry]:
-    """The rows of the Delta table, as delta-rs reads them."""
+    """The rows of the Delta table, read by delta-rs."""
     table = DeltaTable(str(directory / "table"), version=version)
     rows = table.to_pyarrow_table(columns=["revision", "key", "operation", "value"]).to_pylist()
     return [
@@ -170,25 +176,25 @@ def table_rows(directory: Path, version: int | None = None) -> list[Entry]:
 
 @dataclass
 class Events:
-    """What the drivers said.
+    """The events of all drivers.
 
     Attributes:
-        batches, rows: by query, of the micro-batches that were reported.
-        reports: by query, when they were, and when it said that it had read all.
-        failures: by kind of error, of queries that failed and were started again.
-        unexpected: texts of failures that nothing done here explains.
+        batches, rows: by query, the number of reported micro-batches and their rows.
+        reported_at: by query, the times of these reports, and of the end of reading.
+        failures: by kind of error, failures of queries that were restarted.
+        unexpected: texts of failures that the faults do not explain.
         lost: queries that stopped with DataLossError, with its text.
-        lost_at: when they did.
+        lost_at: when they stopped.
         ends: by query, the last sequence of the last micro-batch.
-        starts: how many drivers came to have a session.
-        serial: of the last one that did.
-        reconciled: the version of the table before it was reconciled; None when it was not.
-        reconciled_at: when that began.
+        starts: how many drivers created a session.
+        serial: number of the last driver with a session.
+        reconciled: version of the table before ``reconcile``; None if it did not run.
+        reconciled_at: when ``reconcile`` started.
     """
 
     batches: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
-    reports: dict[str, list[float]] = field(default_factory=dict)
+    reported_at: dict[str, list[float]] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
@@ -200,64 +206,72 @@ class Events:
     reconciled_at: float = 0.0
 
 
-def events(path: Path) -> Events:
+def read_events(path: Path) -> Events:
     """Read ``events.jsonl``."""
-    found = Events()
-    for line in _whole_lines(path):
+    events = Events()
+    for line in _complete_lines(path):
         event = json.loads(line)
         name, query = event["event"], event.get("query", "")
         if name in ("batch", "done"):
-            found.reports.setdefault(query, []).append(event["at"])
+            events.reported_at.setdefault(query, []).append(event["at"])
         if name == "batch":
-            found.batches[query] += 1
-            found.rows[query] += event["rows"]
-            found.ends[query] = event["end"]
+            events.batches[query] += 1
+            events.rows[query] += event["rows"]
+            events.ends[query] = event["end"]
         elif name == "failed":
-            _failure(found, query, event)
+            _add_failure(events, query, event)
         elif name == "started":
-            found.starts += 1
-            found.serial = event["serial"]
+            events.starts += 1
+            events.serial = event["serial"]
         elif name == "reconciling":
-            found.reconciled_at = event["at"]
+            events.reconciled_at = event["at"]
         elif name == "reconciled":
-            found.reconciled = event["before"]
-    return found
+            events.reconciled = event["before"]
+    return events
 
 
-def lively(path: Path, serial: int) -> bool:
-    """Whether each query of this driver has read something, or stopped for good before."""
-    seen: set[str] = set()
+def is_reading(path: Path, serial: int) -> bool:
+    """Whether each query of this driver finished a micro-batch, or stopped for data loss before."""
+    reading: set[str] = set()
     own = False
-    for line in _whole_lines(path):
+    for line in _complete_lines(path):
         event = json.loads(line)
         if event["event"] == "started":
             own = event["serial"] == serial
-        elif (own and event["event"] == "batch") or failures.is_loss(event.get("text", "")):
-            seen.add(event["query"])
-    return own and len(seen) == len(STREAMS)
+        elif (own and event["event"] == "batch") or query_failures.is_data_loss(
+            event.get("text", "")
+        ):
+            reading.add(event["query"])
+    return own and len(reading) == len(STREAMS)
 
 
-def _failure(found: Events, query: str, event: dict[str, Any]) -> None:
-    kind = failures.kind_of(event["text"])
-    if kind == failures.LOSS:
-        found.lost[query] = failures.last_raised(event["text"]).message
-        found.lost_at.setdefault(query, event["at"])
+def _add_failure(events: Events, query: str, event: dict[str, Any]) -> None:
+    kind = query_failures.kind_of(event["text"])
+    if kind == query_failures.DATA_LOSS:
+        events.lost[query] = query_failures.last_raised(event["text"]).message
+        events.lost_at.setdefault(query, event["at"])
         return
-    found.failures[kind] += 1
-    if kind == failures.UNEXPECTED:
-        found.unexpected.append(f"{query}: {event['text'].partition(failures.QUERY)[0][-3000:]}")
+    events.failures[kind] += 1
+    if kind == query_failures.UNEXPECTED:
+        events.unexpected.append(
+            f"{query}: {event['text'].partition(query_failures.QUERY_DESCRIPTION)[0][-3000:]}"
+        )
 
 
-def _whole_lines(path: Path) -> Iterable[str]:
+def _complete_lines(path: Path) -> Iterable[str]:
     if path.exists():
         yield from (line for line in path.read_text().split("\n")[:-1] if line.strip())
 
 
 def rebuilds(logs: Iterable[Path]) -> Counter[str]:
-    """How often consumers were rebuilt, by reason, over all logs of drivers."""
-    found: Counter[str] = Counter()
+    """How often consumers were rebuilt, by reason, in all logs of drivers."""
+    counts: Counter[str] = Counter()
     for path in logs:
         with path.open(errors="replace") as lines:
-            for reasons in rebuilds_in(lines).values():
-                found += reasons
-    return found
+            for line in lines:
+                _, rebuilt, rest = line.partition("consumer rebuilt ")
+                fields = parse_fields(rest) if rebuilt else {}
+                # The last line of a killed process may be incomplete.
+                if "stream" in fields and "reason" in fields:
+                    counts[fields["reason"]] += 1
+    return counts

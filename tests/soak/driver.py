@@ -1,18 +1,18 @@
-"""The Spark driver of a soak: three queries from checkpoints into sinks; it is there to be killed.
+"""The Spark driver of a soak: three queries with checkpoints and sinks, killed by the faults.
 
-Run as ``python -m soak.driver <file>``, a JSON file::
+Run as ``python -m tests.soak.driver <file>`` with a JSON file::
 
     {"servers": "nats://…", "directory": "…", "finish": false, "skip": ["full"],
      "serial": 1}
 
-A query that fails is logged and started again, as a supervisor would, unless it stopped for data
-loss. Ends when its standard input does (a graceful stop); with ``finish``, when all queries have
-read all that there is. ``events.jsonl`` in the directory has a line for each micro-batch, failure,
+A failed query is logged and restarted, as by a supervisor, unless it stopped for data loss. The
+driver ends when its standard input is closed (a graceful stop); with ``finish``, when all queries
+have read all messages. ``events.jsonl`` in the directory has a line for each micro-batch, failure,
 start and end.
 
 ``full`` and ``stream`` write each micro-batch into ``<query>/<batch id>/<attempt>``, whose
-``_SUCCESS`` says that it is whole: the last whole attempt counts, as for any idempotent sink, and
-earlier ones tell whether a range that is read again has the same rows.
+``_SUCCESS`` file marks it as complete: the last complete attempt counts, as for any idempotent
+sink, and earlier ones show whether a range that is read again has the same rows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_session import delta_session
 
 from nats_stream_source import register
 from nats_stream_source.delta import merge_changes, reconcile
-from nats_stream_source.progress import BatchProgress, watch_progress
-from soak.failures import is_loss
+from nats_stream_source.spark.progress import BatchProgress, watch_progress
+from tests.support.oracle.query_failures import is_data_loss
+from tests.support.spark.session import delta_session
 
 QUERIES = ("full", "current", "stream")
 
@@ -43,12 +43,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "current": {"bucket": "current"},
     "stream": {"stream": "EVENTS", "minPartitions": 3},
 }
-_EVERY = {"full": "700 milliseconds", "current": "2 seconds", "stream": "700 milliseconds"}
-_AGAIN = 2.0  # seconds after a failure
+_TRIGGER_INTERVALS = {
+    "full": "700 milliseconds",
+    "current": "2 seconds",
+    "stream": "700 milliseconds",
+}
+_RETRY_INTERVAL = 2.0  # seconds after a failure
 
 
 def session(directory: Path) -> SparkSession:
-    """A small session on two cores; a task may fail twice."""
+    """A small session on two cores; a task has three attempts."""
     settings = {
         "spark.app.name": "soak",
         "spark.ui.showConsoleProgress": "false",
@@ -61,13 +65,13 @@ def session(directory: Path) -> SparkSession:
 
 
 def linger(batch_id: int) -> None:
-    """Let some micro-batches stand between sink and commit for longer, to be killed there."""
+    """Delay some commits after the sink, so that the driver may be killed between the two."""
     if batch_id % 3 == 0:
         time.sleep(1)
 
 
-def numbered(directory: Path) -> Callable[[DataFrame, int], None]:
-    """A sink for ``foreachBatch``: every attempt of every micro-batch in a place of its own."""
+def attempts_sink(directory: Path) -> Callable[[DataFrame, int], None]:
+    """A sink for ``foreachBatch`` with a separate folder for each attempt of a micro-batch."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         batch.write.parquet(str(directory / f"{batch_id:08d}" / f"{time.time_ns()}"))
@@ -94,12 +98,12 @@ class Driver:
         watch_progress(self._spark, self._progress)
 
     def run(self, stopped: threading.Event) -> None:
-        """Keep the queries running, until ``stopped`` or, with ``finish``, until they are done."""
-        self._say("started", serial=self._serial)
+        """Run the queries until ``stopped`` or, with ``finish``, until they have read all."""
+        self._record("started", serial=self._serial)
         while not stopped.is_set() and (self._running or self._due or not self._finish):
             now = time.monotonic()
             for name, due in list(self._due.items()):
-                # One at a time: each start is half a dozen Python processes.
+                # One at a time: each start runs half a dozen Python processes.
                 if due <= now and self._running.keys() <= self._read:
                     del self._due[name]
                     self._start(name)
@@ -112,7 +116,7 @@ class Driver:
             query.stop()
         if self._finish and "current" not in self._lost:
             self._reconcile()
-        self._say("stopped")
+        self._record("stopped")
         self._spark.stop()
 
     def _start(self, name: str) -> None:
@@ -121,7 +125,7 @@ class Driver:
         sink = (
             merge_changes(str(self._directory / "table"))
             if name == "current"
-            else numbered(self._directory / name)
+            else attempts_sink(self._directory / name)
         )
         writer = (
             rows.writeStream.queryName(name)
@@ -131,32 +135,32 @@ class Driver:
         trigger = (
             writer.trigger(availableNow=True)
             if self._finish
-            else writer.trigger(processingTime=_EVERY[name])
+            else writer.trigger(processingTime=_TRIGGER_INTERVALS[name])
         )
         self._running[name] = trigger.start()
 
     def _ended(self, name: str, query: StreamingQuery) -> None:
         error = query.exception()
         if error is None:
-            self._say("done", query=name)
+            self._record("done", query=name)
             return
-        self._say("failed", query=name, text=str(error))
-        if is_loss(str(error)):
+        self._record("failed", query=name, text=str(error))
+        if is_data_loss(str(error)):
             self._lost.add(name)
         else:
-            self._due[name] = time.monotonic() + _AGAIN
+            self._due[name] = time.monotonic() + _RETRY_INTERVAL
 
     def _reconcile(self) -> None:
-        # Not needed where every expired entry's marker was read; it must do no harm either.
+        # Changes rows only if the marker of an expired entry was not read.
         table = str(self._directory / "table")
         before = DeltaTable(table).version()
-        self._say("reconciling")
-        done = reconcile(self._spark, table, bucket="current", servers=self._servers)
-        self._say("reconciled", before=before, result=repr(done))
+        self._record("reconciling")
+        result = reconcile(self._spark, table, bucket="current", servers=self._servers)
+        self._record("reconciled", before=before, result=repr(result))
 
     def _progress(self, record: BatchProgress) -> None:
         self._read.add(record.query)
-        self._say(
+        self._record(
             "batch",
             query=record.query,
             batch=record.batch,
@@ -166,19 +170,19 @@ class Driver:
             lag=record.lag,
         )
 
-    def _say(self, event: str, **fields: Any) -> None:
+    def _record(self, event: str, **fields: Any) -> None:
         self._log.write(json.dumps({"at": time.time(), "event": event, **fields}) + "\n")
 
 
 def main(request: dict[str, Any]) -> None:
     stopped = threading.Event()
 
-    def listen() -> None:
-        os.read(0, 1)  # not through sys.stdin, whose lock would be held when Python ends
+    def wait_for_stop() -> None:
+        os.read(0, 1)  # not through sys.stdin, whose lock would be held at Python's exit
         stopped.set()
 
     if not request["finish"]:
-        threading.Thread(target=listen, daemon=True).start()
+        threading.Thread(target=wait_for_stop, daemon=True).start()
     Driver(request).run(stopped)
 
 

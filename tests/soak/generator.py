@@ -1,11 +1,11 @@
-"""The generator: writes to both buckets and the stream, many at once, and keeps the ledger.
+"""The generator: writes to both buckets and the stream concurrently, and records the ledger.
 
-Run as ``python -m soak.generator <file>``, a JSON file::
+Run as ``python -m tests.soak.generator <file>`` with a JSON file::
 
     {"servers": ["nats://…"], "ledger": "…", "seed": 7, "rate": 300}
 
-Ends on SIGTERM: what is under way is awaited first. It talks through nats-py, not through this
-package, so that one mistake cannot hide another. The rate has phases: trickle, steady, flood, rest.
+It ends on SIGTERM, after the writes in flight. It uses nats-py instead of this package, so that an
+error of this package cannot hide another one. The rate has phases: slow, steady, burst, pause.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buckets import connected
-from loops import run
+from tests.soak.servers import PREFIXES
+from tests.support.event_loop import run
+from tests.support.nats.buckets import connected
+from tests.support.oracle.expiry import MARKER_TTL
+from tests.support.oracle.ledger import DEL, PURGE, PUT, Ledger, Write, value_of
 
-from soak.ledger import DEL, PURGE, PUT, Ledger, Write, value_of
-from soak.servers import MARKER_TTL, PREFIXES
-
-WORKERS = 24  # writes under way in each place
+WORKERS = 24  # writes in flight per source
 KEYS = {"full": 600, "current": 300, "stream": 50}
 _ACK_DEADLINE = 5.0
 _TICK = 0.02
-_PHASES = ((0.03, 8), (1.0, 15), (4.0, 4), (1.0, 10), (0.0, 3))  # share of the rate, seconds
+_PHASES = ((0.03, 8), (1.0, 15), (4.0, 4), (1.0, 10), (0.0, 3))  # factor of the rate, seconds
 _HEADERS = {DEL: {"KV-Operation": "DEL"}, PURGE: {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}}
 
 
 class Generator:
-    """Writes until it is told to stop."""
+    """Writes until :meth:`stop`."""
 
     def __init__(self, client: Any, ledger: Ledger, seed: int, rate: float) -> None:
         self._jetstream = client.jetstream()
         self._ledger = ledger
-        self._drawn = random.Random(f"{seed} generator")
+        self._chance = random.Random(f"{seed} generator")
         self._rate = rate
-        self._turns = asyncio.Semaphore(0)
+        self._permits = asyncio.Semaphore(0)
         self._stopped = asyncio.Event()
         self._number = 0
 
@@ -49,86 +49,87 @@ class Generator:
         self._stopped.set()
 
     async def run(self) -> None:
-        """Write; ends after :meth:`stop` when everything under way has come to its end."""
+        """Write; returns after :meth:`stop` and the end of all writes in flight."""
         workers = [
-            asyncio.create_task(self._work(place, index))
-            for place in KEYS
+            asyncio.create_task(self._work(source, index))
+            for source in KEYS
             for index in range(WORKERS)
         ]
         try:
             await self._pace()
         finally:
             for _ in workers:
-                self._turns.release()
+                self._permits.release()
             await asyncio.gather(*workers)
 
     async def _pace(self) -> None:
         due = 0.0
         while True:
-            for share, seconds in self._drawn.sample(_PHASES, len(_PHASES)):
+            for share, seconds in self._chance.sample(_PHASES, len(_PHASES)):
                 for _ in range(round(seconds / _TICK)):
                     due += share * self._rate * _TICK
                     while due >= 1:
                         due -= 1
-                        # Where the servers are away, turns do not pile up for a flood afterwards.
-                        if self._turns._value < WORKERS:
-                            self._turns.release()
+                        # While servers are unavailable, permits do not accumulate for a later
+                        # burst.
+                        if self._permits._value < WORKERS:
+                            self._permits.release()
                     try:
                         await asyncio.wait_for(self._stopped.wait(), _TICK)
                         return
                     except asyncio.TimeoutError:
                         pass
 
-    async def _work(self, place: str, index: int) -> None:
-        # Each key has one worker, so a key's acknowledged writes have growing numbers.
-        keys = range(index, KEYS[place], WORKERS)
+    async def _work(self, source: str, index: int) -> None:
+        # Each key has one worker, so the numbers of a key's acknowledged writes increase.
+        keys = range(index, KEYS[source], WORKERS)
         while True:
-            await self._turns.acquire()
+            await self._permits.acquire()
             if self._stopped.is_set():
                 return
-            await self._write(self._draw(place, self._drawn.choice(keys)))
+            await self._write(self._next_write(source, self._chance.choice(keys)))
 
-    def _draw(self, place: str, key: int) -> Write:
+    def _next_write(self, source: str, key: int) -> Write:
         self._number += 1
-        number, drawn = self._number, self._drawn.random()
-        if place == "stream":
-            return Write(number, place, f"put.{key}")
+        number, chance = self._number, self._chance.random()
+        if source == "stream":
+            return Write(number, source, f"put.{key}")
         kind = ("put", "put", "put", "put", "put", "put", "purge", "ttl")[key % 8]
         name = f"{kind}.{key}"
-        if kind == "purge" and drawn < 0.2:
-            return Write(number, place, name, PURGE)
-        if drawn < 0.25 and kind != "ttl":
-            return Write(number, place, name, DEL)
+        if kind == "purge" and chance < 0.2:
+            return Write(number, source, name, PURGE)
+        if chance < 0.25 and kind != "ttl":
+            return Write(number, source, name, DEL)
         ttl = MARKER_TTL + number % 10 if kind == "ttl" else 0
-        return Write(number, place, name, PUT, ttl)
+        return Write(number, source, name, PUT, ttl)
 
     async def _write(self, write: Write) -> None:
-        self._ledger.send(write)
+        self._ledger.sent(write)
         headers = dict(_HEADERS.get(write.operation, {}))
-        if write.place == "stream" and write.number % 3 == 0:
-            headers["Number"] = str(write.number)  # some with a header, some without
+        if write.source == "stream" and write.number % 3 == 0:
+            headers["Number"] = str(write.number)  # a third of the messages have a header
         if write.ttl:
             headers["Nats-TTL"] = f"{write.ttl}s"
         payload = value_of(write.number) if write.operation == PUT else b""
         try:
             ack = await self._jetstream.publish(
-                PREFIXES[write.place] + write.key,
+                PREFIXES[write.source] + write.key,
                 payload,
                 timeout=_ACK_DEADLINE,
                 headers=headers or None,
             )
-        except Exception as error:  # no answer, no leader, refused: in every case not acknowledged
-            self._ledger.lose(write.number, error)
+        except Exception as error:  # timeout, no leader, rejected: not acknowledged
+            self._ledger.unsure(write.number, error)
             await asyncio.sleep(0.2)
         else:
-            self._ledger.ack(write.number, ack.seq)
+            self._ledger.acked(write.number, ack.seq)
 
 
 async def main(request: dict[str, Any]) -> None:
     ledger = Ledger(Path(request["ledger"]))
 
-    async def quiet(error: Exception) -> None:
-        pass  # a lost connection is what this is here for
+    async def ignore(error: Exception) -> None:
+        pass  # connections are reset by the faults
 
     with contextlib.closing(ledger):
         async with connected(
@@ -138,7 +139,7 @@ async def main(request: dict[str, Any]) -> None:
             connect_timeout=2,
             ping_interval=2,
             max_outstanding_pings=2,
-            error_cb=quiet,
+            error_cb=ignore,
         ) as client:
             generator = Generator(client, ledger, request["seed"], request["rate"])
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What a run was made of, and what it came to: anomalies, and a summary in numbers."""
+"""Settings and outcome of a run: anomalies, and a summary in numbers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak.collect import Events
-from soak.findings import Evidence, Findings, Loss
-from soak.processes import Memory
-from soak.schedule import POWER_LOSS, Fault
-from soak.servers import STREAMS
-from soak.worst import Done
+from tests.soak.collect import Events
+from tests.soak.fault_injector import InjectedFault
+from tests.soak.processes import Memory
+from tests.soak.schedule import POWER_LOSS, Fault
+from tests.soak.servers import STREAMS
+from tests.support.oracle.evidence import Evidence, Rollback
+from tests.support.oracle.findings import Findings
 
 TOPOLOGIES = {
-    "cluster": "three servers, three replicas of everything",
+    "cluster": "three servers, all streams with three replicas",
     "single": "one server that syncs every write",
-    "power-loss": "one server that once comes back with an older store: queries must stop",
+    "power-loss": "one server that restarts once with an older store: queries must stop",
 }
-"""What there is to choose, and what it is."""
+"""Topologies and their descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is made of.
+    """Settings of a run.
 
     Attributes:
-        minutes: for how long faults are done; recovery and comparison come after.
+        minutes: duration of the faults; recovery and comparison follow.
         topology: see :data:`TOPOLOGIES`.
-        rate: writes a second, in the steady phase.
-        spark: queries in Spark, or without it (``soak.plain``).
-        only: the lanes of the schedule whose faults are done; all when empty.
+        rate: writes per second in the steady phase.
+        spark: whether queries run in Spark, or without it (``tests.soak.driver_without_spark``).
+        only: lanes of the schedule to run; all if empty.
     """
 
     seed: int
@@ -44,15 +45,15 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """What a run came to; see the fields' names.
+    """The outcome of a run.
 
     Attributes:
-        planned, done: the faults that were due, and what became of them.
-        loss: the power loss that was done.
-        memory: the number of the driver, seconds after the start, what its processes took.
-        stalled: queries that hung, in words.
-        left: what was left on the servers when all queries had ended.
-        troubles: what went wrong with the run itself, which therefore proves nothing.
+        planned, injected: the scheduled faults, and their results.
+        rollback: the simulated power loss, if any.
+        memory: number of the driver, seconds after the start, memory of its processes.
+        stalls: stalled queries, as text.
+        leaks: consumers and connections on the servers after all queries had ended.
+        harness_errors: errors of the run itself, which make its result invalid.
     """
 
     settings: Settings
@@ -61,78 +62,80 @@ class Outcome:
     findings: Findings = field(default_factory=Findings)
     evidence: Evidence | None = None
     events: Events = field(default_factory=Events)
-    done: list[Done] = field(default_factory=list)
-    loss: Loss | None = None
+    injected: list[InjectedFault] = field(default_factory=list)
+    rollback: Rollback | None = None
     acked: Counter[str] = field(default_factory=Counter)
     unsure: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     replayed_batches: int = 0
     rebuilds: Counter[str] = field(default_factory=Counter)
     memory: list[tuple[int, float, Memory]] = field(default_factory=list)
-    stalled: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    stalls: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    harness_errors: list[str] = field(default_factory=list)
 
     @property
     def anomalies(self) -> Counter[str]:
-        """By kind; empty for a run that passed."""
-        others = Counter({kind: len(texts) for kind, texts in self._others().items()})
+        """Number of anomalies by kind; empty for a run that passed."""
+        others = Counter({kind: len(texts) for kind, texts in self._other_anomalies().items()})
         return +(self.findings.counts + others)
 
     @property
     def examples(self) -> dict[str, list[str]]:
-        """Of each kind of anomaly the first ones, in words."""
-        found = {kind: list(texts) for kind, texts in self.findings.examples.items()}
-        for kind, texts in self._others().items():
-            found.setdefault(kind, []).extend(texts[:20])
-        return {kind: texts for kind, texts in found.items() if texts}
+        """The first anomalies of each kind, as text."""
+        examples = {kind: list(texts) for kind, texts in self.findings.examples.items()}
+        for kind, texts in self._other_anomalies().items():
+            examples.setdefault(kind, []).extend(texts[:20])
+        return {kind: texts for kind, texts in examples.items() if texts}
 
-    def _others(self) -> dict[str, list[str]]:
-        """The anomalies that the oracle does not see."""
+    def _other_anomalies(self) -> dict[str, list[str]]:
+        """Anomalies that the oracle does not report."""
         return {
             "unexpected failure": self.events.unexpected,
-            "loss unnoticed": self._unnoticed(),
+            "loss unnoticed": self._unnoticed_losses(),
             "false loss": self._false_losses(),
-            "stalled": self.stalled,
-            "left behind": self.left,
-            "memory grew": growth(self.memory),
-            "harness": self.troubles + self._undone(),
+            "stalled": self.stalls,
+            "left behind": self.leaks,
+            "memory grew": memory_growth(self.memory),
+            "harness": self.harness_errors + self._missing_power_loss(),
         }
 
-    def _unnoticed(self) -> list[str]:
-        if self.loss is None:
+    def _unnoticed_losses(self) -> list[str]:
+        if self.rollback is None:
             return []
-        on = sorted(STREAMS.keys() - self.events.lost.keys())
-        return [f"{query} went on after the power loss" for query in on]
+        running = sorted(STREAMS.keys() - self.events.lost.keys())
+        return [f"{query} continued after the power loss" for query in running]
 
     def _false_losses(self) -> list[str]:
-        """Queries that stopped for a data loss where nothing was lost, or not yet."""
-        if self.loss is None and self.findings.counts["server lost"]:
+        """Queries that stopped for data loss although no data was lost before."""
+        if self.rollback is None and self.findings.counts["server lost"]:
             return []
         return [
             f"{query}: {text}"
             for query, text in self.events.lost.items()
-            if self.loss is None or self.events.lost_at[query] < self.loss.at
+            if self.rollback is None or self.events.lost_at[query] < self.rollback.at
         ]
 
-    def _undone(self) -> list[str]:
-        """Without the power loss, a run that is about it proves nothing; others are one of many."""
+    def _missing_power_loss(self) -> list[str]:
+        """An error if the scheduled power loss, the purpose of the run, did not happen."""
         if not any(fault.kind == POWER_LOSS for fault in self.planned):
             return []
-        tried = [one for one in self.done if one.fault.kind == POWER_LOSS]
-        if any(one.happened for one in tried):
+        attempts = [one for one in self.injected if one.fault.kind == POWER_LOSS]
+        if any(attempt.effective for attempt in attempts):
             return []
-        return [f"no power loss: {tried[-1].said if tried else 'its turn never came'}"]
+        return [
+            f"no power loss: {attempts[-1].result if attempts else 'it was not reached in time'}"
+        ]
 
 
-def growth(samples: list[tuple[int, float, Memory]]) -> list[str]:
-    """Which Python processes of a driver grew, in words: the largest worker, and its own.
+def memory_growth(samples: list[tuple[int, float, Memory]]) -> list[str]:
+    """Python processes of a driver whose memory grew, as text: its largest worker, and itself.
 
-    Of a driver that lived for three minutes or more, the medians of the second and the last quarter
-    of its life are compared; the first quarter is its warming up.
+    For a driver that ran for three minutes or more, the medians of the second and the last quarter
+    are compared; the first quarter is the warm-up.
     """
-    found = []
-    for serial in sorted({one[0] for one in samples}):
+    grown = []
+    for serial in sorted({sample[0] for sample in samples}):
         life = [(at, memory) for number, at, memory in samples if number == serial]
         if life[-1][0] - life[0][0] < 180:
             continue
@@ -143,8 +146,8 @@ def growth(samples: list[tuple[int, float, Memory]]) -> list[str]:
             quarter = len(sizes) // 4
             early, late = _median(sizes[quarter : 2 * quarter]), _median(sizes[-quarter:])
             if late > 1.2 * early + 20:
-                found.append(f"{name} of driver {serial} grew from {early:.0f} to {late:.0f} MiB")
-    return found
+                grown.append(f"{name} of driver {serial} grew from {early:.0f} to {late:.0f} MiB")
+    return grown
 
 
 def _median(values: list[float]) -> float:
@@ -152,7 +155,7 @@ def _median(values: list[float]) -> float:
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """The run in numbers, for JSON."""
+    """The outcome as numbers, for JSON."""
     memories = [memory for _, _, memory in outcome.memory]
     return {
         "seed": outcome.settings.seed,
@@ -163,8 +166,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "rows": outcome.rows,
         "micro_batches": outcome.events.batches,
         "micro_batches_run_again": outcome.replayed_batches,
-        "faults": Counter(done.fault.kind for done in outcome.done if done.happened),
-        "faults_not_done": Counter(done.fault.kind for done in outcome.done if not done.happened),
+        "faults": Counter(one.fault.kind for one in outcome.injected if one.effective),
+        "faults_not_done": Counter(one.fault.kind for one in outcome.injected if not one.effective),
         "driver_starts": outcome.events.starts,
         "query_failures": outcome.events.failures,
         "data_loss": {

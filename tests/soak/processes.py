@@ -1,7 +1,7 @@
-"""Processes of a soak: each begins a session of its own, so that all that it starts can be found.
+"""Processes of a soak: each runs in a separate POSIX session, which its child processes share.
 
-Spark's Python workers leave their parent's process group, but not its session: killing a driver by
-its session kills the JVM and all workers with it, as a machine that goes away does.
+Spark's Python workers leave the process group of their parent, but not its session: killing all
+processes of a driver's session includes the JVM and all workers, as the loss of a machine does.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def start(module: str, request: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start ``python -m <module> <request>`` in a session of its own; its output goes to ``log``.
+    """Start ``python -m <module> <request>`` in a new session, with its output in ``log``.
 
-    Its standard input is a pipe: to close it is the signal to end in good order.
+    Its standard input is a pipe. Closing the pipe requests a graceful stop.
     """
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(request)],
@@ -37,27 +38,27 @@ def start(module: str, request: Path, log: Path) -> subprocess.Popen[bytes]:
 
 
 def members(session: int) -> list[int]:
-    """The processes of a session."""
-    found = []
+    """Process ids of a session."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                # The name, in parentheses, may hold anything.
+                # The process name, in parentheses, may contain any character.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == session and fields[0] != "Z":
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to every process of the session that ``process`` began; returns when all are gone."""
+    """Send SIGKILL to all processes of the session of ``process``, and wait for their end."""
     end = time.monotonic() + 30
-    while left := members(process.pid):
-        for pid in left:
+    while remaining := members(process.pid):
+        for pid in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > end:
-            raise RuntimeError(f"processes {left} do not go away")
+            raise RuntimeError(f"could not kill processes {remaining} within 30 s")
         time.sleep(0.02)
     if process.stdin is not None:
         with contextlib.suppress(OSError):
@@ -70,10 +71,10 @@ class Memory:
     """The resident memory of a driver's processes, in MiB.
 
     Attributes:
-        driver: of the Python driver.
-        jvm: of the JVM.
-        worker: of the largest Python worker; planners are among them. Without Spark, of a query.
-        workers: how many Python workers there are.
+        driver: the Python driver.
+        jvm: the JVM.
+        worker: the largest Python worker, including planners; without Spark, the largest query.
+        workers: number of Python workers.
     """
 
     driver: float
@@ -83,7 +84,7 @@ class Memory:
 
 
 def memory(process: subprocess.Popen[bytes]) -> Memory:
-    """What the processes of a session take now."""
+    """The resident memory of the processes of a session."""
     driver = jvm = worker = 0.0
     workers = 0
     for pid in members(process.pid):
@@ -94,7 +95,7 @@ def memory(process: subprocess.Popen[bytes]) -> Memory:
                 driver = mib
             elif b"java" in command.split(b"\0")[0]:
                 jvm = max(jvm, mib)
-            elif b"pyspark" in command or b"soak.plain" in command:
+            elif b"pyspark" in command or b"tests.soak.driver_without_spark" in command:
                 workers += 1
                 worker = max(worker, mib)
     return Memory(driver, jvm, worker, workers)

@@ -1,4 +1,4 @@
-"""One run: start all parties, do what the schedule says, let all come to rest, compare."""
+"""One run of the soak: start all processes, inject the scheduled faults, recover, compare."""
 
 from __future__ import annotations
 
@@ -13,45 +13,44 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from soak import collect, processes
-from soak.ledger import Acknowledged
-from soak.oracle import judge
-from soak.outcome import Outcome, Settings
-from soak.remains import left_behind
-from soak.schedule import POWER_LOSS, Fault, schedule
-from soak.servers import STREAMS, Servers
-from soak.stall import Stall
-from soak.supervisor import Driver
-from soak.worst import Worst
+from tests.soak import collect, processes
+from tests.soak.fault_injector import FaultInjector
+from tests.soak.outcome import Outcome, Settings
+from tests.soak.schedule import POWER_LOSS, Fault, schedule
+from tests.soak.servers import STREAMS, Servers, find_leaks
+from tests.soak.stall_detector import StallDetector
+from tests.soak.supervisor import DriverSupervisor
+from tests.support.oracle.ledger import AckCounter
+from tests.support.oracle.row_oracle import compare_all
 
-_STOP = 180.0  # seconds for the generator to end
-_POWER = 900.0  # seconds after its time in which a power loss is waited for
-_SAMPLE_EVERY = 5.0
+_STOP_TIMEOUT = 180.0  # seconds for the generator to end
+_POWER_LOSS_TIMEOUT = 900.0  # seconds after the end of the run to wait for the power loss
+_SAMPLE_INTERVAL = 5.0
 
 SYNC_ALWAYS = 'jetstream { sync_interval: "always" }\n'
 
 
-def run(settings: Settings, say: Callable[[str], None]) -> Outcome:
-    """Run a soak; everything that was started is ended, also on failure and Ctrl-C.
+def run(settings: Settings, log: Callable[[str], None]) -> Outcome:
+    """Run a soak; all started processes are stopped, also on failure and Ctrl-C.
 
     Args:
-        say: for a line of what happens.
+        log: receives a line for each step and fault.
 
     Returns:
         The outcome. Its directory still exists: see :func:`clean`.
     """
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
-        return _run(settings, directory, say)
+        return _run(settings, directory, log)
     except Exception:
-        say(f"the run failed; everything is kept in {directory}")
+        log(f"the run failed; its files are kept in {directory}")
         raise
-    except BaseException:  # Ctrl-C, or told to end: nobody looks at what there is
+    except BaseException:  # Ctrl-C or SIGTERM: the files are not needed
         shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
-def _run(settings: Settings, directory: Path, say: Callable[[str], None]) -> Outcome:
+def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Outcome:
     started = time.monotonic()
     outcome = Outcome(settings, directory)
     seconds = settings.minutes * 60
@@ -61,23 +60,23 @@ def _run(settings: Settings, directory: Path, say: Callable[[str], None]) -> Out
         if not settings.only or fault.lane in settings.only
     ]
     outcome.planned = planned
-    say(f"seed {settings.seed}, {len(planned)} faults; all that there is lies in {directory}")
+    log(f"seed {settings.seed}, {len(planned)} faults; files in {directory}")
     for fault in planned:
-        say(f"  {fault}")
+        log(f"  {fault}")
     clustered = settings.topology == "cluster"
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(
             Servers(3 if clustered else 1, directory, "" if clustered else SYNC_ALWAYS)
         )
-        module = "soak.driver" if settings.spark else "soak.plain"
-        driver = Driver(directory, ",".join(servers.proxied), module)
+        module = "tests.soak.driver" if settings.spark else "tests.soak.driver_without_spark"
+        driver = DriverSupervisor(directory, ",".join(servers.proxy_urls), module)
         stack.callback(driver.kill)
         ledger = directory / "ledger.tsv"
         request = directory / "generator.json"
         request.write_text(
             json.dumps(
                 {
-                    "servers": servers.addresses,
+                    "servers": servers.urls,
                     "ledger": str(ledger),
                     "seed": settings.seed,
                     "rate": settings.rate,
@@ -85,26 +84,26 @@ def _run(settings: Settings, directory: Path, say: Callable[[str], None]) -> Out
             )
         )
         driver.start()
-        generator = processes.start("soak.generator", request, directory / "generator.log")
+        generator = processes.start("tests.soak.generator", request, directory / "generator.log")
         stack.callback(processes.kill, generator)
-        driver.wait_lively()
-        _trouble(outcome, servers, driver, generator, seconds, say)
-        say("the faults are over; the writer stops, the servers recover")
-        _heal(servers)
+        driver.wait_reading()
+        _inject(outcome, servers, driver, generator, seconds, log)
+        log("faults ended; stopping the generator, recovering the servers")
+        _recover(servers)
         generator.send_signal(signal.SIGTERM)
-        if (status := generator.wait(_STOP)) != 0:
-            outcome.troubles.append(f"the generator ended with status {status}")
+        if (status := generator.wait(_STOP_TIMEOUT)) != 0:
+            outcome.harness_errors.append(f"the generator ended with status {status}")
         servers.wait_healthy()
         driver.stop()
-        say("the queries read to the end")
+        log("the queries read all messages")
         driver.finish()
-        say("all is read; waiting until nothing is left on the servers")
-        outcome.troubles += driver.troubles
-        outcome.stalled += driver.unfinished
-        outcome.left = left_behind(servers)
-        say("comparing")
+        log("all messages read; waiting for consumers and connections to be removed")
+        outcome.harness_errors += driver.harness_errors
+        outcome.stalls += driver.unfinished
+        outcome.leaks = find_leaks(servers)
+        log("comparing")
         _compare(outcome, servers, driver)
-        say(f"took {time.monotonic() - started:.0f} s in all")
+        log(f"took {time.monotonic() - started:.0f} s in total")
     return outcome
 
 
@@ -113,33 +112,35 @@ def clean(outcome: Outcome) -> None:
     shutil.rmtree(outcome.directory, ignore_errors=True)
 
 
-def _trouble(
+def _inject(
     outcome: Outcome,
     servers: Servers,
-    driver: Driver,
+    driver: DriverSupervisor,
     generator: subprocess.Popen[bytes],
     seconds: float,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     over = threading.Event()
     began = time.monotonic()
     planned = outcome.planned
-    stall, acknowledged = Stall(STREAMS), Acknowledged(outcome.directory / "ledger.tsv")
-    worst = Worst(servers, driver, generator, outcome.settings.seed, over, began)
+    detector, acks = StallDetector(STREAMS), AckCounter(outcome.directory / "ledger.tsv")
+    injector = FaultInjector(servers, driver, generator, outcome.settings.seed, over, began)
 
     def lane(faults: list[Fault]) -> None:
         for fault in faults:
             if over.wait(max(0.0, began + fault.at - time.monotonic())):
                 return
             try:
-                done = worst.do(fault)
-            except Exception as error:  # a lane that ends unseen would look like a calm run
-                outcome.troubles.append(f"{fault}: {error!r}")
+                injected = injector.inject(fault)
+            except (
+                Exception
+            ) as error:  # a lane that ended silently would look like a run without faults
+                outcome.harness_errors.append(f"{fault}: {error!r}")
                 continue
-            outcome.done.append(done)
-            mark = "" if done.happened else "  NOT DONE"
-            took = time.monotonic() - began - done.at
-            say(f"{done.at:6.1f} s  {fault.kind} ({took:.1f} s): {done.said}{mark}")
+            outcome.injected.append(injected)
+            mark = "" if injected.effective else "  NOT INJECTED"
+            took = time.monotonic() - began - injected.at
+            log(f"{injected.at:6.1f} s  {fault.kind} ({took:.1f} s): {injected.result}{mark}")
 
     lanes = [
         threading.Thread(target=lane, args=([f for f in planned if f.lane == name],), daemon=True)
@@ -149,55 +150,57 @@ def _trouble(
         thread.start()
     try:
         sample = began
-        while _goes_on(outcome, began + seconds, lanes):
+        while _continues(outcome, began + seconds, lanes):
             over.wait(0.5)
-            driver.look()
+            driver.restart_if_ended()
             if generator.poll() is not None:
-                raise RuntimeError(f"the generator ended: {outcome.directory}/generator.log")
+                raise RuntimeError(f"the generator ended; see {outcome.directory}/generator.log")
             if (now := time.monotonic()) < sample:
                 continue
-            sample = now + _SAMPLE_EVERY
-            said, ready = driver.events(), driver.alive() and not servers.down
-            acked = acknowledged.look()
-            stall.look(now, said.batches, acked, ready=ready, stopped=said.lost)
+            sample = now + _SAMPLE_INTERVAL
+            events, ready = driver.events(), driver.alive() and not servers.down
+            acked = acks.update()
+            detector.update(now, events.batches, acked, ready=ready, stopped=events.lost)
             if (memory := driver.memory()) is not None:
                 outcome.memory.append((driver.serial, now - began, memory))
     finally:
         over.set()
         for thread in lanes:
             thread.join(180)
-        outcome.stalled += stall.found
-        outcome.loss = worst.loss
+        outcome.stalls += detector.stalls
+        outcome.rollback = injector.rollback
 
 
-def _goes_on(outcome: Outcome, until: float, lanes: list[threading.Thread]) -> bool:
-    """Whether it is time for trouble; a power loss, which the run is about, is not cut short."""
+def _continues(outcome: Outcome, until: float, lanes: list[threading.Thread]) -> bool:
+    """Whether faults are still injected; a scheduled power loss extends the run."""
     if (late := time.monotonic() - until) < 0:
         return True
-    due = sum(one.kind == POWER_LOSS for one in outcome.planned)
-    done = sum(one.fault.kind == POWER_LOSS for one in outcome.done)
-    return late < _POWER and done < due and any(lane.is_alive() for lane in lanes)
+    planned = sum(fault.kind == POWER_LOSS for fault in outcome.planned)
+    done = sum(injected.fault.kind == POWER_LOSS for injected in outcome.injected)
+    return late < _POWER_LOSS_TIMEOUT and done < planned and any(lane.is_alive() for lane in lanes)
 
 
-def _heal(servers: Servers) -> None:
-    servers.harm(None)
+def _recover(servers: Servers) -> None:
+    servers.set_verdict(None)
     for name in list(servers.down):
-        with contextlib.suppress(RuntimeError):  # it runs
+        with contextlib.suppress(RuntimeError):  # it is running
             servers.start(name)
         servers.down.discard(name)
 
 
-def _compare(outcome: Outcome, servers: Servers, driver: Driver) -> None:
+def _compare(outcome: Outcome, servers: Servers, driver: DriverSupervisor) -> None:
     outcome.events = driver.events()
     outcome.rebuilds = collect.rebuilds(driver.logs)
-    evidence = collect.gather(servers.url, outcome.directory, outcome.events, outcome.loss)
+    evidence = collect.collect_evidence(
+        servers.url, outcome.directory, outcome.events, outcome.rollback
+    )
     outcome.evidence = evidence
-    outcome.findings = judge(evidence)
-    for place, writes in evidence.writes.items():
-        outcome.acked[place] = sum(write.seq is not None for write in writes)
-        outcome.unsure[place] = len(writes) - outcome.acked[place]
-    for place, attempts in evidence.attempts.items():
-        outcome.rows[place] = len(evidence.rows(place))
+    outcome.findings = compare_all(evidence)
+    for source, writes in evidence.writes.items():
+        outcome.acked[source] = sum(write.seq is not None for write in writes)
+        outcome.unsure[source] = len(writes) - outcome.acked[source]
+    for source, attempts in evidence.attempts.items():
+        outcome.rows[source] = len(evidence.rows(source))
         outcome.replayed_batches += sum(len(tries) > 1 for tries in attempts.values())
     rows = evidence.table if evidence.reconciled is None else evidence.reconciled
     outcome.rows["current"] = len(rows)

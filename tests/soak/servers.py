@@ -1,8 +1,8 @@
-"""The servers of a soak: three in a cluster, or one; each behind a proxy that clients are led to.
+"""The servers of a soak: a cluster of three, or one server, each behind a proxy.
 
-Spark gets the proxies' addresses, and the servers advertise these to all clients, so that nobody
-finds a way around. The generator and this process, which watches and heals, begin with the servers
-themselves; harm is done to deliveries only, which neither of them gets.
+Spark connects to the proxies, and the servers advertise the proxies' addresses to all clients, so
+no client bypasses them. The generator and this process connect to the servers directly. Faults
+affect deliveries only, which neither of them receives.
 """
 
 from __future__ import annotations
@@ -13,42 +13,45 @@ import time
 import urllib.request
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nats.errors
-from buckets import api, bucket_config
-from cluster import SYSTEM_ACCOUNT, Cluster
-from faults.proxy import Proxy, Verdict
-from topology import wait_until, with_user
 
 from nats_stream_source.embedded import NatsServer, free_port
+from tests.support.nats.buckets import api, bucket_config
+from tests.support.nats.cluster import SYSTEM_ACCOUNT, Cluster
+from tests.support.nats.topology import with_user
+from tests.support.oracle.expiry import MARKER_TTL
+from tests.support.proxy.fault_proxy import Proxy, Verdict
+from tests.support.wait import wait_until
 
 BUCKETS = {"full": -1, "current": 1}
-"""Each bucket's history. Of ``full``, read with all of it, nothing is ever superseded: else none
-that is missing would prove anything. With 1, an entry that expires uncovers no older one."""
+"""History of each bucket. ``full`` is read with all revisions and never supersedes one, so every
+missing revision is an anomaly. With 1, an entry that expires does not reveal an older one."""
 
 STREAMS = {"full": "KV_full", "current": "KV_current", "stream": "EVENTS"}
-"""By place."""
+"""The stream of each source."""
 
 PREFIXES = {"full": "$KV.full.", "current": "$KV.current.", "stream": "events."}
-"""What stands before a key in each place."""
+"""Subject prefix of the keys of each source."""
 
-MARKER_TTL = 45
-"""Seconds that a server's own marker stays, and therefore the shortest TTL."""
+UNAVAILABLE = (RuntimeError, OSError, AssertionError, nats.errors.Error)
+"""Errors of a request to a server that is unavailable."""
 
-NO_ANSWER = (RuntimeError, OSError, AssertionError, nats.errors.Error)
-"""What asking a server ends with while it is away."""
+LEAK_TIMEOUT = 90.0
+"""Seconds for readers to end, including the minute in which a server keeps the consumer of a killed
+reader."""
 
-_RECOVERY = 120.0  # seconds; only a run that fails takes so long
+_RECOVERY_TIMEOUT = 120.0  # seconds
 
 
 class Servers(Cluster):
-    """A cluster, or one server, with buckets and a stream; a context manager.
+    """A cluster, or one server, with two buckets and a stream; a context manager.
 
     Args:
         size: 3 or 1.
-        directory: for the stores.
-        config: lines of a server's configuration.
+        directory: of the stores.
+        config: additional lines of the servers' configuration.
     """
 
     def __init__(self, size: int, directory: Path, config: str = "") -> None:
@@ -57,7 +60,7 @@ class Servers(Cluster):
         self._file = directory / "server.conf"
         self._file.write_text(SYSTEM_ACCOUNT + config)
         self.proxies: dict[str, Proxy] = {}
-        self.down: set[str] = set()  # killed, or paused, or about to be
+        self.down: set[str] = set()  # killed or paused, or about to be
 
     def __enter__(self) -> Servers:
         if self._size > 1:
@@ -91,38 +94,38 @@ class Servers(Cluster):
         api(self.url, "STREAM.CREATE.EVENTS", config)
 
     @property
-    def addresses(self) -> list[str]:
-        """Of the servers themselves."""
+    def urls(self) -> list[str]:
+        """URLs of the servers."""
         return [server.url for server in self.servers.values()]
 
     @property
-    def proxied(self) -> list[str]:
-        """Of the proxies."""
+    def proxy_urls(self) -> list[str]:
+        """URLs of the proxies."""
         return [proxy.url for proxy in self.proxies.values()]
 
     def name_of(self, server: NatsServer) -> str:
-        return next(name for name, one in self.servers.items() if one is server)
+        return next(name for name, candidate in self.servers.items() if candidate is server)
 
     def call(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One API request to a server that runs; RuntimeError, OSError, … when it fails."""
-        return api(self._asked().url, subject, request, timeout=5)
+        """Send an API request to a running server; raises :data:`UNAVAILABLE` if it fails."""
+        return api(self._running_server().url, subject, request, timeout=5)
 
     def system_call(self, subject: str) -> dict[str, Any]:
-        """The same as the system account, without a request's body."""
-        return api(with_user(self._asked().url, "sys"), subject, {}, timeout=5)
+        """Send an API request without a body as the system account."""
+        return api(with_user(self._running_server().url, "sys"), subject, {}, timeout=5)
 
-    def harm(self, verdict: Verdict | None) -> None:
-        """Let ``verdict`` judge what all servers send to clients; None for no harm."""
+    def set_verdict(self, verdict: Verdict | None) -> None:
+        """Apply ``verdict`` to all frames from servers to clients; None forwards all of them."""
         for proxy in self.proxies.values():
             proxy.verdict = verdict or (lambda frame: True)
 
     def start(self, name: str) -> None:
-        """Start a server that was killed or ended."""
+        """Start a server that was killed or stopped."""
         self.servers[name].start()
         self.down.discard(name)
 
     def consumers(self) -> list[str]:
-        """All consumers, with their streams."""
+        """All consumers, as ``stream consumer``."""
         return [
             f"{stream} {name}"
             for stream in STREAMS.values()
@@ -130,52 +133,52 @@ class Servers(Cluster):
         ]
 
     def connections(self) -> list[str]:
-        """All clients' connections, as the servers and the proxies have them."""
+        """All client connections that the servers and the proxies report."""
         found = [f"proxy of {name}" for name, proxy in self.proxies.items() if proxy.served]
         for name, port in self._monitors.items():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/connz", timeout=5) as answer:
-                clients = json.load(answer).get("connections") or []
-            found += [f"{name} {one.get('name') or one['cid']}" for one in clients]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/connz", timeout=5) as response:
+                clients = json.load(response).get("connections") or []
+            found += [f"{name} {client.get('name') or client['cid']}" for client in clients]
         return found
 
     def wait_healthy(self) -> None:
-        """Wait until all servers run and every replica of every stream has all that there is."""
+        """Wait until all servers run and every replica of every stream is current."""
         for stream in STREAMS.values():
-            wait_until(f"{stream} healthy", partial(self._healthy, stream), _RECOVERY)
+            wait_until(partial(self._healthy, stream), f"{stream} healthy", _RECOVERY_TIMEOUT)
 
     def _healthy(self, stream: str) -> bool:
         report = self._report(stream)
         if self._size == 1:
-            return self._answers(stream)
+            return self._responds(stream)
         replicas = report.get("replicas") or []
         return (
             bool(report.get("leader"))
             and len(replicas) == self._size - 1
-            and all(one.get("current") and not one.get("lag") for one in replicas)
+            and all(replica.get("current") and not replica.get("lag") for replica in replicas)
             and all(self._recovered(port) for port in self._monitors.values())
         )
 
     def _recovered(self, monitor: int) -> bool:
-        """Whether a server says of itself that it has caught up with everything."""
+        """Whether a server reports that it has recovered all streams."""
         url = f"http://127.0.0.1:{monitor}/healthz"
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:  # 503, or it does not listen yet
+            with urllib.request.urlopen(url, timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:  # 503, or the port is still closed
             return False
 
-    def _answers(self, stream: str) -> bool:
+    def _responds(self, stream: str) -> bool:
         try:
             self.call(f"STREAM.INFO.{stream}")
-        except Exception:  # not yet, for whatever reason; who waits has a deadline
+        except Exception:  # any error: the caller retries until its timeout
             return False
         return True
 
-    def _asked(self) -> NatsServer:
-        running = [one for name, one in self.servers.items() if name not in self.down]
+    def _running_server(self) -> NatsServer:
+        running = [server for name, server in self.servers.items() if name not in self.down]
         if not running:
             raise RuntimeError("no server runs")
-        # Not always the same one, so that one that hangs does not hide the others.
+        # In rotation, so that requests also reach other servers if one does not respond.
         return running[int(time.monotonic() * 2) % len(running)]
 
     def _meta_leader(self) -> str:
@@ -184,6 +187,28 @@ class Servers(Cluster):
                 continue
             with contextlib.suppress(OSError, ValueError):
                 url = f"http://127.0.0.1:{port}/jsz"
-                with urllib.request.urlopen(url, timeout=5) as answer:
-                    return str((json.load(answer).get("meta_cluster") or {}).get("leader"))
+                with urllib.request.urlopen(url, timeout=5) as response:
+                    return str((json.load(response).get("meta_cluster") or {}).get("leader"))
         return ""
+
+
+class LeakSource(Protocol):
+    """Reports consumers and connections."""
+
+    def consumers(self) -> list[str]: ...
+    def connections(self) -> list[str]: ...
+
+
+def find_leaks(servers: LeakSource, timeout: float = LEAK_TIMEOUT) -> list[str]:
+    """Consumers and connections of the queries that are still on the servers after ``timeout``."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            # Connections first: the request for consumers needs a connection.
+            leaks = [f"connection: {connection}" for connection in servers.connections()]
+            leaks += [f"consumer: {consumer}" for consumer in servers.consumers()]
+        except UNAVAILABLE as error:
+            leaks = [f"could not list consumers and connections: {error!r}"]
+        if not leaks or time.monotonic() > end:
+            return leaks
+        time.sleep(0.5)

@@ -1,7 +1,7 @@
-"""Starts the queries' driver again and again, kills it, stops it, and lets the last one finish.
+"""Starts, kills, stops and restarts the driver of the queries.
 
-Each is a process (and, with Spark, a JVM and workers) of its own, on the checkpoints that the one
-before left.
+Each driver is a new process (with Spark, also a JVM and workers) on the checkpoints of the previous
+one. The last driver reads all messages and ends.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import threading
 import time
 from pathlib import Path
 
-from soak import collect, processes
-from soak.collect import Events
-from soak.processes import Memory
+from tests.soak import collect, processes
+from tests.soak.collect import Events
+from tests.soak.processes import Memory
 
-_START = 300.0  # seconds for Spark, on a loaded machine
-_STOP = 180.0  # seconds for a graceful stop, on a loaded machine
-_FINISH = 900.0
+_START_TIMEOUT = 300.0  # seconds for Spark, on a busy machine
+_STOP_TIMEOUT = 180.0  # seconds for a graceful stop, on a busy machine
+_FINISH_TIMEOUT = 900.0
 
 
-class Driver:
-    """The driver: one process after the other, on the same checkpoints.
+class DriverSupervisor:
+    """Runs one driver process after the other on the same checkpoints.
 
     Args:
-        servers: their addresses, for the queries.
-        module: what is run, ``soak.driver`` or ``soak.plain``.
+        servers: URLs for the queries.
+        module: the module to run, ``soak.driver`` or ``tests.soak.driver_without_spark``.
 
     Attributes:
-        serial: the number of the last one that was started.
-        troubles: what went wrong with the processes themselves.
-        unfinished: that the last one did not come to read all, in words.
+        serial: number of the last started driver.
+        harness_errors: unexpected ends of the processes.
+        unfinished: a text if the last driver did not read all messages in time.
     """
 
     def __init__(self, directory: Path, servers: str, module: str) -> None:
@@ -42,7 +42,7 @@ class Driver:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self.serial = 0
-        self.troubles: list[str] = []
+        self.harness_errors: list[str] = []
         self.unfinished: list[str] = []
 
     @property
@@ -50,7 +50,7 @@ class Driver:
         return sorted(self._directory.glob("driver-*.log"))
 
     def start(self, *, finish: bool = False) -> None:
-        """Start the next one."""
+        """Start the next driver; with ``finish`` it reads all messages and ends."""
         with self._lock:
             self.serial += 1
             lost = self.events().lost
@@ -70,15 +70,15 @@ class Driver:
             self._process = processes.start(self._module, request, log)
 
     def kill(self) -> None:
-        """SIGKILL to it and all that it started."""
+        """Send SIGKILL to the driver and all its child processes."""
         with self._lock:
             if self._process is not None:
-                self._unwanted_end()
+                self._ended_unexpectedly()
                 processes.kill(self._process)
                 self._process = None
 
     def stop(self) -> None:
-        """Let it stop its queries and end."""
+        """Stop the queries and the driver gracefully."""
         with self._lock:
             process, self._process = self._process, None
             if process is None:
@@ -86,65 +86,65 @@ class Driver:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
-            self._await(process, _STOP)
+            self._wait(process, _STOP_TIMEOUT)
 
     def finish(self) -> None:
-        """Let another one read to the end; the one before must have ended."""
+        """Run a last driver that reads all messages; the previous one must have ended."""
         self.start(finish=True)
         with self._lock:
             process, self._process = self._process, None
             assert process is not None
-            self._await(process, _FINISH, self.unfinished)
+            self._wait(process, _FINISH_TIMEOUT, self.unfinished)
 
-    def _await(
-        self, process: subprocess.Popen[bytes], seconds: float, late: list[str] | None = None
+    def _wait(
+        self, process: subprocess.Popen[bytes], seconds: float, timeouts: list[str] | None = None
     ) -> None:
-        """Wait for its end; where it takes too long that is said in ``late``, or is a trouble."""
+        """Wait for the end of the process; a timeout is added to ``timeouts`` or harness errors."""
         try:
             if (status := process.wait(seconds)) != 0:
-                self.troubles.append(f"driver {self.serial} ended with status {status}")
+                self.harness_errors.append(f"driver {self.serial} ended with status {status}")
         except subprocess.TimeoutExpired:
-            said = f"driver {self.serial} did not end within {seconds:g} s"
-            (self.troubles if late is None else late).append(said)
+            text = f"driver {self.serial} did not end within {seconds:g} s"
+            (self.harness_errors if timeouts is None else timeouts).append(text)
         finally:
-            processes.kill(process)  # the JVM goes a moment later than Python
+            processes.kill(process)  # the JVM ends shortly after Python
 
-    def look(self) -> None:
-        """Start it again where it ended by itself, which is a trouble of its own."""
+    def restart_if_ended(self) -> None:
+        """Restart the driver if it ended unexpectedly, which is a harness error."""
         with self._lock:
-            if not self._unwanted_end():
+            if not self._ended_unexpectedly():
                 return
             assert self._process is not None
             processes.kill(self._process)
         self.start()
 
-    def _unwanted_end(self) -> bool:
+    def _ended_unexpectedly(self) -> bool:
         if self._process is None or (status := self._process.poll()) is None:
             return False
-        self.troubles.append(f"driver {self.serial} ended by itself, status {status}")
+        self.harness_errors.append(f"driver {self.serial} ended unexpectedly with status {status}")
         return True
 
-    def lively(self) -> bool:
-        """Whether each query has read something since the driver was started."""
-        return collect.lively(self._directory / "events.jsonl", self.serial)
+    def is_reading(self) -> bool:
+        """Whether each query has finished a micro-batch since the driver was started."""
+        return collect.is_reading(self._directory / "events.jsonl", self.serial)
 
     def alive(self) -> bool:
-        """Whether it runs and has its session."""
+        """Whether the driver runs and has its session."""
         process = self._process
         running = process is not None and process.poll() is None
         return running and self.events().serial == self.serial
 
     def events(self) -> Events:
-        """What the drivers have said so far."""
-        return collect.events(self._directory / "events.jsonl")
+        """The events of all drivers so far."""
+        return collect.read_events(self._directory / "events.jsonl")
 
-    def wait_lively(self) -> None:
-        """Wait for :meth:`lively`; RuntimeError when it takes too long."""
-        end = time.monotonic() + _START
-        while not self.lively():
-            self.look()
+    def wait_reading(self) -> None:
+        """Wait for :meth:`is_reading`; raises RuntimeError after a timeout."""
+        end = time.monotonic() + _START_TIMEOUT
+        while not self.is_reading():
+            self.restart_if_ended()
             if time.monotonic() > end:
-                raise RuntimeError(f"the queries do not begin to read: {self.logs[-1]}")
+                raise RuntimeError(f"the queries did not start to read; see {self.logs[-1]}")
             time.sleep(0.2)
 
     def memory(self) -> Memory | None:

@@ -1,0 +1,1 @@
+"""Helpers of the benchmarks: servers and buckets, the measured machine, the report."""

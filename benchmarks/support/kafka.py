@@ -1,0 +1,191 @@
+"""A real single-node Kafka broker, and the jars of Spark's own Kafka source.
+
+pyspark's ivy downloads all jars from Maven Central into Spark's ivy cache (for a mirror, the
+environment variable ``IVY_SETTINGS`` is the path of an ivy settings file). The broker runs in KRaft
+mode, broker and controller in one process, on two free ports of the loopback interface, with its
+own directory, and stops at the end of its ``with`` block. Its settings are Kafka's defaults, except
+that settings that require three nodes are set to one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pyspark
+
+from nats_stream_source.embedded import free_port
+
+KAFKA_VERSION = "3.9.2"  # what Spark 4.2.0 is built with
+
+_SOURCE_JARS = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__),
+    # Not on Maven Central in Spark's own version; it is for Kerberos and has not changed.
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", KAFKA_VERSION),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
+_BROKER_JARS = (("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),)
+
+_DEADLINE = 60.0  # seconds for the broker to start and to stop
+
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={directory}/logs
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+auto.create.topics.enable=false
+"""
+
+
+class KafkaUnavailableError(RuntimeError):
+    """The jars could not be downloaded, or the broker did not start."""
+
+
+def source_jars() -> list[Path]:
+    """The jars that ``format("kafka")`` requires in addition to Spark's; downloaded on first use.
+
+    Raises:
+        KafkaUnavailableError: Maven Central could not be reached.
+    """
+    return _resolve(_SOURCE_JARS, "master")
+
+
+def broker_jars() -> list[Path]:
+    """The broker and its dependencies; downloaded on first use (a minute).
+
+    Raises:
+        KafkaUnavailableError: Maven Central could not be reached.
+    """
+    return _resolve(_BROKER_JARS, "master,runtime")
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin/java")) if home else "java"
+
+
+def _resolve(coordinates: tuple[tuple[str, str, str], ...], scope: str) -> list[Path]:
+    (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
+    wanted = "".join(
+        f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->{scope}"/>'
+        for group, name, version in coordinates
+    )
+    with tempfile.TemporaryDirectory(prefix="ivy-") as directory:
+        module, listed = Path(directory, "ivy.xml"), Path(directory, "classpath")
+        module.write_text(
+            '<ivy-module version="2.0"><info organisation="bench" module="kafka"/>'
+            f'<configurations><conf name="default"/></configurations>'
+            f"<dependencies>{wanted}</dependencies></ivy-module>"
+        )
+        command = [_java(), "-jar", str(ivy), "-warn", "-ivy", str(module), "-confs", "default"]
+        command += ["-cache", str(Path.home() / ".ivy2.5.2/cache"), "-cachepath", str(listed)]
+        if settings := os.environ.get("IVY_SETTINGS"):
+            command += ["-settings", settings]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not listed.exists():
+            raise KafkaUnavailableError(
+                "could not download Kafka's jars from Maven Central: connect this machine to it, "
+                "set IVY_SETTINGS to an ivy settings file, or skip Kafka (--no-kafka)\n"
+                + (done.stdout + done.stderr)[-2000:]
+            )
+        return [Path(one) for one in listed.read_text().strip().split(os.pathsep)]
+
+
+class KafkaBroker:
+    """One broker process; a context manager.
+
+    Attributes:
+        servers: for ``kafka.bootstrap.servers``.
+        pid: the process, while it runs.
+    """
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="kafka-"))
+        self._port, self._controller = free_port(), free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.servers = f"127.0.0.1:{self._port}"
+
+    def __repr__(self) -> str:
+        return f"<KafkaBroker {self.servers} pid {self._process and self._process.pid}>"
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> KafkaBroker:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        properties = self._directory / "server.properties"
+        properties.write_text(
+            _PROPERTIES.format(
+                port=self._port, controller=self._controller, directory=self._directory
+            )
+        )
+        classpath = os.pathsep.join(str(jar) for jar in broker_jars())
+        java = [_java(), "-Xmx1g", "-XX:+UseG1GC", "-cp", classpath]
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        storage = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
+        done = subprocess.run([*java, *storage], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KafkaUnavailableError(
+                f"Kafka's storage was not formatted:\n{done.stderr[-2000:]}"
+            )
+        log = self._directory / "broker.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*java, "kafka.Kafka", str(properties)],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _DEADLINE
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text(errors="replace")
+                raise KafkaUnavailableError(f"the Kafka broker did not start:\n{said[-2000:]}")
+            time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """End the process and remove its directory."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_DEADLINE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        shutil.rmtree(self._directory, ignore_errors=True)

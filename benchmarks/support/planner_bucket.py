@@ -1,0 +1,102 @@
+"""The bucket of the planner benchmark, and planners that read it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nats.aio.client import Client
+
+from benchmarks.support.bucket_data import fill_bucket
+from benchmarks.support.progress import progress
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import BucketNotFoundError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.bucket import bucket_stream_info
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.options import kv_options
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.planning.planner import Planner
+
+BUCKET = "big"
+KEYS = {
+    "none": "",
+    "one narrow": "p007.*",
+    "fifty": ",".join(f"p{i:03}.*" for i in range(50)),
+}
+_GROUPS = 1000  # first tokens of keys: a filter for one of them matches a thousandth
+_STEP = 10_000  # messages
+
+
+def fill(server: NatsServer, messages: int, keys: int) -> None:
+    """Create and fill the bucket, unless the server's store has it.
+
+    Raises:
+        RuntimeError: the server stopped accepting entries.
+    """
+
+    async def exists() -> bool:
+        link = ReusableConnection(kv_options({"servers": server.url, "bucket": BUCKET}).connection)
+        try:
+            await bucket_stream_info(JetStream(await link.connection()), BUCKET)
+        except BucketNotFoundError:
+            return False
+        finally:
+            await link.drop()
+        return True
+
+    if asyncio.run(exists()):
+        return
+    try:
+        with progress("filling", messages) as step:
+            pairs = _pairs(messages, keys, step)
+            fill_bucket(server.port, BUCKET, pairs, history=1)
+    except OSError as error:
+        raise RuntimeError(f"could not fill the bucket: {error}") from error
+
+
+def _pairs(messages: int, keys: int, step: Callable[[int], None]) -> Iterator[tuple[str, bytes]]:
+    chance = random.Random(1)
+    for i in range(messages):
+        key = chance.randrange(keys)
+        yield f"p{key % _GROUPS:03}.k{key}", b"%032d" % i
+        if i % _STEP == _STEP - 1:
+            step(_STEP)
+
+
+@asynccontextmanager
+async def planning(
+    url: str, clock: Callable[[], float] = time.monotonic, **options: str
+) -> AsyncIterator[Planner]:
+    """A planner for the bucket, as in a new process."""
+    configured = {"servers": url, "bucket": BUCKET} | {k: v for k, v in options.items() if v}
+    parsed = kv_options(configured)
+    link = ReusableConnection(parsed.connection)
+    try:
+        yield Planner(format_adapter(parsed), link, clock)
+    finally:
+        await link.drop()
+
+
+class Requests:
+    """Counts the requests of all planners of this process, without puts to the bucket."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Requests:
+        self._publish = Client.publish
+
+        async def publish(client: Client, subject: str, *args: Any, **named: Any) -> None:
+            self.count += not subject.startswith("$KV.")
+            await self._publish(client, subject, *args, **named)
+
+        Client.publish = publish  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Client.publish = self._publish  # type: ignore[method-assign]

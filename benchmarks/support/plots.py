@@ -1,0 +1,93 @@
+"""Plots of the figures as SVG; requires matplotlib (extra ``bench``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.support.report import Figures
+
+# Text is not converted to paths, and equal figures produce equal files.
+matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9})
+
+_OURS, _OTHER, _THIRD = "#2b6cb0", "#a0aec0", "#dd6b20"
+
+
+def _reader(axes: Axes, figures: Figures) -> None:
+    cases = figures["reader"]
+    names = [f"{one['size']:,} B" + ("\nheaders" if one["headers"] else "") for one in cases]
+    _bars(
+        axes,
+        names,
+        {
+            "bare socket": [one["bare"]["rate"] for one in cases],
+            "reader": [one["reader"]["rate"] for one in cases],
+        },
+    )
+    axes.set_yscale("log")
+
+
+def _spark(axes: Axes, figures: Figures) -> None:
+    rates: dict[str, dict[str, float]] = {}
+    for outcome in figures["spark"]:
+        for one in outcome["results"]:
+            case = f"{one['rows']:,}\n{outcome['size']:,} B\n{one['sink']}"
+            rates.setdefault(one["source"], {})[case] = one["rate"]
+    cases = list(rates["nats_kv"])
+    _bars(axes, cases, {source: [found[case] for case in cases] for source, found in rates.items()})
+
+
+def _growth(axes: Axes, figures: Figures) -> None:
+    keys = figures["growth"][0]["keys"]
+    plain = [one for one in figures["growth"] if one["asked"] == 1 and one["keys"] == keys]
+    rows = [one["rows"] for one in plain]
+    for name, color in (("plan", _OTHER), ("read", _OURS)):
+        peaks = [one[f"{name}_peak"] / 2**20 for one in plain]
+        label = {"plan": "planner", "read": "reader"}[name]
+        axes.plot(rows, peaks, "o-", color=color, label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("messages")
+    axes.set_ylabel("peak memory, MiB")
+    axes.legend(frameon=False)
+
+
+def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> None:
+    width = 0.8 / len(series)
+    colors = dict(zip(series, (_OTHER, _OURS), strict=False))
+    if "nats_kv" in series:
+        colors = dict(zip(series, (_OURS, _OTHER, _THIRD), strict=False))
+    for i, (label, rates) in enumerate(series.items()):
+        places = [at + i * width for at in range(len(names))]
+        axes.bar(places, rates, width, label=label, color=colors[label])
+    axes.set_xticks([at + width * (len(series) - 1) / 2 for at in range(len(names))], names)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_ylabel("rows per second")
+    axes.legend(frameon=False)
+
+
+_PLOTS: dict[str, Callable[[Axes, Figures], None]] = {
+    "reader": _reader,
+    "spark": _spark,
+    "growth": _growth,
+}
+
+
+def plot(name: str, figures: Figures, directory: Path) -> list[Path]:
+    """Write the plot of one benchmark into ``directory``; empty for benchmarks without a plot."""
+    if name not in _PLOTS:
+        return []
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    _PLOTS[name](axes, figures)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.svg"
+    metadata: dict[str, Any] = {"Date": None}
+    figure.savefig(path, metadata=metadata)
+    return [path]

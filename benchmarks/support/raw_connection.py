@@ -1,0 +1,166 @@
+"""The NATS protocol over a bare socket: fills a stream fast and reads it without parsing.
+
+:func:`fill` waits for every PubAck, with thousands of messages in flight. :func:`drain` is the
+baseline of the ratios: a push consumer whose bytes are received into one buffer and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nats_stream_source.wire.frames import FrameKind, Framer
+
+_IN_FLIGHT = 4096
+_BATCH, _BATCH_BYTES = 1024, 8 << 20
+_CONNECT = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
+_BUFFER = 1 << 20
+
+Message = tuple[str, bytes, bytes]
+"""A subject, a header block (``b""`` for none), a payload."""
+
+
+class RawConnection:
+    """A socket after CONNECT."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.settimeout(30)
+        self.framer = Framer()
+        self.send(b"CONNECT %s\r\nPING\r\n" % json.dumps(_CONNECT).encode())
+        while not any(frame == b"PONG\r\n" for frame, _ in self.receive()):
+            pass
+
+    def __enter__(self) -> RawConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        self.socket.sendall(data)
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        """Receive once; returns the complete frames and their payloads."""
+        data = self.socket.recv(_BUFFER)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        frames = self.framer.feed(data)
+        found = [(frames.bytes_of(i), frames.payload(i)) for i in range(len(frames))]
+        for frame, _ in found:
+            if frame.startswith(b"-ERR"):
+                raise ConnectionError(frame.decode())
+        return found
+
+    def request(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One JetStream API request."""
+        payload = json.dumps(body).encode()
+        self.send(b"SUB _R 9\r\n")
+        self.send(b"PUB %s _R %d\r\n%s\r\n" % (subject.encode(), len(payload), payload))
+        responses: list[bytes] = []
+        while not responses:
+            responses = [payload for frame, payload in self.receive() if frame[:4] != b"PING"]
+        self.send(b"UNSUB 9\r\n")
+        response: dict[str, Any] = json.loads(responses[0])
+        if "error" in response:
+            raise RuntimeError(f"{subject}: {response['error']}")
+        return response
+
+
+def fill(port: int, messages: Iterable[Message]) -> int:
+    """Publish in order with thousands of messages in flight; returns the number of PubAcks."""
+    with RawConnection(port) as connection:
+        connection.send(b"SUB _A 1\r\n")
+        sent = acked = 0
+        for batch in _batches(messages):
+            connection.send(b"".join(batch))
+            sent += len(batch)
+            while sent - acked > _IN_FLIGHT or (len(batch) < _BATCH and acked < sent):
+                acked += _acks(connection)
+        while acked < sent:
+            acked += _acks(connection)
+        return sent
+
+
+def _batches(messages: Iterable[Message]) -> Iterator[list[bytes]]:
+    """Encoded messages in batches, limited by count and by size."""
+    batch: list[bytes] = []
+    size = 0
+    for message in messages:
+        batch.append(_published(message))
+        size += len(batch[-1])
+        if len(batch) == _BATCH or size > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _published(message: Message) -> bytes:
+    subject, block, payload = message
+    if not block:
+        return b"PUB %s _A %d\r\n%s\r\n" % (subject.encode(), len(payload), payload)
+    sizes = len(block), len(block) + len(payload)
+    return b"HPUB %s _A %d %d\r\n%s%s\r\n" % (subject.encode(), *sizes, block, payload)
+
+
+def _acks(connection: RawConnection) -> int:
+    data = connection.socket.recv(_BUFFER)
+    frames = connection.framer.feed(data)
+    if b'"error"' in data or b"-ERR" in data or not data:
+        raise ConnectionError(data[:300].decode(errors="replace"))
+    return int((frames.kind != FrameKind.CONTROL).sum())
+
+
+def drain(port: int, stream: str, rows: int, expected: int | None = None) -> int:
+    """Receive ``rows`` messages of a stream from a push consumer; returns their size in bytes.
+
+    Args:
+        expected: the size from an earlier call: bytes are counted without parsing until it is
+            reached. None parses the messages to determine it.
+    """
+    config = {
+        "deliver_subject": "_D",
+        "ack_policy": "none",
+        "max_deliver": 1,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": 1,
+    }
+    # A name as long as the reader's, so that deliveries have the same size.
+    name = "spark-0123456789abcdef-1"
+    with RawConnection(port) as connection:
+        body = json.dumps({"stream_name": stream, "config": config | {"name": name}}).encode()
+        subject = f"$JS.API.CONSUMER.CREATE.{stream}.{name}".encode()
+        # The response has no subscriber, so only deliveries are received.
+        connection.send(b"SUB _D 1\r\nPUB %s _N %d\r\n%s\r\n" % (subject, len(body), body))
+        received = _parsed(connection, rows) if expected is None else _counted(connection, expected)
+    with RawConnection(port) as connection:
+        connection.request(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", {})
+    return received
+
+
+def _counted(connection: RawConnection, expected: int) -> int:
+    buffer = bytearray(_BUFFER)
+    received = 0
+    while received < expected:
+        if not (count := connection.socket.recv_into(buffer)):
+            raise ConnectionError("the server closed the connection")
+        received += count
+    return received
+
+
+def _parsed(connection: RawConnection, rows: int) -> int:
+    count = size = 0
+    while count < rows:
+        if not (data := connection.socket.recv(_BUFFER)):
+            raise ConnectionError("the server closed the connection")
+        frames = connection.framer.feed(data)
+        messages = frames.select(frames.kind != FrameKind.CONTROL)
+        count += len(messages)
+        size += messages.nbytes
+    return size

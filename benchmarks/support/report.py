@@ -1,0 +1,265 @@
+"""Renders the figures as tables of the page ``docs/internals/performance.md``.
+
+The page is prose with generated blocks. The text between ``<!-- bench: NAME -->`` and
+``<!-- /bench -->`` is replaced, the rest is unchanged. A block that the page lacks is appended
+under a new heading. This module creates the text and does no I/O; ``benchmarks.support.plots``
+creates the plots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Figures = Mapping[str, Any]
+"""The JSON of one benchmark: its results, ``machine``, ``others`` and ``date``."""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join(lines)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}/s"
+
+
+def environment(figures: Figures) -> str:
+    """One line: the machine of the benchmark, and the load of other processes."""
+    host, others = figures["machine"], figures.get("others", {})
+    packages = ", ".join(f"{name} {number}" for name, number in host["versions"].items())
+    line = f"{figures.get('date', '')}: {host['cores']} cores, Python {host['python']}, {packages}"
+    if "share" in others:
+        line += (
+            f"; load before the run {others['load']:.2f}, other processes used "
+            f"{others['share']:.0%} of the CPU time during it"
+        )
+    return f"*{line}.*"
+
+
+def _reader(figures: Figures) -> str:
+    rows = [
+        [
+            f"{one['size']:,} B",
+            "yes" if one["headers"] else "no",
+            _rate(one["bare"]["rate"]),
+            _rate(one["reader"]["rate"]),
+            f"**{one['ratio']:.2f}**",
+            f"{min(one['rounds']):.2f} to {max(one['rounds']):.2f}",
+            f"{one['cpu_ratio']:.2f}",
+            f"{one['over_callback']:.1f} ({_rate(one['callback'])})",
+            f"{one['over_watch']:.0f} ({_rate(one['watch'])}"
+            + (f", lost {one['watch_lost']:,})" if one["watch_lost"] else ")"),
+            f"{one['bare']['own_cpu']:.0f} + {one['bare']['server_cpu']:.0f}",
+            f"{one['reader']['own_cpu']:.0f} + {one['reader']['server_cpu']:.0f}",
+        ]
+        for one in figures["reader"]
+    ]
+    head = [
+        "value size",
+        "headers",
+        "bare socket",
+        "reader",
+        "reader ÷ bare socket",
+        "range of rounds",
+        "ratio by CPU time",
+        "reader ÷ nats-py callback",
+        "reader ÷ nats-py KV watch",
+        "CPU ns/row, bare socket + server",
+        "CPU ns/row, reader + server",
+    ]
+    return _table(head, rows)
+
+
+def _jetstream(figures: Figures) -> str:
+    rows = [
+        [
+            one["what"],
+            one["way"],
+            f"{one['messages']:,}",
+            _rate(one["rate"]),
+            f"{one['over_bare']:.2f}",
+            f"{one['over_nats_py']:.1f}",
+            f"{one['lost']:,}" if one["lost"] else "",
+        ]
+        for one in figures["jetstream"]["results"]
+    ]
+    return _table(
+        ["operation", "client", "messages", "rate", "÷ bare socket", "÷ nats-py", "lost"], rows
+    )
+
+
+def _spark(figures: Figures) -> str:
+    rows = []
+    for outcome in figures["spark"]:
+        rates = {(one["source"], one["sink"]): one["rate"] for one in outcome["results"]}
+        for one in sorted(outcome["results"], key=lambda one: str(one["sink"])):
+            ratio = rates["nats_kv", one["sink"]] / one["rate"]
+            cold = _rate(one["rows"] / one["cold"]["seconds"]) if one["cold"] else ""
+            cpu = one["cpu_ns_per_row"]
+            rows.append(
+                [
+                    f"{one['rows']:,}",
+                    f"{outcome['size']:,} B",
+                    one["sink"],
+                    one["source"],
+                    _rate(one["rate"]),
+                    _rate(one["batch_rate"]),
+                    cold,
+                    f"{ratio:.2f}",
+                    " + ".join(f"{cpu.get(role, 0):,.0f}" for role in ("server", "python", "jvm")),
+                ]
+            )
+    head = [
+        "rows",
+        "value size",
+        "sink",
+        "source",
+        "warm",
+        "micro-batch alone",
+        "cold",
+        "nats_kv ÷ this source",
+    ]
+    return _table([*head, "CPU ns/row: server + Python + JVM"], rows)
+
+
+def _microbatch(figures: Figures) -> str:
+    rows = [
+        [
+            f"{one['bucket']['keys']:,}",
+            f"{1 - one['bucket']['keys'] / one['bucket']['writes']:.0%}",
+            f"{one['nats']:.0f} ms",
+            f"{one['empty']:.0f} ms",
+            f"**{one['extra']:.0f} ms**",
+            ", ".join(
+                f"{name} {ms - one['empty_parts'].get(name, 0):+.0f}"
+                for name, ms in one["nats_parts"].items()
+            ),
+        ]
+        for one in figures["microbatch"]
+    ]
+    return _table(
+        ["keys", "holes", "nats_kv", "empty source", "difference", "difference by phase, ms"], rows
+    )
+
+
+def _small_reads(figures: Figures) -> str:
+    ways = list(dict.fromkeys(one["way"] for one in figures["small_reads"]))
+    cases: dict[tuple[int, int, str, int], dict[str, float]] = {}
+    for one in figures["small_reads"]:
+        bucket = one["bucket"]
+        case = (bucket["keys"], bucket["writes"], one["place"], one["span"])
+        cases.setdefault(case, {})[one["way"]] = one["ms"]
+    rows = [
+        [
+            f"{keys:,}",
+            f"{1 - keys / writes:.0%}",
+            place,
+            f"{span:,}",
+            *(f"{found[way]:.1f}" for way in ways),
+        ]
+        for (keys, writes, place, span), found in cases.items()
+    ]
+    return _table(["keys", "holes", "position", "sequences", *(f"{way}, ms" for way in ways)], rows)
+
+
+def _latency(figures: Figures) -> str:
+    rows = [
+        [
+            f"{one['rate']:,}",
+            f"{one['p50']:.0f} ms",
+            f"{one['p99']:.0f} ms",
+            f"{one['entries'] / one['batches']:,.0f}",
+        ]
+        for one in figures["latency"]
+    ]
+    return _table(["puts per second", "p50", "p99", "entries per micro-batch"], rows)
+
+
+def _growth(figures: Figures) -> str:
+    rows = [
+        [
+            f"{one['rows']:,}",
+            f"{one['keys']:,}",
+            str(one["splits"]),
+            f"{one['plan_seconds'] * 1000:.0f} ms",
+            str(one["plan_requests"]),
+            f"{one['plan_base'] >> 20} + {one['plan_peak'] - one['plan_base'] >> 20} MiB",
+            _rate(one["rows"] / one["read_seconds"]),
+            f"{one['read_base'] >> 20} + {one['read_peak'] - one['read_base'] >> 20} MiB",
+        ]
+        for one in figures["growth"]
+    ]
+    head = ["messages", "keys", "splits", "planning time", "planner requests"]
+    head += ["planner memory, start + growth", "read rate", "reader memory, start + growth"]
+    return _table(head, rows)
+
+
+def _planner(figures: Figures) -> str:
+    planned = [
+        [
+            one["filters"],
+            one["where"],
+            "" if one["limit"] is None else f"{one['limit']:,}",
+            f"{one['p50']:.1f} ms",
+            f"{one['worst']:.1f} ms",
+            str(one["requests"]),
+            str(one["splits"]),
+            f"{one['rows']:,}",
+        ]
+        for one in figures["planned"]
+    ]
+    resting = [
+        [
+            one["filters"],
+            f"{one['writes']}/s",
+            f"{one['planner']:.2%}",
+            f"{one['server'] - one['baseline']:.2%}",
+            f"{one['requests']:.0f}/s",
+        ]
+        for one in figures["resting"]
+    ]
+    head = ["filters", "start position", "limit", "p50", "maximum", "requests", "splits", "rows"]
+    idle = [
+        "filters",
+        "other writes",
+        "planner CPU, of a core",
+        "server CPU, of a core",
+        "requests",
+    ]
+    return _table(head, planned) + "\n\nAn idle query:\n\n" + _table(idle, resting)
+
+
+SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
+    "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
+    "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
+    "spark": ("End to end in Spark, compared with Spark's Kafka source", _spark),
+    "microbatch": ("A small micro-batch, compared with an empty Python source", _microbatch),
+    "small_reads": ("Methods to read a small range", _small_reads),
+    "latency": ("Latency from put to `foreachBatch`", _latency),
+    "growth": ("Cost by messages, keys and splits", _growth),
+    "planner": ("Planning on a large bucket with mostly holes", _planner),
+}
+"""The title of each benchmark, and the function that renders its table."""
+
+
+def block(name: str, figures: Figures, plots: Sequence[str] = ()) -> str:
+    """The text between the comments of a block.
+
+    Args:
+        plots: paths of the plots, relative to the page.
+    """
+    title, text = SECTIONS[name]
+    pictures = "".join(f"![{title}]({path})\n\n" for path in plots)
+    return f"\n{text(figures)}\n\n{pictures}{environment(figures)}\n\n"
+
+
+def replace_block(page: str, name: str, content: str) -> str:
+    """``page`` with the block ``name`` replaced, or appended under a heading."""
+    begin, end = f"<!-- bench: {name} -->", "<!-- /bench -->"
+    new = f"{begin}\n{content}{end}"
+    found = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
+    if found.search(page):
+        return found.sub(lambda _: new, page, count=1)
+    return f"{page.rstrip()}\n\n## {SECTIONS[name][0]}\n\n{new}\n"

@@ -1,0 +1,1 @@
+"""General asyncio helpers: tasks, cancellation, retries. Independent of NATS and Spark."""

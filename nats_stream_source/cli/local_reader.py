@@ -1,0 +1,125 @@
+"""Reads a range of a bucket or stream as rows, without Spark, for ``peek`` and ``bench``.
+
+The query, the ordered consumer and the rows are the same as in a Spark task. Nothing is written,
+and the consumer is deleted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from nats_stream_source.cli.connection import (
+    COMMON_FLAGS,
+    KV_FLAGS,
+    STREAM_FLAGS,
+    add_connection,
+    add_options,
+    connection,
+    given,
+)
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.errors import OptionError
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.options import kv_options, stream_options
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.reading.range_reader import range_request
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the bucket or stream, and for the connection."""
+    group = parser.add_argument_group(
+        "what to read", "A bucket, or a stream: the options of nats_kv and nats_stream, as flags."
+    )
+    add_options(group, KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS)
+    add_connection(parser)
+
+
+def has_source_flags(arguments: argparse.Namespace) -> bool:
+    """Whether a flag names a bucket or stream."""
+    return bool(given(arguments, KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS))
+
+
+def query_from_flags(arguments: argparse.Namespace) -> FormatAdapter:
+    """The query that the flags describe; raises OptionError if they do not describe one."""
+    kv, stream = given(arguments, KV_FLAGS), given(arguments, STREAM_FLAGS)
+    if kv and stream:
+        raise OptionError("--bucket and --keys are for a bucket, the others for a stream; name one")
+    options = {**connection(arguments), **given(arguments, COMMON_FLAGS)}
+    if stream:
+        return format_adapter(stream_options({**options, **stream}))
+    if not kv:
+        raise OptionError("--bucket or --stream is missing: name the bucket or stream to read")
+    return format_adapter(kv_options({**options, **kv}))
+
+
+class StreamRange:
+    """The present messages of a bucket or stream.
+
+    Attributes:
+        info: the stream info from the leader.
+        first: the first sequence of the stream, or ``--start-sequence`` if that is higher.
+        last: the last sequence.
+    """
+
+    def __init__(
+        self, adapter: FormatAdapter, connection: SharedConnection, info: StreamInfo
+    ) -> None:
+        self.info = info
+        self.first = max(info.first_seq, adapter.start_position.sequence or 1, 1)
+        self.last = info.last_seq
+        self._adapter = adapter
+        self._connection = connection
+
+    async def rows(self, start: int, end: int) -> AsyncIterator[tuple[pa.RecordBatch, int]]:
+        """The rows of ``(start, end]`` in order, and the received bytes of each batch."""
+        if start >= end:
+            return
+        scope, info = self._adapter.read_scope(self.info), self.info
+        split = Split(
+            stream=info.name,
+            created=info.created,
+            prefix=scope.prefix,
+            filters=scope.filters,
+            start=start,
+            end=end,
+            initial_through=0,
+        )
+        reader = OrderedReader(self._connection, range_request(split, self._adapter))
+        # Also deletes the consumer if the caller stops early.
+        async with contextlib.aclosing(reader.batches()) as batches:
+            async for frames in batches:
+                if len(frames):
+                    yield self._adapter.record_batch(frames, split), frames.nbytes
+
+
+@contextlib.asynccontextmanager
+async def open_range(adapter: FormatAdapter) -> AsyncIterator[StreamRange]:
+    """Open the query's range, on its own connection."""
+    connection = await Connection.open(adapter.connection)
+    try:
+        jetstream = JetStream(connection)
+        stream = await adapter.stream_name(jetstream)
+        info = await adapter.stream_info(jetstream, stream)
+        await adapter.validate_filters(jetstream, info)
+        yield StreamRange(adapter, SharedConnection(connection), info)
+    finally:
+        await connection.close()
+
+
+def shown_columns(row: Mapping[str, Any]) -> list[str]:
+    """The columns that differ between the rows of a stream."""
+    # `initial` and `delta` belong to a query; the others are the same in every row.
+    return [
+        name
+        for name in row
+        if name not in ("initial", "delta", "stream_created", "bucket", "stream")
+    ]

@@ -1,0 +1,1 @@
+"""A connection to NATS servers over nats-py: settings, credentials, TLS, authentication."""

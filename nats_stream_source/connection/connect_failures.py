@@ -1,0 +1,79 @@
+"""Failures to connect: which of them are permanent, and the error that the user gets.
+
+nats-py reports each failed attempt and tries the next server. A failure is permanent if another
+attempt at the same server would fail in the same way: refused credentials, a TLS handshake without
+trust, a file that became invalid.
+"""
+
+from __future__ import annotations
+
+import nats.errors
+
+from nats_stream_source.connection import tls
+from nats_stream_source.connection.authentication import Authentication, InvalidCredentialsError
+from nats_stream_source.connection.nats_py.client_patches import REFUSALS
+from nats_stream_source.connection.nats_py.handshake import PlainServerError
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.errors import ConnectError, NatsSourceError, TlsError
+
+
+class ConnectFailures:
+    """The failed attempts of one connection since it was last connected.
+
+    Attributes:
+        permanent: the last permanent failure; None if all failures were transient.
+    """
+
+    def __init__(self, settings: ConnectionSettings, authentication: Authentication) -> None:
+        self._settings = settings
+        self._authentication = authentication
+        self._last: Exception | None = None
+        self.permanent: NatsSourceError | None = None
+
+    def add(self, error: Exception) -> NatsSourceError | None:
+        """Record a failed attempt; returns the named error if the failure is permanent."""
+        # A server at its connection limit reports that and closes the connection, and the report is
+        # mostly lost with it: one received report explains the resets of the other attempts.
+        reported = isinstance(self._last, nats.errors.Error)
+        if not (reported and isinstance(error, ConnectionResetError)):
+            self._last = error
+        if (permanent := self.classify(error)) is not None:
+            self.permanent = permanent
+        return permanent
+
+    def classify(self, error: Exception) -> NatsSourceError | None:
+        """The named error for a permanent failure; None for a transient one."""
+        if isinstance(error, InvalidCredentialsError):
+            return error.reason
+        servers = self._settings.server_list
+        if isinstance(error, PlainServerError):
+            return TlsError(
+                f"{servers} does not encrypt, and TLS was asked for (tls:// in 'servers', or a TLS "
+                f"setting); nothing was sent to it",
+                settings=("servers",),
+            )
+        if any(refusal in str(error).lower() for refusal in REFUSALS):
+            return self._authentication.refused_error()
+        return tls.handshake_error(error, servers)
+
+    def timeout_error(self) -> ConnectError:
+        """The error if ``connect_timeout`` passed; it contains the last failure."""
+        settings = self._settings
+        if self._last is not None:
+            reason = self._authentication.redact(self._last)
+        elif settings.tls_handshake_first:
+            reason = (
+                "no response; 'tls_handshake_first' must be left out if the server sends INFO first"
+            )
+        else:
+            reason = (
+                "no response; 'tls_handshake_first' must be set if the server waits for the TLS "
+                "handshake"
+            )
+        return ConnectError(
+            f"could not connect to {settings.server_list} within {settings.connect_timeout:g} s "
+            f"('connect_timeout'): {reason}",
+            settings=("connect_timeout", "tls_handshake_first")
+            if self._last is None
+            else ("connect_timeout",),
+        )

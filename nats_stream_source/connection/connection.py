@@ -1,0 +1,395 @@
+"""A connection to NATS: connecting, reconnecting, liveness, requests with named errors.
+
+nats-py does the work. This module adds one deadline for the whole of connecting, named errors with
+the settings to change, permission violations (which the server reports apart from the request)
+joined to the request, and a liveness check by PING/PONG instead of a flag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
+from nats_stream_source.connection.authentication import Authentication
+from nats_stream_source.connection.connect_failures import ConnectFailures
+from nats_stream_source.connection.nats_py.client_patches import apply_patches
+from nats_stream_source.connection.nats_py.handshake import (
+    Reconnects,
+    close_failed_attempt,
+    close_transport,
+    require_tls,
+    validate_info,
+)
+from nats_stream_source.connection.nats_py.socket_tap import (
+    Inbox,
+    abort,
+    open_inbox,
+    read_count,
+    tapped_client,
+)
+from nats_stream_source.connection.permissions import DeniedSubjects, denied_error
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.errors import (
+    AuthorizationError,
+    ConnectError,
+    JetStreamNotEnabledError,
+    MessageTooLargeError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+    TlsError,
+)
+from nats_stream_source.logs import field_logger
+
+__all__ = ["Connection", "ConnectionService", "ConnectionSettings"]
+
+T = TypeVar("T")
+
+
+class ConnectionService(Protocol):
+    """A component of which each connection has one instance, and which it closes."""
+
+    def __init__(self, connection: Connection) -> None: ...
+
+    def on_denied(self, subject: str | None, error: Exception) -> None:
+        """The server denied ``subject`` (in lower case), or the inboxes if it is None."""
+
+    async def close(self) -> None:
+        """Called while the connection closes."""
+
+
+C = TypeVar("C", bound=ConnectionService)
+
+log = field_logger(__name__)
+
+_CLOSE_DEADLINE = 2.0  # seconds
+_MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server
+_RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
+_REFUSED_WAIT = 1.0  # the same, after refused credentials: some servers lock out frequent attempts
+
+
+class Connection:
+    """One connection, its JetStream API prefix and its time limits.
+
+    Attributes:
+        client: nats-py's client.
+        settings: the settings of the connection.
+        reconnects: the number of reconnects.
+        online: set while the client is connected.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self.client: Client = tapped_client()
+        info_before_tls = settings.requires_tls and not settings.tls_handshake_first
+        validate_info(self.client, trust_first_info=settings.uses_websocket or not info_before_tls)
+        if settings.requires_tls and not settings.uses_websocket:
+            require_tls(self.client)
+        apply_patches(self.client)
+        self._reconnects = Reconnects(self.client)
+        self.reconnects = 0
+        self.online = asyncio.Event()
+        self._offline = asyncio.Event()
+        self._authentication = Authentication(settings)
+        self._failures = ConnectFailures(settings, self._authentication)
+        self._failed: asyncio.Future[None] | None = None  # done at a permanent failure, in open()
+        self._denied = DeniedSubjects(settings.inbox_prefix)
+        self._inboxes: list[Inbox] = []
+        self._services: dict[type[Any], Any] = {}
+        self._closed = False
+        self._forced_reconnect: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "connected" if self.client.is_connected else "not connected"
+        return f"<Connection {self.settings.server_list} {state} reconnects={self.reconnects}>"
+
+    @classmethod
+    async def open(cls, settings: ConnectionSettings) -> Connection:
+        """Connect within ``connect_timeout``.
+
+        With one server, a permanent failure is raised at once. With several servers, another server
+        may accept the connection, so all are tried until the deadline.
+
+        Raises:
+            ConfigurationError: the settings contradict each other; a file is missing, unreadable
+                or invalid.
+            AuthorizationError: the server refused the credentials.
+            TlsError: TLS is required, and an encrypted connection with mutual trust failed.
+            ConnectError: no server accepted the connection in time; with the last reason.
+        """
+        connection = cls(settings)
+        connection._failed = asyncio.get_running_loop().create_future()
+        attempt = asyncio.create_task(connection._connect())
+        try:
+            await asyncio.wait(
+                {attempt, connection._failed},
+                timeout=settings.connect_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if connection._failures.permanent is not None and not attempt.done():
+                raise connection._failures.permanent
+            if not attempt.done():
+                raise connection._failures.timeout_error()
+            attempt.result()
+            connection.online.set()
+        except BaseException:
+            await cancel_and_wait({attempt}, _CLOSE_DEADLINE)
+            await connection.close()
+            raise
+        finally:
+            connection._failed.cancel()
+        return connection
+
+    async def _connect(self) -> None:
+        settings = self.settings
+        # A server that accepts and does not respond must leave time for the others. With many
+        # servers, a distant one still needs enough time to respond at all.
+        attempt_timeout = min(
+            settings.connect_timeout,
+            max(settings.connect_timeout / len(settings.servers), _MIN_ATTEMPT),
+        )
+        try:
+            await self.client.connect(
+                servers=list(settings.servers),
+                name="nats-stream-source",
+                inbox_prefix=settings.inbox_prefix,
+                connect_timeout=attempt_timeout,  # type: ignore[arg-type]
+                reconnect_time_wait=_RECONNECT_WAIT,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+                **self._authentication.connect_arguments(),
+            )
+        except nats.errors.Error as error:
+            reason = self._authentication.redact(error)
+            raise ConnectError(
+                f"could not connect to {settings.server_list}: {reason}", settings=("servers",)
+            ) from None
+        if not self.client.is_connected:
+            # nats-py treats a server that closes instead of responding as connected and lost.
+            await self.online.wait()
+
+    async def _on_error(self, error: Exception) -> None:
+        permanent = self._failures.add(error)
+        close_failed_attempt(self.client)
+        if permanent is not None:
+            final = not isinstance(permanent, TlsError) or len(self.settings.servers) == 1
+            if self._failed is not None and not self._failed.done():
+                if final:
+                    self._failed.set_result(None)
+            elif isinstance(permanent, AuthorizationError):
+                self.client.options["reconnect_time_wait"] = _REFUSED_WAIT
+        if (violation := self._denied.add(str(error).lower())) is not None:
+            for service in self._services.values():
+                service.on_denied(*violation)
+
+    async def _on_disconnect(self) -> None:
+        self.online.clear()
+        self._offline.set()
+        self._authentication.reload_certificate()
+        # nats-py subscribes to everything again, perhaps with other permissions.
+        self._denied.inboxes = None
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    async def _on_reconnect(self) -> None:
+        self.reconnects += 1
+        self._failures.permanent = None
+        self.client.options["reconnect_time_wait"] = _RECONNECT_WAIT
+        self._offline.clear()
+        self.online.set()
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    async def alive(self, timeout: float, max_wait: float = 0.0) -> bool:
+        """Whether the server responds to a PING within ``timeout`` seconds.
+
+        The PING overtakes what nats-py has buffered and not written yet.
+
+        Args:
+            max_wait: wait up to this many seconds as long as something is received every
+                ``timeout`` seconds: on a slow line much data may precede the PONG.
+        """
+        limit = max(timeout, max_wait)
+        ping = asyncio.ensure_future(self.client.rtt(limit))  # type: ignore[arg-type]
+        # nats-py drops the pending PINGs when it reconnects, so their PONGs never arrive.
+        offline = asyncio.ensure_future(self._offline.wait())
+        try:
+            while True:
+                before = read_count(self.client)
+                done, _ = await asyncio.wait(
+                    {ping, offline}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done or not max_wait or read_count(self.client) == before:
+                    break
+            if not ping.done():
+                return False
+            ping.result()
+        except (nats.errors.Error, OSError, AttributeError, AssertionError):
+            # The last two: nats-py does not have a transport between two attempts to reconnect.
+            return False
+        finally:
+            for task in (ping, offline):
+                task.cancel()
+            await asyncio.gather(ping, offline, return_exceptions=True)
+        return True
+
+    async def wait_connected(self, seconds: float) -> None:
+        """Return once the client is connected.
+
+        Raises:
+            AuthorizationError, TlsError, ConfigurationError: it did not reconnect within
+                ``seconds`` because of a permanent failure.
+            ConnectError: it is closed, or did not reconnect for another reason.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        # Both: nats-py's flag changes before its callbacks run, and a forced reconnect changes
+        # only the event at first.
+        while not (self.client.is_connected and self.online.is_set()):
+            if self.client.is_closed:
+                raise self._closed_error()
+            if asyncio.get_running_loop().time() > deadline:
+                if self._failures.permanent is not None:
+                    raise self._failures.permanent
+                raise ConnectError(
+                    f"the connection to {self.settings.server_list} was lost, and could not be "
+                    f"restored within {seconds:g} s"
+                )
+            await asyncio.sleep(0.01)
+
+    def reconnect(self) -> None:
+        """Close the socket, so that nats-py reconnects and subscribes again."""
+        if self.client.is_connected:
+            self.online.clear()
+            abort(self.client)
+            # Not left to nats-py's read loop, which would notice the end: it may itself have ended.
+            self._forced_reconnect = asyncio.ensure_future(self.client.force_reconnect())
+
+    def service(self, kind: type[C]) -> C:
+        """The one instance ``kind(connection)`` of this connection, which closes it.
+
+        Raises:
+            ConnectError: the connection is closed.
+        """
+        if self._closed:
+            raise self._closed_error()
+        instance: C | None = self._services.get(kind)
+        if instance is None:
+            instance = self._services[kind] = kind(self)
+        return instance
+
+    async def open_inbox(self, subject: str, queue: str = "") -> Inbox:
+        """Subscribe to ``subject`` with a tap; the caller closes it with :meth:`close_inbox`.
+
+        Args:
+            queue: the queue group to join; none if empty.
+
+        Raises:
+            ConnectError: the connection is closed.
+        """
+        try:
+            inbox = await open_inbox(self.client, subject, queue)
+        except nats.errors.Error as error:
+            raise self._closed_error() from error
+        self._inboxes.append(inbox)
+        return inbox
+
+    async def close_inbox(self, inbox: Inbox) -> None:
+        """End a tapped subscription."""
+        if inbox in self._inboxes:
+            self._inboxes.remove(inbox)
+        if not self.client.is_closed:
+            await inbox.close()
+
+    async def request(self, subject: str, payload: bytes = b"") -> Msg:
+        """Send a request and wait for one response, at most ``request_timeout`` seconds.
+
+        Raises:
+            PermissionDeniedError: the user may not publish to ``subject``, or may not subscribe to
+                the inbox.
+            JetStreamNotEnabledError: the API subject does not have a responder.
+            RequestTimeoutError: the response did not arrive in time.
+            AuthorizationError: the client is not connected in that time, since the server refuses
+                the credentials.
+            MessageTooLargeError: the request exceeds the server's ``max_payload``.
+        """
+        return await self.run_until_denied(
+            subject, lambda: self.client.request(subject, payload, self.settings.request_timeout)
+        )
+
+    async def run_until_denied(
+        self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Run ``action``; end it early if the server denies ``subject`` or an inbox."""
+        servers = self.settings.server_list
+        try:
+            return await self._denied.run(subject, action)
+        except nats.errors.NoRespondersError as error:
+            raise JetStreamNotEnabledError(
+                f"request on {subject!r} failed: no responders; enable JetStream for this account "
+                f"and server, or change 'domain' or 'api_prefix'",
+                settings=("domain", "api_prefix"),
+            ) from error
+        except nats.errors.TimeoutError as error:
+            if self._failures.permanent is not None and not self.online.is_set():
+                raise self._failures.permanent from error
+            raise RequestTimeoutError(
+                f"{servers} did not respond on {subject!r} within "
+                f"{self.settings.request_timeout:g} s ('request_timeout')"
+            ) from error
+        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
+            raise self._closed_error() from error
+        except nats.errors.MaxPayloadError as error:
+            raise MessageTooLargeError(
+                f"a request on {subject!r} exceeds the server's max_payload of "
+                f"{self.client.max_payload} bytes"
+            ) from error
+
+    def check_inbox_permission(self) -> None:
+        """Raise PermissionDeniedError if the server denied the inboxes on this connection."""
+        self._denied.check_inboxes()
+
+    def denied_error(self, subject: str) -> PermissionDeniedError:
+        """The error for a subject that the server denied."""
+        return denied_error(subject)
+
+    def _closed_error(self) -> ConnectError:
+        return ConnectError(f"the connection to {self.settings.server_list} is closed")
+
+    async def close(self) -> None:
+        """Close the connection; safe to call again, and if it was never open.
+
+        It never fails: a connection is closed because it is not needed any more, or because of an
+        earlier error, which a broken pipe must not replace. If cancelled, it closes first.
+        """
+        self._closed = True  # at once, so that nothing starts on it meanwhile
+        await run_to_completion(self._close())
+
+    async def _close(self) -> None:
+        services, self._services = list(self._services.values()), {}
+        for service in services:
+            await service.close()
+        reconnect, self._forced_reconnect = self._forced_reconnect, None
+        if reconnect is not None:
+            reconnect.cancel()
+            await asyncio.gather(reconnect, return_exceptions=True)
+        await self._reconnects.end(_CLOSE_DEADLINE)
+        try:
+            await wait_cancellable(_CLOSE_DEADLINE, self.client.close())
+        except (
+            OSError,
+            asyncio.TimeoutError,
+            nats.errors.Error,
+            AssertionError,
+            AttributeError,
+        ) as error:
+            # AssertionError: nats-py's own check after an early failure to connect.
+            # AttributeError: nats-py writes to asyncio's TLS transport after it was lost.
+            log.debug("error while closing", connection=self, error=repr(error))
+        await close_transport(self.client, _CLOSE_DEADLINE)

@@ -1,0 +1,178 @@
+"""Checks and clean-up that nats-py omits while it connects.
+
+*A server without TLS is refused before anything is sent to it.* nats-py continues without TLS if
+the server's INFO does not require it, whatever the URL contains, and sends the credentials. INFO is
+the only message that precedes them, at the first connect and at each reconnect, so it is checked
+there.
+
+*Announced servers are trusted only behind TLS.* A server announces the servers of its cluster in
+INFO (``connect_urls``), and nats-py sends them the credentials when it reconnects. If TLS is
+required, the addresses in the first INFO are dropped: it arrives before TLS (except with
+``tls_handshake_first``), and an attacker on the path could name a host of their own that has a
+valid certificate. Servers from 2.12 on repeat the addresses behind TLS. Invalid addresses are
+dropped, and the list has a maximum length.
+
+*An invalid INFO* (not JSON, a string instead of an integer) is a failed attempt like any other.
+nats-py's reconnect task would end at it without a message.
+
+*A failed attempt is closed.* nats-py keeps its socket open. After a failed TLS handshake it waits
+for that socket to be closed, for ever, and never tries the next server.
+
+*A cancelled connect leaves no socket open.* nats-py marks itself closed before it closes its
+transport; if it is cancelled in between, its ``close()`` does nothing. It does not wait for a
+reconnect that is running, which may open a socket later; nor does a reconnect wait for the one that
+it replaces.
+
+Private names of nats-py in use, verified by
+``tests/integration/jetstream/connection/test_client_packages.py``: ``Client._process_info``,
+``_process_connect_init``, ``_attempt_reconnect``, ``_server_pool`` and ``_transport``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from nats_stream_source.aio.tasks import cancel_and_wait
+from nats_stream_source.connection.nats_py.socket_tap import abort
+from nats_stream_source.errors import NatsSourceError
+
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s/@:?#\[\]]+):\d{1,5}")
+_REPLACE_DEADLINE = 2.0  # seconds that a reconnect waits for the end of the previous one
+_MAX_SERVERS = 1000  # in the pool of a client; the largest clusters have some dozens
+
+
+class PlainServerError(nats.errors.Error):
+    """The server does not offer TLS, and the client requires it."""
+
+
+class InvalidInfoError(nats.errors.Error):
+    """The first message of the server is not a valid INFO."""
+
+
+def validate_info(client: Client, *, trust_first_info: bool) -> None:
+    """Patch ``client`` to validate INFO, and to use only trusted addresses of it.
+
+    Args:
+        trust_first_info: whether the first INFO may announce servers; later ones always may.
+    """
+    original_info, original_init = client._process_info, client._process_connect_init
+
+    async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            _check_types(info)
+        info["connect_urls"] = (
+            _addresses(info.get("connect_urls"), _MAX_SERVERS - len(client._server_pool))
+            if trust_first_info or not initial_connection
+            else []
+        )
+        await original_info(info, initial_connection)
+
+    async def process_connect_init() -> None:
+        try:
+            await original_init()
+        except (OSError, nats.errors.Error, asyncio.TimeoutError, NatsSourceError):
+            raise
+        except Exception as error:
+            # Any error that an INFO can cause in nats-py; its text may contain anything.
+            raise InvalidInfoError(
+                f"invalid INFO from the server: it could not be processed ({type(error).__name__})"
+            ) from error
+
+    client._process_info = process_info  # type: ignore[method-assign]
+    client._process_connect_init = process_connect_init  # type: ignore[method-assign]
+
+
+def _check_types(info: dict[str, Any]) -> None:
+    for name, kind in (("max_payload", int), ("nonce", str), ("version", str)):
+        if name in info and type(info[name]) is not kind:
+            raise InvalidInfoError(
+                f"invalid INFO from the server: field {name!r} must be of type {kind.__name__}"
+            )
+    if info.get("max_payload", 1) < 1:
+        raise InvalidInfoError("invalid INFO from the server: 'max_payload' must be positive")
+
+
+def _addresses(announced: Any, limit: int) -> list[str]:
+    if not isinstance(announced, list):
+        return []
+    return [address for address in announced if _is_address(address)][: max(limit, 0)]
+
+
+def _is_address(announced: Any) -> bool:
+    if not isinstance(announced, str) or not _ADDRESS.fullmatch(announced):
+        return False
+    try:
+        return bool(urlsplit(f"nats://{announced}").port)
+    except ValueError:  # not an IPv6 address in brackets, or the port is too high
+        return False
+
+
+def require_tls(client: Client) -> None:
+    """Patch ``client`` to refuse servers without TLS, also on reconnect (PlainServerError).
+
+    Not for websocket: its URL requires TLS, and the TLS handshake precedes INFO.
+    """
+    original = client._process_info
+
+    async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            if not info.get("tls_available"):
+                raise PlainServerError("the server does not offer TLS")
+            info["tls_required"] = True  # such a server leaves the choice to the client
+        await original(info, initial_connection)
+
+    client._process_info = process_info  # type: ignore[method-assign]
+
+
+def close_failed_attempt(client: Client) -> None:
+    """Close the socket of a failed attempt to connect, so that the next attempt opens its own."""
+    if not client.is_connected and isinstance(client._transport, TcpTransport):
+        abort(client)
+        client._transport = None
+
+
+class Reconnects:
+    """The reconnects of a client: one at a time, and none after the client is closed."""
+
+    def __init__(self, client: Client) -> None:
+        self._original = client._attempt_reconnect
+        self._running: set[asyncio.Task[Any]] = set()
+        self._ended = False
+        client._attempt_reconnect = self._reconnect  # type: ignore[method-assign]
+
+    async def _reconnect(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        previous = set(self._running)
+        self._running.add(task)
+        try:
+            await cancel_and_wait(previous, _REPLACE_DEADLINE)
+            if not self._ended:
+                await self._original()
+        finally:
+            self._running.discard(task)
+
+    async def end(self, deadline: float) -> None:
+        """Cancel the running ones and wait up to ``deadline`` seconds; later ones do not start."""
+        self._ended = True
+        await cancel_and_wait(set(self._running), deadline)
+
+
+async def close_transport(client: Client, deadline: float) -> None:
+    """Close the transport that ``client.close()`` left open, within ``deadline`` seconds."""
+    if client._transport is None:
+        return
+    abort(client)
+    closing = asyncio.ensure_future(client._transport.wait_closed())  # type: ignore[no-untyped-call]
+    # Not `wait_for`: the awaited future may have been cancelled with `connect`, and would raise.
+    await asyncio.wait({closing}, timeout=deadline)
+    closing.cancel()
+    # The error that ended the connection is raised here again; the user has got it already.
+    await asyncio.gather(closing, return_exceptions=True)

@@ -1,0 +1,325 @@
+"""Taps the bytes that a nats-py client receives, before its parser.
+
+nats-py keeps the connection: authentication, TLS, reconnect, server discovery, its own
+subscriptions. The tap stands between its read loop and its parser. It cuts every chunk of received
+bytes into frames once. Frames of *tapped* subscriptions go to their inboxes unchanged, without an
+object per message; all other frames go on to nats-py's parser, whole and in order. So nats-py's
+parser never holds half a frame, and can be replaced at the end of any frame.
+
+nats-py reads at most 32 KiB at a time, through an asyncio stream that copies everything twice;
+cutting such small chunks costs more than all other work. So as soon as the read loop runs (the
+handshake and a TLS upgrade are complete), :class:`_BufferedReader` replaces the protocol under the
+stream. It receives up to a MiB at a time directly into the framer's memory, and the read loop's
+``read()`` only waits for that. Writing is unchanged. If the transport is not the known one
+(websocket, another version of nats-py), the tap takes chunks as they arrive.
+
+Private names of nats-py in use, verified by
+``tests/integration/jetstream/connection/test_socket_tap.py``: ``Client._ps`` (an object with
+``parse`` and ``reset``), ``Client._transport`` (with ``close``, and except for websocket
+``_io_reader`` and ``_io_writer``, an asyncio stream, of which the read loop uses ``read`` and
+``at_eof``) and ``Subscription._id`` (the sid).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import nats.errors
+import numpy as np
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+from nats_stream_source.logs import field_logger
+from nats_stream_source.wire.frames import Framer, Frames
+
+log = field_logger(__name__)
+
+_MAX_UNREAD = 4 << 20  # bytes received ahead of the read loop; then reading is paused
+_SPARSE = 64  # frames that fill less than 1/64 of their block are copied out of it
+MAX_BYTES = 256 << 20  # of an inbox; flow control limits a consumer to 32 MiB in flight
+
+
+class Inbox:
+    """The received frames of one tapped subscription, oldest first.
+
+    It holds the frames since the last :meth:`take`. If the reader takes them in every turn of the
+    event loop, that is one read of the socket; if the reader pauses, flow control makes the server
+    wait. Without flow control the frames would fill the memory: those beyond ``max_bytes`` are
+    dropped and counted.
+
+    Attributes:
+        nbytes: size of the buffered frames.
+        max_bytes: limit of ``nbytes``.
+        dropped: number of frames that were dropped because of the limit.
+    """
+
+    def __init__(self, subscription: Subscription, tap: _Tap) -> None:
+        self.nbytes = 0
+        self.max_bytes = MAX_BYTES
+        self.dropped = 0
+        self._subscription = subscription
+        self._tap = tap
+        self._stopped = False
+        self._frames: deque[Frames] = deque()
+        self._arrived = False
+        self._waiting: set[asyncio.Future[bool]] = set()
+
+    @property
+    def sid(self) -> int:
+        """The subscription id on this connection."""
+        return int(self._subscription._id)
+
+    def put(self, frames: Frames) -> None:
+        """Add frames; wakes :meth:`wait`."""
+        if self.nbytes + frames.nbytes > self.max_bytes:
+            self.dropped += len(frames)
+        else:
+            self.nbytes += frames.nbytes
+            if self._frames and frames.nbytes * _SPARSE < len(frames.buffer):
+                # A few frames that stay buffered must not keep their whole block in memory.
+                frames = Frames.join([frames])
+            self._frames.append(frames)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let :meth:`wait` return without a frame, so that the reader checks its state."""
+        self._arrived = True
+        for waiting in self._waiting:
+            _resolve(waiting, True)
+
+    def take(self) -> list[Frames]:
+        """All frames since the last call; never waits."""
+        self._arrived = False
+        taken = list(self._frames)
+        self._frames.clear()
+        self.nbytes = 0
+        return taken
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait for a frame or :meth:`wake`; returns False after ``timeout`` seconds."""
+        if self._arrived:
+            return True
+        # Not asyncio.wait_for, which creates a task per call: this runs for every chunk.
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout, _resolve, waiting, False)
+        self._waiting.add(waiting)
+        try:
+            return await waiting
+        finally:
+            timer.cancel()
+            self._waiting.discard(waiting)
+
+    async def stop(self) -> None:
+        """UNSUB; frames in flight are still received, until :meth:`close`."""
+        if not self._stopped:
+            self._stopped = True
+            await self._subscription.unsubscribe()
+
+    async def close(self) -> None:
+        """UNSUB; frames in flight go to nats-py, which drops them because of the unknown sid."""
+        self._tap.inboxes.pop(self.sid, None)
+        self._frames.clear()
+        await self.stop()
+
+
+class _Tap:
+    """Replaces the parser of a nats-py client, and passes other frames on to it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._parser: Any = client._ps
+        self.inboxes: dict[int, Inbox] = {}
+        self.reads = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._framer = Framer()
+        self._buffered: _BufferedReader | None = None
+        self._started = False
+
+    def reset(self) -> None:
+        # With a new framer: the old connection may still receive bytes while it closes.
+        self._reset()
+        self._parser.reset()
+
+    async def parse(self, data: bytes = b"") -> None:
+        self.reads += 1
+        try:
+            await self._parse(data)
+        except (OSError, nats.errors.Error):
+            raise
+        except Exception as error:
+            # Invalid frames, or frames that nats-py cannot process (an INFO without JSON, a subject
+            # that is not UTF-8). They would end nats-py's read loop, and the connection would stay
+            # open without it. A protocol error makes nats-py reconnect.
+            log.warning("reconnecting: received bytes could not be parsed", error=error)
+            raise nats.errors.ProtocolError from error
+
+    async def _parse(self, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            data += await self._install_reader()
+            frames = self._framer.feed(data)
+        elif self._buffered is None:
+            frames = self._framer.feed(data)
+        else:
+            frames = self._framer.frames()
+        if not len(frames):
+            return
+        # Consecutive frames with the same sid, in the order in which they were received.
+        start = 0
+        for stop in [*(np.flatnonzero(np.diff(frames.sid)) + 1).tolist(), len(frames)]:
+            inbox = self.inboxes.get(int(frames.sid[start]))
+            if inbox is None:
+                whole = frames.buffer[frames.begin[start] : frames.stop[stop - 1]]
+                await self._parser.parse(bytes(whole))
+            else:
+                inbox.put(frames.select(slice(start, stop)))
+            start = stop
+
+    async def _install_reader(self) -> bytes:
+        """Install :class:`_BufferedReader` if possible; returns the bytes that were read before."""
+        transport = self._client._transport
+        reader = getattr(transport, "_io_reader", None)
+        writer = getattr(transport, "_io_writer", None)
+        if (
+            type(transport) is not TcpTransport
+            or type(reader) is not asyncio.StreamReader
+            or type(writer) is not asyncio.StreamWriter
+            or writer.transport.is_closing()
+            or reader.exception() is not None
+            # EOF is reported once: a connection that has ended keeps its stream.
+            or getattr(reader, "_eof", True)
+        ):
+            return b""
+        # No other task runs in between: after EOF the stream returns its buffer at once.
+        reader.feed_eof()
+        before = await reader.read()
+        self._buffered = _BufferedReader(self._framer, writer.transport)
+        writer.transport.set_protocol(self._buffered)
+        transport._io_reader = self._buffered  # type: ignore[assignment]
+        return before
+
+
+class _BufferedReader(asyncio.BufferedProtocol):
+    """Receives into a framer's memory: protocol and reader of an asyncio stream in one.
+
+    The stream's own protocol stays behind it, since writing waits for that protocol's events.
+    """
+
+    def __init__(self, framer: Framer, transport: asyncio.WriteTransport) -> None:
+        self._framer = framer
+        self._transport: Any = transport
+        self._behind: Any = transport.get_protocol()
+        self._unread = 0
+        self._paused = self._ended = False
+        self._error: Exception | None = None
+        self._waiting: asyncio.Future[bool] | None = None
+
+    # -- what nats-py's read loop calls ---------------------------------------------------------
+
+    async def read(self, _limit: int) -> bytes:
+        """Wait for received bytes, which the framer has, or for EOF. Returns ``b""`` always."""
+        if not self._unread and not self._ended:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        if not self._unread and self._error is not None:
+            raise self._error
+        self._unread = 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return b""
+
+    def at_eof(self) -> bool:
+        """Whether the connection has ended and all bytes were read; read raises a failure."""
+        return self._ended and not self._unread and self._error is None
+
+    # -- what the transport calls ---------------------------------------------------------------
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._framer.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._framer.received(nbytes)
+        self._unread += nbytes
+        if self._unread > _MAX_UNREAD and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool | None:
+        self._ended = True
+        self._wake()
+        # The stream stays half open, which TLS does not support: asyncio would warn.
+        kept: bool | None = self._behind.eof_received()
+        return kept and self._transport.get_extra_info("sslcontext") is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended, self._error = True, exc
+        self._wake()
+        self._behind.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._behind.resume_writing()
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            _resolve(self._waiting, True)
+
+
+def tapped_client() -> Client:
+    """A new, unconnected nats-py client whose subscriptions can be tapped."""
+    client = Client()
+    client._ps = _Tap(client)  # type: ignore[assignment]
+    return client
+
+
+def read_count(client: Client) -> int:
+    """Number of reads of the socket; it grows on a slow line and not on a dead one."""
+    tap = client._ps
+    assert isinstance(tap, _Tap)
+    return tap.reads
+
+
+def abort(client: Client) -> None:
+    """Abort the socket: a client that is not closed reconnects, as after any lost connection.
+
+    ``close()`` is the fallback only: it waits for unsent bytes, for ever if the server does not
+    read.
+    """
+    writer = getattr(client._transport, "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+    elif client._transport is not None:
+        client._transport.close()  # type: ignore[no-untyped-call]
+
+
+async def open_inbox(client: Client, subject: str, queue: str = "") -> Inbox:
+    """Subscribe to ``subject``; its frames go to the returned inbox instead of to nats-py.
+
+    Args:
+        client: a connected client of :func:`tapped_client`.
+        queue: the queue group to join; none if empty.
+    """
+    tap = client._ps
+    assert isinstance(tap, _Tap)
+    subscription = await client.subscribe(subject, queue)
+    inbox = Inbox(subscription, tap)
+    tap.inboxes[inbox.sid] = inbox
+    return inbox
+
+
+def _resolve(waiting: asyncio.Future[bool], arrived: bool) -> None:
+    if not waiting.done():
+        waiting.set_result(arrived)

@@ -1,0 +1,84 @@
+"""Permission violations, joined to the requests that caused them.
+
+The server reports a violation apart from the request: it names the subject, in lower case where
+nats-py passes it on, and not the request. Without this module a request on a denied subject would
+wait for its timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from nats_stream_source.aio.tasks import wait_cancellable
+from nats_stream_source.errors import PermissionDeniedError
+
+T = TypeVar("T")
+
+_VIOLATION = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
+
+
+def denied_error(subject: str) -> PermissionDeniedError:
+    """The error for a subject that the server denied."""
+    return PermissionDeniedError(
+        f"the server denied the subject {subject!r}; add it to the user's permissions, or change "
+        f"'inbox_prefix' or 'api_prefix'",
+        settings=("inbox_prefix", "api_prefix"),
+    )
+
+
+class DeniedSubjects:
+    """The denied subjects of one connection, and the requests that they end.
+
+    Attributes:
+        inboxes: the wildcard of the inboxes if the server denied them, else None. nats-py
+            subscribes to its inbox once, so that later requests would wait without a reply too.
+    """
+
+    def __init__(self, inbox_prefix: str) -> None:
+        self._inbox_prefix = inbox_prefix
+        self.inboxes: str | None = None
+        self._running: dict[asyncio.Future[Any], str] = {}
+        self._denied: dict[asyncio.Future[Any], str] = {}
+
+    def check_inboxes(self) -> None:
+        """Raise PermissionDeniedError if the server denied the inboxes of this connection."""
+        if self.inboxes:
+            raise denied_error(self.inboxes)
+
+    async def run(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run ``action``; raise PermissionDeniedError once ``subject`` or an inbox is denied."""
+        self.check_inboxes()
+        attempt = asyncio.ensure_future(action())
+        self._running[attempt] = subject
+        try:
+            return await wait_cancellable(None, attempt)
+        except asyncio.CancelledError:
+            if (denied := self._denied.get(attempt)) is None:
+                raise  # the caller cancelled it, not a denial
+            raise denied_error(denied) from None
+        finally:
+            del self._running[attempt]
+            self._denied.pop(attempt, None)
+
+    def add(self, text: str) -> tuple[str | None, PermissionDeniedError] | None:
+        """Record the violation that ``text``, an error of the server in lower case, reports.
+
+        Returns:
+            The denied subject in lower case, or None for the inboxes, and the error; None if
+            ``text`` does not report a violation.
+        """
+        if (match := _VIOLATION.search(text)) is None:
+            return None
+        denied = match[1]
+        inbox = denied.startswith(self._inbox_prefix.lower() + ".")
+        if inbox:
+            self.inboxes = f"{self._inbox_prefix}.>"
+        for attempt, subject in self._running.items():
+            # Permissions are case-sensitive; only nats-py's text is in lower case.
+            if inbox or subject.lower() == denied:
+                self._denied[attempt] = self.inboxes or subject
+                attempt.cancel()
+        return (None if inbox else denied), denied_error(self.inboxes or denied)

@@ -1,0 +1,155 @@
+"""The settings of a connection: servers, authentication, TLS, prefixes, limits. Pure.
+
+A connection uses one authentication method: ``credentials`` (or their content), an nkey seed, a
+user and a password, a token, or what a URL contains. A client certificate may be used in addition,
+or alone if the server maps certificates to users.
+
+``tls://`` or ``wss://`` in a URL and every TLS setting require TLS: the client then refuses a
+server that does not encrypt. Otherwise the client uses TLS if the server requires it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from nats_stream_source.errors import ConfigurationError
+
+DEFAULT_API_PREFIX = "$JS.API"
+"""First tokens of all JetStream API subjects without a prefix or a domain (ADR-19)."""
+
+_WEBSOCKET = ("ws", "wss")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """The settings of a connection. Hashable; secrets are not in the ``repr``.
+
+    Attributes:
+        servers: URLs, ``nats://host:port``; a URL may contain ``user:password@``.
+        credentials: path of a credentials file (user JWT and nkey seed).
+        credentials_content: the content of a credentials file, instead of its path.
+        nkey_seed_file: path of a file with a user's nkey seed.
+        tls_ca_file: path of the PEM certificates to trust, instead of the system's.
+        tls_cert_file, tls_key_file: paths of the client's PEM certificate and its private key.
+        tls_handshake_first: start the TLS handshake before the server sends INFO.
+        api_prefix: prefix of all JetStream API subjects (ADR-19), see ``subjects.api_prefix``.
+        inbox_prefix: prefix of the subjects that this client subscribes to.
+        consumer_prefix: prefix of the names of the consumers that this client creates.
+        connect_timeout, request_timeout: seconds.
+    """
+
+    servers: tuple[str, ...] = field(repr=False)
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    api_prefix: str = DEFAULT_API_PREFIX
+    inbox_prefix: str = "_INBOX"
+    consumer_prefix: str = "spark"
+    connect_timeout: float = 10.0
+    request_timeout: float = 5.0
+    credentials: str | None = None
+    credentials_content: str | None = field(default=None, repr=False)
+    nkey_seed_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_handshake_first: bool = False
+
+    @property
+    def server_list(self) -> str:
+        """The URLs without user, password and token, for messages."""
+        return ", ".join(_without_credentials(url) for url in self.servers)
+
+    @property
+    def uses_websocket(self) -> bool:
+        """Whether the client connects through websocket."""
+        return any(url.startswith(("ws://", "wss://")) for url in self.servers)
+
+    @property
+    def requires_tls(self) -> bool:
+        """Whether the client refuses a server without TLS."""
+        return bool(self._tls_settings) or any(
+            url.startswith(("tls://", "wss://")) for url in self.servers
+        )
+
+    @property
+    def auth_methods(self) -> tuple[str, ...]:
+        """The names of the settings that authenticate the client; empty if none is set."""
+        given = {
+            "credentials": self.credentials,
+            "credentials_content": self.credentials_content,
+            "nkey_seed_file": self.nkey_seed_file,
+            "user": self.user,
+            "token": self.token,
+            "servers": any("@" in url for url in self.servers),
+        }
+        return tuple(name for name, value in given.items() if value)
+
+    @property
+    def _tls_settings(self) -> tuple[str, ...]:
+        given = {
+            "tls_ca_file": self.tls_ca_file,
+            "tls_cert_file": self.tls_cert_file,
+            "tls_key_file": self.tls_key_file,
+            "tls_handshake_first": self.tls_handshake_first,
+        }
+        return tuple(name for name, value in given.items() if value)
+
+    def validate(self) -> None:
+        """Raise ConfigurationError if a setting is invalid or two settings exclude each other."""
+        schemes = {_scheme(url) for url in self.servers}
+        if len({scheme in _WEBSOCKET for scheme in schemes}) > 1:
+            raise ConfigurationError(
+                "'servers' must be either all websocket URLs or all other URLs: they do not mix",
+                settings=("servers",),
+            )
+        if bool(self.user) != bool(self.password):
+            raise ConfigurationError(
+                "'user' and 'password' belong together: set both or neither",
+                settings=("user", "password"),
+            )
+        if len(self.auth_methods) > 1:
+            one, other = self.auth_methods[:2]
+            raise ConfigurationError(
+                f"'{one}' and '{other}' exclude each other: they are two authentication methods; "
+                f"configure exactly one",
+                settings=(one, other),
+            )
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigurationError(
+                "'tls_cert_file' and 'tls_key_file' belong together: set both or neither",
+                settings=("tls_cert_file", "tls_key_file"),
+            )
+        if "ws" in schemes and self._tls_settings:
+            name = self._tls_settings[0]
+            raise ConfigurationError(
+                f"'{name}' requires TLS, and a ws:// URL does not use TLS; use wss:// in 'servers'",
+                settings=(name, "servers"),
+            )
+        if "wss" in schemes and self.tls_handshake_first:
+            raise ConfigurationError(
+                "'tls_handshake_first' is not for wss://, which always starts with the handshake",
+                settings=("tls_handshake_first",),
+            )
+
+
+def _scheme(url: str) -> str:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid or parts.scheme not in ("nats", "tls", *_WEBSOCKET):
+        raise ConfigurationError(
+            f"invalid value for 'servers': {_without_credentials(url)!r} is not an address like "
+            f"nats://host:4222",
+            settings=("servers",),
+        )
+    return parts.scheme
+
+
+def _without_credentials(url: str) -> str:
+    # Not through urlsplit's user and password: urlsplit may not be able to parse the URL.
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme if separator else 'nats'}://{(rest if separator else url).rpartition('@')[2]}"

@@ -1,0 +1,1 @@
+"""Direct Get (ADR-31): single messages, batches, and the last message of many subjects."""

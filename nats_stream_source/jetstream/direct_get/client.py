@@ -1,0 +1,266 @@
+"""Direct Get (ADR-31): single messages and batches of a stream, from any replica or mirror.
+
+A request goes to any replica of the stream, or to a mirror of it, so that reads are distributed.
+In return (ADR-31, "A note on read-after-write coherency") the responding server may lag, and a
+mirror may hold only a part of the stream (docs/internals/measurements.md, Servers 5). How this
+module handles that:
+
+- The leader confirms every 404 (``STREAM.MSG.GET``). The reply of a mirror is used only where a
+  part of the stream is sufficient: for a message by its sequence, and for the last message of a
+  single subject.
+- As ADR-31 describes, a read may return less than the latest write. With ``min_last_seq`` (ADR-53)
+  it does not: a message at that sequence or later proves that its server is current, and otherwise
+  the leader is queried once it has reached that sequence.
+- Where Direct Get is off (``allow_direct``), not permitted or not answered, the leader is queried.
+
+One message: ``single``. Many: :meth:`DirectGet.batch` and :meth:`DirectGet.last_for`, in ``batch``
+and ``last_messages``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from typing import Any
+
+from nats_stream_source.errors import BadRequestError
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.batch import BatchRequest, read_pages
+from nats_stream_source.jetstream.direct_get.last_messages import last_messages
+from nats_stream_source.jetstream.direct_get.last_pages import LastMessagesRequest
+from nats_stream_source.jetstream.direct_get.page import MessagePage
+from nats_stream_source.jetstream.direct_get.request import validate_positive
+from nats_stream_source.jetstream.direct_get.single import SingleMessageReader
+from nats_stream_source.jetstream.times import rfc3339
+
+Time = str | int | datetime
+"""An RFC 3339 string, nanoseconds since 1970, or an aware ``datetime``."""
+
+MAX_BYTES = 8 << 20
+
+
+class DirectGet:
+    """Direct Get from one stream (ADR-31).
+
+    Args:
+        jetstream: the connection and its API prefix; several readers may share one.
+        stream: the stream's name.
+
+    In addition to the errors of each method, all methods raise StreamNotFoundError;
+    PermissionDeniedError; RequestTimeoutError and ConnectError when neither a replica nor the
+    leader responds; MinLastSequenceError (412, 10180) when the stream does not reach
+    ``min_last_seq`` within ``timeout`` seconds (the connection's ``request_timeout`` when None).
+    """
+
+    def __init__(self, jetstream: JetStream, stream: str) -> None:
+        self.jetstream = jetstream
+        self.stream = stream
+        self._single = SingleMessageReader(jetstream, stream)
+
+    def __repr__(self) -> str:
+        return f"<DirectGet {self.stream}{' (off: leader only)' if self._single.disabled else ''}>"
+
+    async def get(
+        self, seq: int, *, min_last_seq: int | None = None, timeout: float | None = None
+    ) -> StoredMessage:
+        """Return the message at a sequence (ADR-31, ``{seq}``).
+
+        Raises:
+            MessageNotFoundError: the leader has no message at ``seq``.
+            BadRequestError: ``seq`` is below 1.
+        """
+        validate_positive(seq=seq)
+        return await self._single.read({"seq": seq}, None, True, min_last_seq, timeout)
+
+    async def last(
+        self, subject: str, *, min_last_seq: int | None = None, timeout: float | None = None
+    ) -> StoredMessage:
+        """Return the last message of a subject, which may have wildcards.
+
+        ADR-31, ``{last_by_subj}``. A subject without wildcards is requested in the
+        subject-appended form, which is also allowed for a user whose permissions list single
+        subjects.
+
+        Raises:
+            MessageNotFoundError: the leader has no such message. Where the user may not send
+                requests to the leader, the responding replica or mirror has none, and the message
+                reports that.
+            BadRequestError: the subject is invalid.
+        """
+        _validate_subject(subject)
+        literal = not set(subject.split(".")) & {"*", ">"}
+        appended = subject if literal else None
+        return await self._single.read(
+            {"last_by_subj": subject}, appended, literal, min_last_seq, timeout
+        )
+
+    async def next(
+        self,
+        subject: str = ">",
+        *,
+        seq: int = 1,
+        start_time: Time | None = None,
+        min_last_seq: int | None = None,
+        timeout: float | None = None,
+    ) -> StoredMessage:
+        """Return the first message of a subject at or after ``seq``, or at or after ``start_time``.
+
+        ADR-31, ``{seq, next_by_subj}`` and ``{start_time}``; the subject may have wildcards.
+
+        Raises:
+            MessageNotFoundError: the leader has no such message.
+            BadRequestError: ``seq`` is below 1, or the subject is invalid.
+            ServerTooOldError: ``start_time`` requires nats-server 2.11.
+        """
+        _validate_subject(subject)
+        if start_time is None:
+            validate_positive(seq=seq)
+            request: dict[str, Any] = {"seq": seq, "next_by_subj": subject}
+        else:
+            request = {"start_time": rfc3339(start_time), "next_by_subj": subject}
+        return await self._single.read(request, None, False, min_last_seq, timeout)
+
+    def batch(
+        self,
+        subject: str = ">",
+        *,
+        seq: int | None = None,
+        start_time: Time | None = None,
+        batch: int = 8192,
+        max_bytes: int = MAX_BYTES,
+        limit: int | None = None,
+        complete: bool = True,
+        min_last_seq: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """Yield the messages of a subject, ascending by sequence (ADR-31, "Batched requests").
+
+        Args:
+            subject: may have wildcards.
+            seq, start_time: the start position: a sequence (1 when both are None) or a time.
+            batch, max_bytes: the maximum number of messages, and of bytes, that a server sends for
+                one request. It sends them all at once, so this bounds the memory; a single message
+                may exceed ``max_bytes``.
+            limit: the maximum number of messages in total; unlimited when None.
+            complete: read every message that the leader had when the first page was requested, and
+                no later one. Pages of a mirror are not used, and where the responding servers lag,
+                an ordered consumer reads the rest. When False, read the messages that the
+                responding server has, up to its end: for reads from a nearby mirror.
+            min_last_seq: the read includes this sequence (ADR-53); implies ``complete``.
+
+        Raises, during the iteration:
+            BadRequestError: both ``seq`` and ``start_time`` are given, or a number is below 1.
+            ServerTooOldError: batches require nats-server 2.11.
+            DataLossError: the stream was re-created or rolled back during the read.
+        """
+        return _messages(
+            self.pages(
+                subject,
+                seq=seq,
+                start_time=start_time,
+                batch=batch,
+                max_bytes=max_bytes,
+                limit=limit,
+                complete=complete,
+                min_last_seq=min_last_seq,
+                timeout=timeout,
+            )
+        )
+
+    def pages(
+        self,
+        subject: str = ">",
+        *,
+        seq: int | None = None,
+        start_time: Time | None = None,
+        batch: int = 8192,
+        max_bytes: int = MAX_BYTES,
+        limit: int | None = None,
+        complete: bool = True,
+        min_last_seq: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[MessagePage, None]:
+        """As :meth:`batch`, but yield whole pages of frames, for columns (``wire.columns``)."""
+        _validate_subject(subject)
+        request = BatchRequest(
+            stream=self.stream,
+            subject=subject,
+            seq=seq,
+            start_time=None if start_time is None else rfc3339(start_time),
+            batch=batch,
+            max_bytes=max_bytes,
+            limit=limit,
+            complete=complete or min_last_seq is not None,
+            min_last_seq=min_last_seq,
+            timeout=timeout,
+        )
+        return read_pages(self.jetstream, request)
+
+    def last_for(
+        self,
+        subjects: Sequence[str],
+        *,
+        up_to_seq: int | None = None,
+        up_to_time: Time | None = None,
+        batch: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        complete: bool = True,
+        min_last_seq: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """Yield the last message of each matching subject (ADR-31, "Multi-subject requests").
+
+        At most 1,024 subjects may match. Each subject is yielded once, ascending by sequence
+        within a page.
+
+        Args:
+            subjects: may have wildcards and may overlap.
+            up_to_seq: read the state at this sequence, as far as the stream still holds it.
+            up_to_time: read the state just before this time (servers exclude a message at exactly
+                this time).
+            batch, max_bytes: the maximum number of messages, and of bytes, of one page. All pages
+                are of one point in time (``Nats-UpTo-Sequence``). If a subject is written to during
+                the read, and the stream keeps no older message of it, its newer message is yielded,
+                unless ``up_to_seq`` or ``up_to_time`` excludes that.
+            complete: every message of the point in time is read, and no message is older than the
+                one that the leader had when the first page was requested. Where a mirror or a
+                lagging replica responds, each subject is requested from the leader, or an ordered
+                consumer reads. When False, read the messages that the responding server has.
+            min_last_seq: as for :meth:`batch`.
+
+        Raises, during the iteration:
+            TooManySubjectsError: more than 1,024 subjects match (413).
+            BadRequestError: ``subjects`` is empty, or both ``up_to_seq`` and ``up_to_time`` are
+                given (408).
+            ServerTooOldError: multi-subject requests require nats-server 2.11.
+        """
+        request = LastMessagesRequest(
+            stream=self.stream,
+            subjects=(subjects,) if isinstance(subjects, str) else tuple(subjects),
+            up_to_seq=up_to_seq,
+            up_to_time=None if up_to_time is None else rfc3339(up_to_time),
+            batch=batch,
+            max_bytes=max_bytes,
+            complete=complete or min_last_seq is not None,
+            min_last_seq=min_last_seq,
+            timeout=timeout,
+        )
+        return last_messages(self.jetstream, request)
+
+
+async def _messages(
+    pages: AsyncGenerator[MessagePage, None],
+) -> AsyncGenerator[StoredMessage, None]:
+    async with contextlib.aclosing(pages) as open_pages:
+        async for page in open_pages:
+            for message in page.messages():
+                yield message
+
+
+def _validate_subject(subject: str) -> None:
+    if not subject or any(not token or set(token) & set(" \t\r\n") for token in subject.split(".")):
+        raise BadRequestError(
+            f"invalid subject {subject!r}: expected non-empty tokens without whitespace, separated "
+            f"by dots"
+        )

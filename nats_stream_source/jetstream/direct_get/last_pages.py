@@ -1,0 +1,161 @@
+"""Pages of a multi-subject Direct Get, as one replica or mirror returns them (ADR-31).
+
+A server reads its own store at one point in time: the requested one, or its last sequence, which
+the EOB reports (``Nats-UpTo-Sequence``). Usually one page contains all messages. If ``batch`` or
+``max_bytes`` cuts a page, the next request names the same sequence and starts after the last
+message, since a page ascends by sequence. ``last_messages`` makes these pages complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.errors import BadRequestError, PermissionDeniedError, ServerTooOldError
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.request import (
+    DirectGetReply,
+    raise_for_status,
+    send_request,
+    single_reply_connections,
+    validate_positive,
+)
+from nats_stream_source.jetstream.subjects import covers
+from nats_stream_source.wire.direct_get.reply import EOB, NOBODY, NOT_FOUND
+
+MAX_ATTEMPTS = 4  # Direct Gets for one page: each may be handled by another server
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessagesRequest:
+    """The arguments of :meth:`DirectGet.last_for`."""
+
+    stream: str
+    subjects: tuple[str, ...]
+    up_to_seq: int | None
+    up_to_time: str | None
+    batch: int | None
+    max_bytes: int
+    complete: bool
+    min_last_seq: int | None
+    timeout: float | None
+
+    def validate(self) -> None:
+        """Raise BadRequestError for arguments that every server rejects."""
+        if not self.subjects or not all(self.subjects):
+            raise BadRequestError(
+                f"invalid multi-subject request: subjects are {list(self.subjects)}, expected one "
+                f"or more non-empty subjects"
+            )
+        if self.up_to_seq is not None and self.up_to_time is not None:
+            raise BadRequestError(
+                "invalid multi-subject request: 'up_to_seq' and 'up_to_time' exclude each other"
+            )
+        validate_positive(up_to_seq=self.up_to_seq, batch=self.batch, max_bytes=self.max_bytes)
+
+
+class LastMessagesReader:
+    """Reads one :meth:`DirectGet.last_for`.
+
+    Attributes:
+        incomplete: whether :meth:`pages` ended before all messages were read.
+    """
+
+    def __init__(self, jetstream: JetStream, request: LastMessagesRequest) -> None:
+        self._jetstream = jetstream
+        self._request = request
+        self._last_seq = 0
+        self._seen_subjects: set[str] = set()
+        self._patterns = [
+            subject for subject in request.subjects if "*" in subject or ">" in subject
+        ]
+        self._literals = set(request.subjects).difference(self._patterns)
+        self.incomplete = False
+
+    async def pages(self) -> AsyncGenerator[list[StoredMessage], None]:
+        """The messages that the responding server has, page by page."""
+        request = self._request
+        up_to: dict[str, Any] = {}
+        if request.up_to_seq is not None:
+            up_to["up_to_seq"] = request.up_to_seq
+        elif request.up_to_time is not None:
+            up_to["up_to_time"] = request.up_to_time
+        failed_attempts = 0
+        while True:
+            reply = await self._request_page(request.subjects, up_to, request.batch)
+            if reply is not None and reply.code == NOT_FOUND:
+                self.incomplete = request.up_to_time is None and await self._leader_has_more(
+                    request.up_to_seq
+                )
+                return
+            if reply is None or not (reply.page or reply.code == EOB):
+                failed_attempts += 1
+                if failed_attempts >= MAX_ATTEMPTS or reply is None or reply.code == NOBODY:
+                    self.incomplete = True
+                    return
+                continue
+            failed_attempts = 0
+            yield self._new_messages(reply)
+            if reply.status is not None:
+                if not reply.num_pending:
+                    return
+                up_to = {"up_to_seq": reply.status.up_to_seq}
+            elif not up_to:
+                self.incomplete = True  # without an EOB the point in time is unknown
+                return
+
+    async def _request_page(
+        self, subjects: tuple[str, ...], up_to: dict[str, Any], batch: int | None
+    ) -> DirectGetReply | None:
+        """The next page; None where batches are not permitted or do not arrive."""
+        request = self._request
+        if self._jetstream.connection in single_reply_connections:
+            return None
+        body: dict[str, Any] = {"multi_last": list(subjects), "max_bytes": request.max_bytes}
+        body |= up_to
+        if batch is not None:
+            body["batch"] = batch
+        if self._last_seq:
+            body["seq"] = self._last_seq + 1
+        subject = f"DIRECT.GET.{request.stream}"
+        try:
+            reply = await send_request(self._jetstream.connection, subject, body)
+        except PermissionDeniedError:
+            return None
+        raise_for_status(request.stream, reply, min_version="2.11", subjects=subjects)
+        if reply.page and reply.page.answers[0].pending is None:
+            raise ServerTooOldError(
+                f"could not read the last messages of stream {request.stream!r}: the server "
+                f"ignored 'multi_last'; multi-subject requests require nats-server 2.11"
+            )
+        return reply
+
+    def _new_messages(self, reply: DirectGetReply) -> list[StoredMessage]:
+        """The page's messages of requested subjects that were not read before."""
+        self._last_seq = max(self._last_seq, reply.page.last_seq)
+        return self._without_seen(reply.page.messages())
+
+    def _without_seen(self, messages: list[StoredMessage]) -> list[StoredMessage]:
+        # The boundary message of ``last_messages`` may be of a subject that was not requested.
+        new = [
+            message
+            for message in messages
+            if message.subject not in self._seen_subjects
+            and (
+                message.subject in self._literals
+                or any(covers(pattern, message.subject) for pattern in self._patterns)
+            )
+        ]
+        self._seen_subjects.update(message.subject for message in new)
+        return new
+
+    async def _leader_has_more(self, up_to: int | None) -> bool:
+        """Whether the leader has an unread message at a sequence up to ``up_to``."""
+        for subject in self._request.subjects:
+            message = await self._jetstream.message(
+                self._request.stream, seq=self._last_seq + 1, next_by_subj=subject
+            )
+            if message is not None and (up_to is None or message.seq <= up_to):
+                return True
+        return False

@@ -1,0 +1,208 @@
+"""One Direct Get request and its replies (ADR-31).
+
+Each request has its own inbox, so a late reply to an abandoned request is never taken for a reply
+to another one. The replies are received as frames, which ``wire/direct_get/reply.py`` parses: the
+message class of nats-py would present a publisher's ``Status`` field as the server's.
+
+The server sends all messages of a batch at once, without flow control. ``batch`` and ``max_bytes``
+in the request bound the memory that the replies take.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.errors import (
+    ApiError,
+    BadRequestError,
+    MinLastSequenceError,
+    ServerTooOldError,
+    TooManySubjectsError,
+)
+from nats_stream_source.jetstream.direct_get.page import DirectGetPage
+from nats_stream_source.wire.direct_get.reply import (
+    BAD_REQUEST,
+    EOB,
+    MIN_LAST_SEQUENCE,
+    NOBODY,
+    NOT_FOUND,
+    TOO_MANY,
+    DirectGetResponse,
+    DirectGetStatus,
+)
+from nats_stream_source.wire.frames import Frames
+
+IDLE_TIMEOUT = 1.0
+"""Seconds without another reply after which a request ends: the responding server is paused, a
+reply was lost, or an account import passes only one message of a batch
+(docs/internals/measurements.md, Servers 15)."""
+
+single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Connections over which only one message of a batch arrives: no more batches are requested."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DirectGetReply:
+    """All replies to one request.
+
+    Attributes:
+        page: the messages before the first missing one.
+        status: the status that ended the replies; None when the replies stopped without a status,
+            or when a message is missing.
+        connection_lost: the connection was lost before the replies ended.
+    """
+
+    page: DirectGetPage
+    status: DirectGetStatus | None
+    connection_lost: bool = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<DirectGetReply {self.page!r} status={self.status} "
+            f"connection_lost={self.connection_lost}>"
+        )
+
+    @property
+    def code(self) -> int | None:
+        """The status code; None without a status."""
+        return self.status.code if self.status else None
+
+    @property
+    def num_pending(self) -> int:
+        """How many messages still match after this page.
+
+        The last message's ``Nats-Num-Pending``; without a message, the EOB's.
+        """
+        if self.page:
+            return self.page.answers[-1].pending or 0
+        return (self.status.num_pending if self.status else None) or 0
+
+    @property
+    def stopped_after_first(self) -> bool:
+        """Whether only the first message of a batch arrived, as through some account imports."""
+        answers = self.page.answers
+        return (
+            self.status is None
+            and not self.connection_lost
+            and len(answers) == 1
+            and answers[0].pending is not None
+        )
+
+    def is_from_stream(self, stream: str) -> bool:
+        """Whether every message was read from ``stream`` itself, not from a mirror of it."""
+        return self.page.answers.all_from(stream)
+
+
+async def send_request(
+    connection: Connection,
+    subject: str,
+    request: dict[str, Any] | None,
+    *,
+    idle_timeout: float | None = None,
+) -> DirectGetReply:
+    """Send one Direct Get request and receive its replies until they end.
+
+    Args:
+        subject: below the API prefix: ``DIRECT.GET.<stream>`` or, without a request,
+            ``DIRECT.GET.<stream>.<subject>``.
+        request: the body (ADR-31, "Request"), None for the subject-appended form. With ``batch``
+            or ``multi_last`` the replies end with the EOB, otherwise with the first one.
+        idle_timeout: seconds without another reply; :data:`IDLE_TIMEOUT` when None.
+
+    Raises:
+        PermissionDeniedError: the user may not publish to the subject.
+        ConnectError: not connected, or the connection was closed.
+        ProtocolError: a reply is neither a message nor a status.
+    """
+    await connection.wait_connected(connection.settings.connect_timeout)
+    wait_seconds = IDLE_TIMEOUT if idle_timeout is None else idle_timeout
+    is_batch = request is not None and bool(request.get("batch") or request.get("multi_last"))
+    payload = b"" if request is None else json.dumps(request).encode()
+    full_subject = f"{connection.settings.api_prefix}.{subject}"
+    reply_to = connection.client.new_inbox()
+    reconnects = connection.reconnects
+    inbox = await connection.open_inbox(reply_to)
+    response = DirectGetResponse()
+
+    async def receive() -> bool:
+        """Receive the replies; return whether the connection was lost."""
+        await connection.client.publish(full_subject, payload, reply=reply_to)
+        while True:
+            if received := inbox.take():
+                response.feed(Frames.chain(received))
+            # A server before 2.11 replies to a batch request with one unnumbered message only.
+            if response.ended or (len(response) and not (is_batch and response.is_batch)):
+                return False
+            if connection.reconnects != reconnects or not connection.client.is_connected:
+                return True
+            if not await inbox.wait(wait_seconds):
+                return False
+
+    try:
+        connection_lost = await connection.run_until_denied(full_subject, receive)
+    finally:
+        await connection.close_inbox(inbox)
+    status = None if response.broken else response.status
+    reply = DirectGetReply(DirectGetPage(response.replies), status, connection_lost)
+    if is_batch and reply.stopped_after_first and not response.broken:
+        single_reply_connections.add(connection)
+    return reply
+
+
+def raise_for_status(
+    stream: str,
+    reply: DirectGetReply,
+    *,
+    min_version: str | None = None,
+    subjects: Sequence[str] = (),
+) -> None:
+    """Raise the error for the status of ``reply``; 204, 404 and 503 raise nothing.
+
+    Args:
+        min_version: the first server version that implements the request. An older server treats
+            it as an empty request.
+        subjects: the subjects of a multi-subject request.
+
+    Raises:
+        BadRequestError: 408. ServerTooOldError: 408 from a server before ``min_version``.
+        MinLastSequenceError: 412. TooManySubjectsError: 413. ApiError: any other code.
+    """
+    status = reply.status
+    if status is None or status.code in (EOB, NOT_FOUND, NOBODY):
+        return
+    message = (
+        f"could not read from stream {stream!r} with Direct Get: server responded "
+        f"{status.code} {status.description or 'without a description'}"
+    )
+    if status.code == BAD_REQUEST and min_version is not None and "Empty" in status.description:
+        raise ServerTooOldError(f"{message}; this request requires nats-server {min_version}")
+    if status.code == BAD_REQUEST:
+        raise BadRequestError(message, status.code)
+    if status.code == MIN_LAST_SEQUENCE and "min last sequence" in status.description.lower():
+        raise MinLastSequenceError(message)
+    if status.code == TOO_MANY:
+        raise too_many_subjects_error(stream, subjects)
+    raise ApiError(message, status.code)
+
+
+def validate_positive(**arguments: int | None) -> None:
+    """Raise BadRequestError for an argument below 1; None means that it was not given."""
+    for name, value in arguments.items():
+        if value is not None and value < 1:
+            raise BadRequestError(f"invalid argument {name!r}: {value}, expected 1 or more")
+
+
+def too_many_subjects_error(stream: str, subjects: Sequence[str]) -> TooManySubjectsError:
+    """The error for a multi-subject request that matches more than 1,024 subjects."""
+    shown = ", ".join(map(repr, subjects[:3])) + (", …" if len(subjects) > 3 else "")
+    return TooManySubjectsError(
+        f"could not read the last messages of stream {stream!r}: more than 1,024 subjects match "
+        f"{shown}; request narrower subjects in several calls, or read the stream with a watch or "
+        f"an ordered consumer (last_per_subject)",
+        TooManySubjectsError.code,
+    )

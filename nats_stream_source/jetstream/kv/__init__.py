@@ -1,0 +1,1 @@
+"""Key-value buckets (ADR-8)."""

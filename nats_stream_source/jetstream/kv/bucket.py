@@ -1,0 +1,155 @@
+"""A key-value bucket as a stream (ADR-8): subjects of its keys, and its removal settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.errors import (
+    BucketNotFoundError,
+    StreamNotFoundError,
+    UnsupportedStreamError,
+)
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.leader import wait_for_last_seq
+from nats_stream_source.jetstream.subjects import (
+    bucket_of,
+    key_subject,
+    stream_of,
+    write_prefix,
+)
+
+ALL_KEYS = (">",)
+"""The key filters that match all keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Properties of a bucket's stream that a reader or writer needs.
+
+    Attributes:
+        name, stream: ``fleet`` and ``KV_fleet``.
+        prefix: the part of each subject before the key, ``$KV.fleet.``; a mirror keeps the subjects
+            of the bucket that it mirrors.
+        history: number of revisions kept per key; with 1 every message is the last of its key.
+        covers_stream: whether every message of the stream is an entry of this bucket. Then a
+            consumer for all keys works without a filter, which would be slow
+            (docs/internals/measurements.md, Servers 5).
+        unmarked_removals: settings that remove a key without a marker, for messages; empty if none
+            does.
+        write_bucket: the bucket that stores the writes: this one, or the one that it mirrors.
+        write_api_prefix: API prefix of the mirrored bucket's account or domain, if it is another
+            one.
+        allows_message_ttl: whether a single write may have a TTL.
+    """
+
+    name: str
+    stream: str
+    prefix: str
+    history: int
+    covers_stream: bool
+    unmarked_removals: tuple[str, ...]
+    write_bucket: str
+    write_api_prefix: str | None = None
+    allows_message_ttl: bool = False
+
+    @classmethod
+    def from_stream_config(cls, name: str, config: Mapping[str, Any]) -> Bucket:
+        """Create from the stream's configuration.
+
+        Raises:
+            UnsupportedStreamError: the stream's retention is not 'limits'.
+        """
+        stream = stream_of(name)
+        retention = config.get("retention", "limits")
+        if retention != "limits":
+            raise UnsupportedStreamError(
+                f"could not read bucket {name!r}: retention of stream {stream} is {retention!r}, "
+                f"expected 'limits', because consumed messages are removed and a range could not "
+                f"be read again; read a mirror of the stream with limits retention"
+            )
+        mirror = config.get("mirror") or {}
+        origin = bucket_of(mirror.get("name", stream))
+        own_subjects = [key_subject(name, ">")]
+        return cls(
+            name=name,
+            stream=stream,
+            prefix=key_subject(origin, ""),
+            history=config.get("max_msgs_per_subject", -1),
+            covers_stream=config.get("subjects") == own_subjects
+            and not any(config.get(name) for name in ("mirror", "sources", "subject_transform")),
+            unmarked_removals=_unmarked_removals(config),
+            write_bucket=origin,
+            write_api_prefix=(mirror.get("external") or {}).get("api") or None,
+            allows_message_ttl=bool(config.get("allow_msg_ttl")),
+        )
+
+    def write_prefix(self, api_prefix: str) -> str:
+        """The part of a write's subject before the key, see ``subjects.write_prefix``."""
+        return write_prefix(self.write_bucket, self.write_api_prefix or api_prefix)
+
+    def filter_subjects(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """The filter subjects for key filters; empty if they would cover the whole stream."""
+        if not keys or keys == (">",):
+            return () if self.covers_stream else (f"{self.prefix}>",)
+        return tuple(f"{self.prefix}{key}" for key in keys)
+
+
+def _unmarked_removals(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings that remove a key without a marker (docs/internals/planning.md)."""
+    reasons = []
+    if config.get("max_age", 0) > 0 and not config.get("subject_delete_marker_ttl"):
+        reasons.append("max_age without delete markers")
+    if config.get("discard", "old") == "old":
+        reasons += [name for name in ("max_bytes", "max_msgs") if config.get(name, -1) > 0]
+    if config.get("allow_msg_ttl") and not config.get("subject_delete_marker_ttl"):
+        reasons.append("TTLs without delete markers")
+    return tuple(reasons)
+
+
+async def bucket_stream_info(jetstream: JetStream, bucket: str) -> StreamInfo:
+    """The bucket's stream info, from the leader.
+
+    Raises:
+        BucketNotFoundError: the bucket does not exist.
+    """
+    try:
+        return await jetstream.stream_info(stream_of(bucket))
+    except StreamNotFoundError as error:
+        raise BucketNotFoundError(
+            f"bucket {bucket!r} does not exist on {jetstream.connection.settings.server_list}: "
+            f"stream {stream_of(bucket)!r} not found; check 'bucket', 'servers' and 'domain'",
+            settings=("bucket", "servers", "domain"),
+        ) from error
+
+
+async def stream_info_with_revision(
+    jetstream: JetStream, bucket: str, min_last_revision: int | None
+) -> StreamInfo:
+    """The bucket's stream info, once its leader has reached ``min_last_revision``.
+
+    Raises:
+        BucketNotFoundError: the bucket does not exist.
+        MinLastSequenceError: not reached within ``request_timeout``.
+    """
+    if min_last_revision is not None:
+        # bucket_stream_info raises BucketNotFoundError for it.
+        with contextlib.suppress(StreamNotFoundError):
+            return await wait_for_last_seq(jetstream, stream_of(bucket), min_last_revision)
+    return await bucket_stream_info(jetstream, bucket)
+
+
+async def last_matching_seq(
+    jetstream: JetStream, info: StreamInfo, bucket: Bucket, keys: tuple[str, ...]
+) -> int:
+    """The sequence of the leader's last message that matches; 0 if no message matches.
+
+    For all keys it is the stream's last sequence, even if the message there was removed.
+    """
+    if info.first_seq > info.last_seq:
+        return 0
+    if keys == ALL_KEYS:
+        return info.last_seq
+    return await jetstream.last_seq(info.name, bucket.filter_subjects(keys))

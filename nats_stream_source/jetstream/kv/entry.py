@@ -1,0 +1,125 @@
+"""ADR-8's Entry: one revision of a key, from a stored message or from a consumer's frames.
+
+A message is a marker only with ``KV-Operation: DEL | PURGE`` or the server's
+``Nats-Marker-Reason``. Every other message is a value, in all read paths
+(``wire/headers.operations``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Literal, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.jetstream.api import StoredMessage
+from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
+from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.headers import Headers, operations, parse_headers
+
+Operation = Literal["PUT", "DEL", "PURGE"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One revision of a key.
+
+    Attributes:
+        bucket, key: the bucket and the key.
+        value: the value; empty for markers and when only metadata was requested.
+        revision: the stream sequence.
+        created_ns: time at which the stream stored it, nanoseconds since 1970, UTC.
+        delta: number of newer entries still to be delivered when this one was: in a key's history 0
+            for the latest, 1 for the one before it. 0 for a single get.
+        operation: ``PUT``, ``DEL`` or ``PURGE``.
+        header_block: the message's raw headers; see :attr:`headers`.
+    """
+
+    bucket: str
+    key: str
+    value: bytes = field(repr=False)
+    revision: int
+    created_ns: int
+    delta: int
+    operation: Operation
+    header_block: bytes = field(default=b"", repr=False)
+
+    @property
+    def created(self) -> datetime:
+        """Time at which the stream stored it, UTC, floored to microseconds."""
+        return _EPOCH + timedelta(microseconds=self.created_ns // 1000)
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether the entry marks the key as deleted, purged or expired."""
+        return self.operation != "PUT"
+
+    @property
+    def headers(self) -> Headers | None:
+        """The message's headers; None without headers; ProtocolError if they are malformed."""
+        return parse_headers(self.header_block) if self.header_block else None
+
+
+def entry_from_message(message: StoredMessage, bucket: Bucket) -> Entry:
+    """The entry of a stored message of the bucket."""
+    operation = _operation_of_headers(message.headers)
+    return Entry(
+        bucket=bucket.name,
+        key=message.subject[len(bucket.prefix) :],
+        value=message.data if operation == "PUT" else b"",
+        revision=message.seq,
+        created_ns=nanoseconds(message.time),
+        delta=0,
+        operation=operation,
+        header_block=message.headers,
+    )
+
+
+def _operation_of_headers(block: bytes) -> Operation:
+    if not block:
+        return "PUT"
+    return cast("Operation", operations(pa.array([block], pa.binary()))[0].as_py())
+
+
+def keys_from_frames(frames: Frames, bucket: Bucket) -> pa.Array:
+    """The keys of deliveries of the bucket's stream: ``pa.string()``.
+
+    Raises:
+        ProtocolError: a subject does not belong to the bucket.
+    """
+    names = subjects(frames)
+    if len(names) and not pc.all(pc.starts_with(names, bucket.prefix)).as_py():
+        raise ProtocolError(
+            f"could not read bucket {bucket.name!r}: observed a delivery on another subject, "
+            f"expected the prefix {bucket.prefix!r}"
+        )
+    return pc.utf8_slice_codeunits(names, len(bucket.prefix))
+
+
+def entries_from_frames(frames: Frames, bucket: Bucket) -> list[Entry]:
+    """The entries of deliveries of the bucket's stream, in order."""
+    if not len(frames):
+        return []
+    tokens = ack_tokens(frames)
+    blocks = header_blocks(frames)
+    columns = (
+        keys_from_frames(frames, bucket).to_pylist(),
+        payloads(frames).to_pylist(),
+        tokens.stream_seq.tolist(),
+        tokens.timestamp_ns.tolist(),
+        tokens.pending.tolist(),
+        operations(blocks).to_pylist(),
+        blocks.to_pylist(),
+    )
+    name = bucket.name
+    return [
+        Entry(name, key, value if operation == "PUT" else b"", seq, time, delta, operation, block)
+        for key, value, seq, time, delta, operation, block in zip(*columns, strict=True)
+    ]

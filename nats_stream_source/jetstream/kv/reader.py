@@ -1,0 +1,304 @@
+"""Reads a key-value bucket (ADR-8, "RoKV"): get, history, keys, watch, status.
+
+::
+
+    get, get_revision    Direct Get (``direct_get/client.py``), or the leader if that is disabled
+    history, keys        an ordered consumer over a range (``ordered/reader.py``)
+    watch                an ordered consumer without an end (``watch.py``)
+
+Every write returns its revision, and every read accepts one as ``min_last_revision``: the read then
+observes at least that write (ADR-53). ``history``, ``keys`` and ``watch`` request the end of their
+range from the leader. So they observe all writes that were acknowledged before the call even
+without ``min_last_revision``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import (
+    ConfigurationError,
+    DataLossError,
+    KeyDeletedError,
+    KeyNotFoundError,
+    MessageNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream, StreamInfo, list_subjects
+from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.kv.bucket import (
+    ALL_KEYS,
+    Bucket,
+    bucket_stream_info,
+    last_matching_seq,
+    stream_info_with_revision,
+)
+from nats_stream_source.jetstream.kv.config import BucketStatus, KeyValueConfig
+from nats_stream_source.jetstream.kv.entry import Entry, entries_from_frames, entry_from_message
+from nats_stream_source.jetstream.kv.watch import Watch
+from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.subjects import (
+    RESERVED,
+    check_filters,
+    check_key,
+    is_literal,
+)
+
+_HISTORY_ATTEMPTS = 3  # reads of a history whose revisions are superseded during the read
+
+R = TypeVar("R", bound="ReadOnlyKeyValue")
+
+
+class ReadOnlyKeyValue:
+    """A bucket to read from, also a read replica (ADR-8, "RoKV").
+
+    Created with :meth:`open`. It needs no ``close``: it holds resources only during a call.
+
+    In addition to the errors that they list, all methods raise BucketNotFoundError or
+    StreamNotFoundError; InvalidNameError for a key that ADR-8 does not allow; MinLastSequenceError
+    (412, 10180) if the responding server does not reach ``min_last_revision`` within
+    ``request_timeout``; RequestTimeoutError, ConnectError, PermissionDeniedError, ApiError.
+    """
+
+    def __init__(self, jetstream: JetStream, bucket: Bucket) -> None:
+        self.jetstream = jetstream
+        self.bucket = bucket
+        self._direct_get = DirectGet(jetstream, bucket.stream)
+        self._connection = SharedConnection(jetstream.connection)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.bucket.name}>"
+
+    @property
+    def name(self) -> str:
+        """The bucket's name."""
+        return self.bucket.name
+
+    @classmethod
+    async def open(cls: type[R], jetstream: JetStream, bucket: str) -> R:
+        """Open an existing bucket.
+
+        Raises:
+            BucketNotFoundError: the bucket does not exist.
+            UnsupportedStreamError: its stream is not a bucket.
+            InvalidNameError: the name is not valid for a bucket.
+        """
+        info = await bucket_stream_info(jetstream, bucket)
+        KeyValueConfig.of(info.config)
+        return cls(jetstream, Bucket.from_stream_config(bucket, info.config))
+
+    async def get(self, key: str, *, min_last_revision: int | None = None) -> Entry:
+        """The key's latest value (ADR-8, "Get Operation").
+
+        Without ``min_last_revision`` any replica may respond, and any mirror that allows Direct
+        Get, so the value may be slightly older than the leader's.
+
+        Raises:
+            KeyDeletedError: the key's last entry is a marker.
+            KeyNotFoundError: the key has no entry.
+        """
+        return _require_value(await self._last_entry(check_key(key), min_last_revision), self.name)
+
+    async def get_revision(
+        self, key: str, revision: int, *, min_last_revision: int | None = None
+    ) -> Entry:
+        """The value of the key at a revision.
+
+        Raises:
+            KeyDeletedError: that revision is a marker.
+            KeyNotFoundError: the bucket no longer has the revision, or it belongs to another key.
+            ConfigurationError: ``revision`` is less than 1.
+        """
+        subject = self.bucket.prefix + check_key(key)
+        if revision < 1:
+            raise ConfigurationError(
+                f"could not read key {key!r}: revision is {revision}, but revisions start at 1; "
+                f"change revision"
+            )
+        try:
+            message = await self._direct_get.get(revision, min_last_seq=min_last_revision)
+        except MessageNotFoundError:
+            raise self._not_found(key, f"revision {revision}") from None
+        if message.subject != subject:
+            raise self._not_found(key, f"revision {revision}, which belongs to another key,")
+        return _require_value(entry_from_message(message, self.bucket), self.name)
+
+    async def history(self, key: str, *, min_last_revision: int | None = None) -> list[Entry]:
+        """All entries of a key in the bucket, markers included, oldest first (ADR-8, "History").
+
+        ``delta`` counts from the end: 0 for the latest, 1 for the one before it. If writers
+        repeatedly replace revisions before they are read, revisions in between may be missing; the
+        latest is always included.
+
+        Raises:
+            KeyNotFoundError: the key has no entry.
+        """
+        keys = (check_key(key),)
+        info = await stream_info_with_revision(self.jetstream, self.name, min_last_revision)
+        entries: list[Entry] = []
+        for _ in range(_HISTORY_ATTEMPTS):
+            end = await last_matching_seq(self.jetstream, info, self.bucket, keys)
+            subjects = self.bucket.filter_subjects(keys)
+            entries = await self._read_entries(info, end, subjects) if end else []
+            if not end or (entries and entries[-1].revision == end):
+                break
+        else:
+            # Superseded before every read: return the remaining entries and the current last one.
+            entries += await self._last_entry_after(key, end)
+        if not entries:
+            raise self._not_found(key, "entry")
+        return [replace(entry, delta=len(entries) - i) for i, entry in enumerate(entries, 1)]
+
+    async def keys(self, *filters: str, min_last_revision: int | None = None) -> list[str]:
+        """The keys that have a value (ADR-8, "List of known keys"), in no particular order.
+
+        The list is complete: it contains every key that had a value at the call and still has one
+        at the return, even if the key is overwritten meanwhile. Reserved keys are omitted.
+
+        Args:
+            filters: only keys that match one of these filters; they must not overlap.
+            min_last_revision: see the module.
+
+        Raises:
+            DataLossError: the bucket was deleted and re-created meanwhile.
+        """
+        key_filters = check_filters(filters) or ALL_KEYS
+        bucket, jetstream = self.bucket, self.jetstream
+        info = await stream_info_with_revision(jetstream, self.name, min_last_revision)
+        latest: dict[str, Entry] = {}
+        if end := await last_matching_seq(jetstream, info, bucket, key_filters):
+            one_revision_per_key = bucket.history == 1
+            subjects = bucket.filter_subjects(key_filters) or (
+                () if one_revision_per_key else (f"{bucket.prefix}>",)
+            )
+            entries = await self._read_entries(
+                info, end, subjects, last_per_subject=not one_revision_per_key, headers_only=True
+            )
+            latest = {entry.key: entry for entry in entries}
+        current_info = await bucket_stream_info(jetstream, self.name)
+        if current_info.created != info.created:
+            raise DataLossError(
+                f"could not list the keys of bucket {self.name!r}: the bucket was deleted and "
+                f"re-created meanwhile; list them again"
+            )
+        if current_info.last_seq != info.last_seq:
+            # A key that was superseded before its delivery was not delivered up to ``end``.
+            latest |= await self._missing_entries(key_filters, latest)
+        include_reserved = any(key_filter.startswith(RESERVED) for key_filter in key_filters)
+        return [
+            key
+            for key, entry in latest.items()
+            if not entry.is_marker and (include_reserved or not key.startswith(RESERVED))
+        ]
+
+    async def status(self) -> BucketStatus:
+        """Properties and size of the bucket (ADR-8, "Status")."""
+        return BucketStatus.of(await self.jetstream.call(f"STREAM.INFO.{self.bucket.stream}"))
+
+    def watch(
+        self,
+        *keys: str,
+        include_history: bool = False,
+        ignore_deletes: bool = False,
+        meta_only: bool = False,
+        updates_only: bool = False,
+        resume_from_revision: int | None = None,
+        min_last_revision: int | None = None,
+        heartbeat: float = 0.5,
+    ) -> Watch:
+        """Watch entries, the end-of-initial-data signal, and changes of keys (ADR-8, "Watch").
+
+        The watch starts when it is entered (``async with``) or first read. See :class:`Watch` for
+        what it yields and :class:`WatchOptions` for the arguments.
+
+        Args:
+            keys: filters that do not overlap; none, an empty one, or ``>`` for all keys.
+
+        Raises:
+            InvalidNameError: a filter is invalid.
+            ConfigurationError: two filters overlap, or two options contradict each other.
+        """
+        options = WatchOptions(
+            keys=ALL_KEYS if keys in ((), ("",)) else keys,
+            include_history=include_history,
+            ignore_deletes=ignore_deletes,
+            meta_only=meta_only,
+            updates_only=updates_only,
+            resume_from_revision=resume_from_revision,
+            min_last_revision=min_last_revision,
+            heartbeat=heartbeat,
+        )
+        return Watch(self._connection, self.bucket, options)
+
+    def watch_all(self, **options: Any) -> Watch:
+        """:meth:`watch` for all keys."""
+        return self.watch(**options)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    async def _last_entry(self, key: str, min_last_revision: int | None) -> Entry:
+        """The key's last entry, also a marker; KeyNotFoundError without an entry."""
+        subject = self.bucket.prefix + key
+        try:
+            message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
+        except MessageNotFoundError:
+            raise self._not_found(key, "entry") from None
+        return entry_from_message(message, self.bucket)
+
+    async def _last_entry_after(self, key: str, revision: int) -> list[Entry]:
+        """The leader's last entry of the key, if it is newer than ``revision``."""
+        stream, subject = self.bucket.stream, self.bucket.prefix + key
+        message = await self.jetstream.message(stream, last_by_subj=subject)
+        if message is None or message.seq <= revision:
+            return []
+        return [entry_from_message(message, self.bucket)]
+
+    def _not_found(self, key: str, missing: str) -> KeyNotFoundError:
+        return KeyNotFoundError(
+            f"could not read key {key!r} of bucket {self.name!r}: {missing} not found"
+        )
+
+    async def _read_entries(
+        self, info: StreamInfo, end: int, filters: tuple[str, ...], **options: bool
+    ) -> list[Entry]:
+        """The entries up to a sequence that the leader has."""
+        request = RangeRequest(info.name, info.created, 0, end, filters, **options)
+        entries: list[Entry] = []
+        async for frames in OrderedReader(self._connection, request).batches():
+            entries += entries_from_frames(frames, self.bucket)
+        return entries
+
+    async def _missing_entries(
+        self, filters: tuple[str, ...], seen: Mapping[str, Entry]
+    ) -> dict[str, Entry]:
+        """The leader's last entry of each matching key that is not in ``seen``."""
+        bucket, jetstream = self.bucket, self.jetstream
+        subjects = [bucket.prefix + key_filter for key_filter in filters]
+        names = await list_subjects(jetstream, bucket.stream, subjects)
+        missing = [
+            name for name in names if is_literal(name) and name[len(bucket.prefix) :] not in seen
+        ]
+
+        async def last(name: str) -> Entry | None:
+            message = await jetstream.message(bucket.stream, last_by_subj=name)
+            return entry_from_message(message, bucket) if message else None
+
+        # None: removed since the subjects were listed.
+        entries = await gather_limited(last, missing)
+        return {entry.key: entry for entry in entries if entry is not None}
+
+
+def _require_value(entry: Entry, bucket: str) -> Entry:
+    if entry.is_marker:
+        raise KeyDeletedError(
+            f"could not read key {entry.key!r} of bucket {bucket!r}: it was deleted "
+            f"({entry.operation} at revision {entry.revision})",
+            entry.revision,
+            entry.operation,
+        )
+    return entry

@@ -1,0 +1,192 @@
+"""Reads that depend on the stream leader's state: a lower last sequence, and read-after-write.
+
+*Lower last sequence.* A server that was cut off from its peers answers for 10 to 20 s as if it were
+still the leader, with its old state. As long as it does not hear from its replicas, the stream info
+shows that (``StreamInfo.check_majority``). When it is connected to them again, it has heard from
+them for a moment before it learns that they elected another leader. So a lower last sequence must
+be confirmed by a second response of the same server (:func:`confirm_last_seq`).
+
+*Read-after-write (ADR-53).* A read returns at least what was written. A write returns its stream
+sequence, and the reader passes it as ``min_last_seq``. According to ADR-53 each server keeps that
+promise, but released servers do not: some ignore the field, some refuse it
+(docs/internals/measurements.md, Servers 1). So the client keeps it. Two responses prove that a read
+is recent enough:
+
+- a message whose sequence is ``min_last_seq`` or higher: its sender has reached that sequence;
+- the leader's message get, once the leader's last sequence has reached ``min_last_seq``
+  (:func:`wait_for_last_seq`).
+
+A deposed leader may for a moment answer with its old state. Only a server that supports the field
+detects that. So the field is sent if a probe was answered with 412 (:func:`leader_message`), and
+nothing else depends on it.
+
+Deleting or purging messages through the API does not write a message. So no sequence stands for it,
+and read-after-write does not apply (ADR-53, "A note about message deletion and purges").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from nats_stream_source.aio.retry import Backoff, is_transient, retry
+from nats_stream_source.aio.tasks import wait_cancellable
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.errors import (
+    ApiError,
+    MinLastSequenceError,
+    NatsSourceError,
+    RequestTimeoutError,
+)
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+
+_CONFIRM_DELAY = 1.0  # seconds; a deposed leader that hears of the new one steps down in ms
+_UNREACHABLE = 1 << 62  # a sequence that no stream reaches
+_UNKNOWN_FIELD = 10025  # err_code of 2.12 and later for a request with an unknown field
+_BACKOFF = Backoff(0.01, 0.25)  # between two requests to the leader
+
+_supported: weakref.WeakKeyDictionary[Connection, tuple[int, bool]] = weakref.WeakKeyDictionary()
+"""For each connection, its number of reconnects when it was probed, and the outcome."""
+
+
+async def confirm_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> None:
+    """Confirm that the last sequence of a stream, which was ``seq`` before, is lower now.
+
+    Args:
+        info: the leader's stream info; ``info.last_seq`` is lower than ``seq``.
+
+    Raises:
+        RequestTimeoutError: a second response does not confirm it.
+    """
+    info.check_majority()
+    if not info.replicated:
+        return
+    await asyncio.sleep(_CONFIRM_DELAY)
+    now = await jetstream.stream_info(info.name)
+    info.check_same_leader(now, info.last_seq)
+    if now.last_seq >= seq:
+        raise RequestTimeoutError(
+            f"could not confirm the last sequence of stream {info.name}: its leader first reported "
+            f"{info.last_seq}, then {now.last_seq}; retry",
+            settings=(),
+        )
+
+
+async def wait_for_last_seq(
+    jetstream: JetStream, stream: str, min_last_seq: int, timeout: float | None = None
+) -> StreamInfo:
+    """Wait until the leader's last sequence is ``min_last_seq`` or higher.
+
+    Args:
+        timeout: seconds; the connection's ``request_timeout`` if None. Transient failures (no
+            leader, no response, lost connection) are retried until then.
+
+    Returns:
+        The leader's stream info.
+
+    Raises:
+        MinLastSequenceError: the leader did not reach it in time (412, 10180).
+        RequestTimeoutError, ConnectError, ApiError: the last failure, if the leader never
+            responded; StreamNotFoundError at once.
+    """
+    settings = () if timeout is not None else ("request_timeout",)
+    loop = asyncio.get_running_loop()
+    seconds = jetstream.connection.settings.request_timeout if timeout is None else timeout
+    deadline = loop.time() + seconds
+    info: StreamInfo | None = None  # the last response: a later timeout does not invalidate it
+
+    async def last_seq() -> int:
+        nonlocal info
+        left = max(deadline - loop.time(), _BACKOFF.first)
+        try:
+            info = await wait_cancellable(left, jetstream.stream_info(stream))
+        except asyncio.TimeoutError:
+            raise RequestTimeoutError(
+                f"could not read the last sequence of stream {stream}: no response within "
+                f"{seconds:g} s",
+                settings=settings,
+            ) from None
+        return info.last_seq
+
+    def is_reached(last: int) -> bool:
+        return last >= min_last_seq
+
+    try:
+        await retry(last_seq, seconds=seconds, backoff=_BACKOFF, until=is_reached, message=None)
+    except NatsSourceError as error:
+        if info is None or not is_transient(error):
+            raise
+    assert info is not None
+    if is_reached(info.last_seq):
+        return info
+    raise MinLastSequenceError(
+        f"min last sequence: stream {stream} has reached {info.last_seq}, not "
+        f"{min_last_seq}, within {seconds:g} s (412, 10180); a sequence that the stream "
+        f"never had belongs to another stream, or to the stream before it was restored",
+        settings=settings,
+    )
+
+
+async def stream_info_after(
+    jetstream: JetStream, stream: str, min_last_seq: int | None, timeout: float | None = None
+) -> StreamInfo:
+    """The leader's stream info, once its last sequence has reached ``min_last_seq``."""
+    if min_last_seq is None:
+        return await jetstream.stream_info(stream)
+    return await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
+
+
+async def leader_message(
+    jetstream: JetStream,
+    stream: str,
+    *,
+    min_last_seq: int | None = None,
+    timeout: float | None = None,
+    **request: Any,
+) -> StoredMessage | None:
+    """Get a message from the leader (``STREAM.MSG.GET``), once it has reached ``min_last_seq``.
+
+    Args:
+        timeout: seconds, as for :func:`wait_for_last_seq`.
+        request: which message, as for :meth:`JetStream.message`.
+
+    Raises:
+        MinLastSequenceError: the leader did not reach it in time (412, 10180).
+        and the errors of :meth:`JetStream.message`.
+    """
+    if min_last_seq is None:
+        return await jetstream.message(stream, **request)
+    await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
+    if await supports_min_last_seq(jetstream, stream):
+        try:
+            return await jetstream.message(stream, min_last_seq=min_last_seq, **request)
+        except ApiError as error:
+            if error.err_code == MinLastSequenceError.err_code:
+                raise MinLastSequenceError(f"{error}: a deposed leader responded") from error
+            if error.err_code != _UNKNOWN_FIELD:
+                raise
+            # The leader is another, older server than the one that was probed.
+    return await jetstream.message(stream, **request)
+
+
+async def supports_min_last_seq(jetstream: JetStream, stream: str) -> bool:
+    """Whether the stream leader supports ``min_last_seq``: 412 for an unreachable sequence.
+
+    Each connection is probed once, and again after each reconnect. A timeout counts as no support.
+    """
+    connection = jetstream.connection
+    known = _supported.get(connection)
+    if known is not None and known[0] == connection.reconnects:
+        return known[1]
+    try:
+        await jetstream.message(stream, seq=1, min_last_seq=_UNREACHABLE)
+        outcome = False
+    except ApiError as error:
+        if is_transient(error):
+            return False  # the stream has no leader at the moment: probe again next time
+        outcome = error.err_code == MinLastSequenceError.err_code
+    except RequestTimeoutError:
+        outcome = False
+    _supported[connection] = (connection.reconnects, outcome)
+    return outcome

@@ -1,0 +1,1 @@
+"""Object stores: reading and writing objects."""

@@ -1,0 +1,260 @@
+"""An object store: large values in chunks, with read-after-write (ADR-53, "Object Store").
+
+Messages have the format of NATS's own clients (ADR-20; see ``info.py``), so objects of any of them
+can be read here and objects written here can be read by them. Reads are in ``reader.py``. Writes:
+
+- The chunks are published with many pending PubAcks, then the meta message. Then the chunks of the
+  old object are removed. A write that fails before the meta message was sent leaves nothing behind.
+- The meta message expects the sequence of the meta message that it replaces: of two concurrent
+  writers, the later one then finds out which chunks to remove.
+- **Account imports and domains** (ADR-19): writes are sent below the API prefix, like requests. The
+  document names the first token ``$OBJ``, and servers map that token automatically in a domain. The
+  subjects of object stores start with ``$O``, which must be mapped (:data:`MAPPING`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from nats.nuid import NUID
+
+from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
+from nats_stream_source.errors import (
+    AckLostError,
+    AckTimeoutError,
+    ApiError,
+    BadObjectInfoError,
+    BucketExistsError,
+    ConfigurationError,
+    NatsSourceError,
+    NoStreamError,
+    StreamNotFoundError,
+    WrongLastSequenceError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.object_store.info import (
+    CHUNK_SIZE,
+    ObjectInfo,
+    all_meta_subject,
+    chunk_subject,
+    meta_subject,
+)
+from nats_stream_source.jetstream.object_store.reader import ObjectReader
+from nats_stream_source.jetstream.object_store.upload import Data, write_chunks
+from nats_stream_source.jetstream.publish.pub_ack import (
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    ROLLUP,
+    PubAck,
+)
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.jetstream.subjects import (
+    write_subject,
+)
+from nats_stream_source.logs import field_logger
+
+MAPPING = 'mappings: { "$JS.<domain>.API.$O.>": "$O.>" }'
+"""Required in the configuration of a domain's servers or account for writes from outside."""
+
+log = field_logger(__name__)
+
+_WRITE_ATTEMPTS = 20  # writes of a meta message while concurrent writers replace it
+_RETRY_INTERVAL = 0.01  # seconds, multiplied by the number of attempts
+
+
+class _CurrentMeta(NamedTuple):
+    """An object's current meta message: its sequence (0 if missing) and content."""
+
+    seq: int
+    info: ObjectInfo | None
+
+
+class ObjectStore(ObjectReader):
+    """Reads and writes one object store over one connection.
+
+    All methods raise the errors of :class:`ObjectReader`, in addition to those that they list.
+    """
+
+    def __init__(self, jetstream: JetStream, bucket: str) -> None:
+        super().__init__(jetstream, bucket)
+        self._nuid = NUID()
+
+    @classmethod
+    async def create(cls, jetstream: JetStream, bucket: str, **config: Any) -> ObjectStore:
+        """Create a store; ``config`` adds stream configuration (``num_replicas``, …).
+
+        Raises:
+            BucketExistsError: the store exists with another configuration.
+        """
+        store = cls(jetstream, bucket)
+        stream_config = {
+            "name": store.stream,
+            "subjects": [chunk_subject(bucket, ">"), all_meta_subject(bucket)],
+            "discard": "new",
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            **config,
+        }
+        try:
+            await jetstream.call(f"STREAM.CREATE.{store.stream}", stream_config)
+        except ApiError as error:
+            if error.err_code != BucketExistsError.err_code:
+                raise
+            raise BucketExistsError(
+                f"could not create object store {bucket!r}: it exists with another configuration "
+                f"({error}); open it or change the configuration"
+            ) from None
+        return store
+
+    async def put(
+        self,
+        name: str,
+        data: Data,
+        *,
+        description: str = "",
+        headers: Mapping[str, Sequence[str]] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        chunk_size: int = CHUNK_SIZE,
+    ) -> ObjectInfo:
+        """Write an object; replace the one with the same name.
+
+        Args:
+            name: the object's name.
+            data: bytes, a binary file (read in a thread) or an async iterable of bytes.
+            description, headers, metadata: stored in the meta message.
+            chunk_size: bytes of a message; at most the server's ``max_payload``.
+
+        Returns:
+            The object's meta data. ``sequence`` is that of the meta message: readers that pass it
+                as ``min_last_seq`` read this object or a later one.
+
+        Raises:
+            MessageTooLargeError, StreamFullError, PublishError: rejected; nothing is left behind.
+            AckLostError, AckTimeoutError: unknown whether the object was written. If not, chunks
+                that no meta message refers to remain.
+        """
+        if not name or chunk_size < 1:
+            raise ConfigurationError(
+                f"could not write object: name is {name!r} and chunk_size is {chunk_size}, "
+                f"expected a name and chunk_size >= 1; change them"
+            )
+        info = ObjectInfo(
+            bucket=self.bucket,
+            name=name,
+            nuid=self._nuid.next().decode(),
+            description=description,
+            headers=headers or {},
+            metadata=metadata or {},
+            chunk_size=chunk_size,
+        )
+        old = await self._current_meta(name)
+        sent = False
+        try:
+            subject = self._write_subject(chunk_subject(self.bucket, info.nuid))
+            digest = await write_chunks(self.jetstream.connection, subject, data, chunk_size)
+            info = replace(info, size=digest.size, chunks=digest.chunks, digest=digest.text)
+            sent = True
+            ack, old = await self._replace_meta(info, old)
+        except BaseException as error:
+            # If the meta message may be stored, its chunks must stay.
+            unknown = isinstance(error, AckLostError | AckTimeoutError | asyncio.CancelledError)
+            if not (sent and unknown):
+                await self._purge_chunks(info)
+            if isinstance(error, NoStreamError):
+                raise self._import_error(error) from None
+            raise
+        if old.info is not None and not old.info.deleted:
+            await self._purge_chunks(old.info)
+        return replace(info, sequence=ack.seq)
+
+    async def delete(self, name: str) -> ObjectInfo:
+        """Delete an object: write a meta message that marks it as deleted, then remove its chunks.
+
+        Deleting a deleted object is not an error.
+
+        Returns:
+            The current meta data, with the sequence of that meta message.
+
+        Raises:
+            ObjectNotFoundError: the object never existed.
+        """
+        for attempt in range(_WRITE_ATTEMPTS):
+            old = await self.info(name, deleted=True)
+            if old.deleted:
+                return old
+            info = replace(old, deleted=True, size=0, chunks=0, digest="")
+            try:
+                ack = await self._write_meta(info, old.sequence)
+                break
+            except NoStreamError as error:
+                raise self._import_error(error) from None
+            except WrongLastSequenceError:
+                if attempt + 1 == _WRITE_ATTEMPTS:
+                    raise
+        await self._purge_chunks(old)
+        return replace(info, sequence=ack.seq, modified_ns=0)
+
+    async def _current_meta(self, name: str) -> _CurrentMeta:
+        try:
+            message = await self.jetstream.message(
+                self.stream, last_by_subj=meta_subject(self.bucket, name)
+            )
+        except StreamNotFoundError as error:
+            raise self._bucket_not_found(error) from None
+        if message is None:
+            return _CurrentMeta(0, None)
+        try:
+            return _CurrentMeta(message.seq, ObjectInfo.of(message))
+        except BadObjectInfoError as error:
+            log.warning(
+                "replacing invalid object, its chunks stay", store=self, object=name, error=error
+            )
+            return _CurrentMeta(message.seq, None)
+
+    async def _replace_meta(
+        self, info: ObjectInfo, old: _CurrentMeta
+    ) -> tuple[PubAck, _CurrentMeta]:
+        """Write the meta message; return its PubAck and the meta message that it replaced."""
+        # Not aio.retry: each attempt expects another sequence, and the last one expects none.
+        for attempt in range(_WRITE_ATTEMPTS):
+            try:
+                return await self._write_meta(info, old.seq), old
+            except WrongLastSequenceError:
+                await asyncio.sleep(attempt * _RETRY_INTERVAL)
+                old = await self._current_meta(info.name)
+        return await self._write_meta(info, None), old  # too many concurrent writers
+
+    async def _write_meta(self, info: ObjectInfo, expected: int | None) -> PubAck:
+        publisher = self.jetstream.connection.service(Publisher)
+        subject = self._write_subject(meta_subject(self.bucket, info.name))
+        headers = {ROLLUP: "sub"}
+        if expected is not None:
+            headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expected)
+        return await publisher.publish(subject, info.encoded(), headers=headers)
+
+    async def _purge_chunks(self, info: ObjectInfo) -> None:
+        """Remove an object's chunks. If that fails, they use space but are never read."""
+        if not info.nuid:
+            return  # a link
+        request = {"filter": chunk_subject(self.bucket, info.nuid)}
+        try:
+            await self.jetstream.call(f"STREAM.PURGE.{self.stream}", request)
+        except NatsSourceError as error:
+            log.warning("could not remove chunks", store=self, object=info.name, error=error)
+
+    def _import_error(self, error: NoStreamError) -> NoStreamError:
+        if self.jetstream.connection.settings.api_prefix == DEFAULT_API_PREFIX:
+            return error
+        return NoStreamError(
+            f"could not write to object store {self.bucket!r}: {error}; the store exists, but "
+            f"writes to '$O.>' are not mapped below 'api_prefix': add an account import of "
+            f"'$O.>' to '<prefix>.$O.>', or in a domain {MAPPING}",
+            error.code,
+            error.err_code,
+            settings=("api_prefix",),
+        )
+
+    def _write_subject(self, subject: str) -> str:
+        return write_subject(subject, self.jetstream.connection.settings.api_prefix)

@@ -1,0 +1,265 @@
+"""The ephemeral push consumer of an ordered reader: creation, placement and deletion.
+
+An ordered consumer (ADR-15) is a series of ephemeral push consumers. :class:`EphemeralConsumer`
+manages the current one. Each consumer has its own name and its own inbox, so frames of an earlier
+consumer are never mixed with those of the current one.
+
+Placement. The servers place a consumer on a random replica. With ``at_leader``, a consumer on
+another server than the stream leader is deleted, and the next one is created, up to
+``_MAX_PLACEMENTS`` times. The inbox of the consumer is subscribed to only after the placement.
+
+Deletion. A consumer is deleted when the reader rebuilds it and when the reader closes. At the
+close, a PING/PONG confirms that no frame of the consumer is left on the connection; if that fails,
+the connection is dropped. The server removes a consumer that could not be deleted by itself, since
+its deliver subject has no subscriber.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import nats.errors
+
+from nats_stream_source.aio.tasks import wait_cancellable
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.errors import (
+    ConsumerNotFoundError,
+    DataLossError,
+    NatsSourceError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.ordered.merged_filter import MergedFilter, needs_merged_filter
+from nats_stream_source.jetstream.ordered.request import (
+    ENDLESS,
+    RangeRequest,
+    consumer_config,
+)
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.logs import field_logger
+
+log = field_logger(__name__)
+
+_PONG_TIMEOUT = 2.0  # seconds; a server that sends no PONG for so long counts as lost …
+_MAX_PONG_TIMEOUT = 60.0  # … unless data arrives: on a slow line the PONG follows all of it
+_MAX_PLACEMENTS = 30  # consumers until one is placed on the leader; the placement is random
+_MAX_UNDELETED = 16  # older ones are left to the server, which removes them within a minute
+
+
+class EphemeralConsumer:
+    """The current consumer of one :class:`RangeRequest`, and the earlier ones still to be deleted.
+
+    Attributes:
+        connection: the connection of the current consumer; None before :meth:`connect`.
+        inbox: the subscription of its deliver subject; None while it has none.
+        flow_control: whether the next consumer uses flow control.
+        merged_filter: the filter that the current consumer has in place of the requested ones;
+            None where it has the requested ones.
+    """
+
+    def __init__(self, connections: ReusableConnection, request: RangeRequest) -> None:
+        self.connection: Connection | None = None
+        self.inbox: Inbox | None = None
+        self.flow_control = True
+        self.merged_filter: MergedFilter | None = None
+        self._connections = connections
+        self._request = request
+        self._prefix = f"{connections.settings.consumer_prefix}-{uuid.uuid4().hex[:16]}"
+        self._serial = 0
+        self._undeleted: list[str] = []
+        self._reconnects = 0
+
+    def __repr__(self) -> str:
+        return f"<EphemeralConsumer {self.name} of {self._request.stream}>"
+
+    @property
+    def name(self) -> str:
+        """The consumer's name on the server."""
+        return f"{self._prefix}-{self._serial}"
+
+    @property
+    def connection_lost(self) -> bool:
+        """Whether the connection was lost since :meth:`connect`."""
+        connection = self.connection
+        return connection is None or (
+            connection.reconnects != self._reconnects or not connection.client.is_connected
+        )
+
+    async def connect(self, *, verify: bool) -> None:
+        """Obtain a connection for the next consumer.
+
+        Args:
+            verify: send a PING even if the connection was used a moment ago.
+
+        Raises:
+            ConnectError, AuthorizationError: as :meth:`ReusableConnection.connection`.
+        """
+        connection = await self._connections.connection(fresh=0.0 if verify else 1.0)
+        self.connection = connection
+        self._reconnects = connection.reconnects
+        self._serial += 1
+
+    async def create(self, position: int, seen_through: int) -> None:
+        """Create a consumer that delivers from ``position`` on, and subscribe to its inbox.
+
+        Raises:
+            RequestTimeoutError: the stream has no leader that has ``end``, or no consumer was
+                placed on it.
+            and the errors of :meth:`JetStream.create_consumer`.
+        """
+        request, connection = self._request, self.connection
+        assert connection is not None
+        several = len(request.filters) > 1 and not request.ends_with_list
+        self.merged_filter = (
+            MergedFilter(request.filters) if several and needs_merged_filter(connection) else None
+        )
+        if self.merged_filter is not None:
+            request = replace(request, filters=(self.merged_filter.subject,))
+        config = consumer_config(
+            request,
+            position,
+            connection.client.new_inbox(),
+            seen_through=seen_through,
+            flow_control=self.flow_control,
+        )
+        jetstream = JetStream(connection)
+        leader = await self._stream_leader(jetstream) if request.at_leader else None
+        if leader is not None:
+            await self._create_at(leader, jetstream, config)
+            return
+        self.inbox = await connection.open_inbox(config["deliver_subject"])
+        await jetstream.create_consumer(request.stream, self.name, config)
+
+    async def _stream_leader(self, jetstream: JetStream) -> str | None:
+        """The stream leader, once it has ``end``; None where the stream has one replica."""
+        request = self._request
+        info = await jetstream.stream_info(request.stream)
+        if not info.replicated:
+            return None
+        if info.leader is None or info.last_seq < request.target:
+            raise RequestTimeoutError(
+                f"could not place a consumer on the leader of stream {request.stream!r}: leader "
+                f"{info.leader!r} has last sequence {info.last_seq}, expected an elected leader "
+                f"with {request.target} or later; retry"
+            )
+        return info.leader
+
+    async def _create_at(self, leader: str, jetstream: JetStream, config: dict[str, Any]) -> None:
+        """Create consumers until one is placed on the server ``leader``."""
+        connection, stream = jetstream.connection, self._request.stream
+        for _ in range(_MAX_PLACEMENTS):
+            self._undeleted.append(self.name)
+            created = ConsumerInfo.parse(
+                await jetstream.add_consumer(stream, {"name": self.name, **config})
+            )
+            if created.leader == leader:
+                # Subscribed to only now: a consumer sends nothing without a subscriber, and a
+                # misplaced consumer would send as much as flow control permits.
+                self.inbox = await connection.open_inbox(config["deliver_subject"])
+                self._undeleted.remove(self.name)
+                return
+            # Where the deletion is denied, the server removes the consumer a minute later.
+            with contextlib.suppress(PermissionDeniedError):
+                await self._delete(connection, self.name)
+                self._undeleted.remove(self.name)
+            self._serial += 1
+            config["deliver_subject"] = connection.client.new_inbox()
+        raise RequestTimeoutError(
+            f"could not place a consumer on stream leader {leader!r} after {_MAX_PLACEMENTS} "
+            f"attempts: the servers placed every consumer of stream {stream!r} on another "
+            f"replica; retry"
+        )
+
+    async def verify_stream(self, seen_through: int) -> None:
+        """Raise DataLossError if the stream was re-created or rolled back.
+
+        Args:
+            seen_through: the last sequence that the server has processed.
+        """
+        request, connection = self._request, self.connection
+        assert connection is not None
+        jetstream = JetStream(connection)
+        info = await jetstream.stream_info(request.stream)
+        if info.created != request.created:
+            raise DataLossError(
+                f"could not read stream {request.stream!r}: it was re-created during the read "
+                f"(created {info.created}, expected {request.created}); start a new read"
+            )
+        # A mirror without the planned ``end`` may only lag behind its upstream.
+        is_planned = request.end != ENDLESS and not info.config.get("mirror")
+        expected = request.end if is_planned else seen_through
+        if info.last_seq < expected:
+            await confirm_last_seq(jetstream, info, expected)
+            raise DataLossError(
+                f"could not read stream {request.stream!r}: it was rolled back to sequence "
+                f"{info.last_seq} during the read (expected {expected} or later); start a new read"
+            )
+
+    async def is_alive(self) -> bool:
+        """Whether the server answers a PING; all frames sent before the PONG have then arrived."""
+        assert self.connection is not None
+        return await self.connection.alive(_PONG_TIMEOUT, _MAX_PONG_TIMEOUT)
+
+    async def drop_connection(self) -> None:
+        """Close the connection, or reconnect a shared one."""
+        await self._connections.drop()
+
+    async def discard(self) -> None:
+        """Unsubscribe from the consumer and delete it, with the earlier ones not yet deleted."""
+        connection = self.connection
+        assert connection is not None
+        await self._release_inbox()
+        earlier = (name for name in self._undeleted if name != self.name)
+        self._undeleted = [*earlier, self.name][-_MAX_UNDELETED:]
+        if connection.client.is_connected:
+            # After a failure the consumer may still exist: the next discard, or the close, retries.
+            with contextlib.suppress(asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
+                while self._undeleted:
+                    deletion = self._delete(connection, self._undeleted[-1])
+                    await wait_cancellable(_PONG_TIMEOUT, deletion)
+                    self._undeleted.pop()
+
+    async def close(self) -> None:
+        """Delete all consumers and make sure that none of their frames reaches a later reader."""
+        connection, names = self.connection, self._undeleted
+        if self.inbox is not None:
+            names = [*names, self.name]
+        if connection is None or not names:
+            return
+        drained = False
+        try:
+            await self._release_inbox()
+            await connection.wait_connected(_PONG_TIMEOUT)
+            # All frames that the server sent before the UNSUB precede the PONG.
+            drained = await connection.alive(_PONG_TIMEOUT)
+            if drained:
+                for name in names:
+                    await self._delete(connection, name)
+        except (NatsSourceError, nats.errors.Error, OSError) as error:
+            log.warning(
+                "a consumer could not be deleted; the server removes it by itself",
+                stream=self._request.stream,
+                consumer=names[-1],
+                error=error,
+            )
+        if not drained:
+            await self._connections.drop()
+
+    async def _delete(self, connection: Connection, name: str) -> None:
+        # Already deleted: the intended state.
+        with contextlib.suppress(ConsumerNotFoundError, StreamNotFoundError):
+            await JetStream(connection).delete_consumer(self._request.stream, name)
+
+    async def _release_inbox(self) -> None:
+        inbox, self.inbox = self.inbox, None
+        if inbox is not None and self.connection is not None:
+            await self.connection.close_inbox(inbox)

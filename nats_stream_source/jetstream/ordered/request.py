@@ -1,0 +1,115 @@
+"""The request for an ordered consumer, and the consumer configuration for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ENDLESS = (1 << 63) - 1
+"""The end of an unbounded range: a watch continues until it is closed."""
+
+# Nanoseconds. The server's default of 5 s is too short for a paused reader.
+_INACTIVE_THRESHOLD = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """The messages in ``(start, end]`` that one ordered consumer delivers.
+
+    Attributes:
+        stream: the stream's name; ``created``: its creation time, which identifies the stream.
+        end: the last sequence, or :data:`ENDLESS`.
+        filters: subjects, not overlapping; empty for the whole stream.
+        last_per_subject: deliver only the last message of each subject (``start`` is then 0).
+        headers_only: omit payloads.
+        batch_rows, batch_bytes: the maximum size of one yielded ``Frames``.
+        at_leader: use only consumers on the stream leader, once it has ``end``. Another replica
+            may lag or lack messages, so its last message of a subject may not be the stream's.
+        eager: yield messages as they arrive, instead of full batches, and an empty batch when
+            ``min_last_seq`` is reached without a message at that sequence.
+        min_last_seq: the sequence that the delivering replica must have processed (ADR-53). None:
+        ``end``,
+            or no such sequence in an unbounded range.
+        heartbeat: seconds between idle heartbeats; at least 0.1.
+        catch_up_timeout: seconds to wait, in total, for a replica that makes no progress towards
+        ``min_last_seq``. attempts: the maximum number of consumers in a row that are lost without
+        progress.
+    """
+
+    stream: str
+    created: str
+    start: int
+    end: int
+    filters: tuple[str, ...] = ()
+    last_per_subject: bool = False
+    headers_only: bool = False
+    at_leader: bool = False
+    batch_rows: int = 8192
+    batch_bytes: int = 8 << 20
+    eager: bool = False
+    min_last_seq: int | None = None
+    heartbeat: float = 0.5
+    catch_up_timeout: float = 30.0
+    attempts: int = 10
+
+    @property
+    def target(self) -> int:
+        """The sequence that the replica must reach within ``catch_up_timeout``."""
+        if self.min_last_seq is not None:
+            return self.min_last_seq
+        return self.start if self.end == ENDLESS else self.end
+
+    @property
+    def ends_with_list(self) -> bool:
+        """Whether the range consists only of the list of last messages."""
+        return self.last_per_subject and self.end != ENDLESS
+
+
+def filter_config(filters: Sequence[str]) -> dict[str, Any]:
+    """The filter fields of a consumer configuration; empty for the whole stream."""
+    if len(filters) == 1:
+        return {"filter_subject": filters[0]}
+    return {"filter_subjects": list(filters)} if filters else {}
+
+
+def consumer_config(
+    request: RangeRequest,
+    position: int,
+    deliver_subject: str,
+    *,
+    seen_through: int = 0,
+    flow_control: bool = True,
+) -> dict[str, Any]:
+    """The configuration of one consumer for ``request`` (docs/internals/reading.md).
+
+    Args:
+        position: the last stream sequence that was kept; the delivery starts after it. A
+            ``last_per_subject`` list starts from the first subject again: if it started at a
+            sequence, the rest of the list would be delivered with its full history.
+        seen_through: the last sequence that the server has processed. Once it is at
+        ``min_last_seq``, the
+            list is complete, and the later messages are delivered from ``position`` on.
+        deliver_subject: the inbox.
+        flow_control: off where flow-control replies do not arrive at the server.
+    """
+    config: dict[str, Any] = {
+        "deliver_subject": deliver_subject,
+        "ack_policy": "none",
+        "max_deliver": 1,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "idle_heartbeat": round(request.heartbeat * 1e9),
+        "inactive_threshold": _INACTIVE_THRESHOLD,
+    }
+    list_complete = request.min_last_seq is not None and seen_through >= request.min_last_seq
+    if request.last_per_subject and not list_complete:
+        config["deliver_policy"] = "last_per_subject"
+    else:
+        config["deliver_policy"] = "by_start_sequence"
+        config["opt_start_seq"] = position + 1
+    if flow_control:
+        config["flow_control"] = True
+    if request.headers_only:
+        config["headers_only"] = True
+    return config | filter_config(request.filters)

@@ -1,0 +1,91 @@
+"""PubAcks: the response of a stream to a message, or the error with which it rejects it. Pure.
+
+The constants are the names of the headers that a stream processes when it stores a message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.errors import (
+    MessageTooLargeError,
+    ProtocolError,
+    PublishError,
+    StreamFullError,
+    TtlNotSupportedError,
+    WrongLastSequenceError,
+)
+
+MSG_ID = "Nats-Msg-Id"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
+ROLLUP = "Nats-Rollup"
+TTL = "Nats-TTL"
+
+_ERRORS_BY_CODE: dict[int, type[PublishError]] = {
+    10054: MessageTooLargeError,
+    10077: StreamFullError,
+    10166: TtlNotSupportedError,
+}
+# The description of the second one, of older servers, contains no sequence.
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+_LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class PubAck:
+    """The stream has stored a message.
+
+    Attributes:
+        stream: the stream's name.
+        seq: the message's stream sequence; in a bucket the revision.
+        duplicate: the stream already had a message with this ``Nats-Msg-Id``; ``seq`` is that
+            message's sequence.
+        domain: the stream's JetStream domain; None without one.
+    """
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+    domain: str | None = None
+
+    @classmethod
+    def parse(cls, subject: str, payload: bytes) -> PubAck:
+        """Parse the server's response to a message on ``subject``.
+
+        Raises:
+            PublishError and its subclasses: the stream rejected the message.
+            ProtocolError: the response is not a PubAck.
+        """
+        try:
+            response = json.loads(payload)
+            if (error := response.get("error")) is None:
+                return cls(
+                    response["stream"],
+                    int(response["seq"]),
+                    bool(response.get("duplicate", False)),
+                    response.get("domain") or None,
+                )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ProtocolError(
+                f"invalid PubAck for a message on {subject!r}: expected a JSON object with "
+                f"'stream' and an integer 'seq'"
+            ) from None
+        raise _publish_error(subject, error)
+
+
+def _publish_error(subject: str, error: Mapping[str, Any]) -> PublishError:
+    code, err_code = error.get("code"), error.get("err_code") or 0
+    description = str(error.get("description"))
+    message = f"could not publish to {subject!r}: {description} (code {code}, err_code {err_code})"
+    if err_code in _WRONG_LAST_SEQUENCE:
+        match = _LAST_SEQUENCE.search(description)
+        last_seq = int(match[1]) if match else None
+        return WrongLastSequenceError(message, code, err_code, last_seq)
+    return _ERRORS_BY_CODE.get(err_code, PublishError)(message, code, err_code)

@@ -1,0 +1,385 @@
+"""Publishing to streams: many messages in flight, each with its PubAck.
+
+A message is stored only once its PubAck confirms it: a program that publishes at full speed without
+awaiting the PubAcks loses messages (docs/internals/measurements.md, Servers 10). One subscription,
+``<inbox>.*``, receives the PubAcks of all messages of a connection; the last token of the subject
+identifies the message. The subscription is a tapped inbox, so a PubAck costs a slice of the
+received bytes and a small JSON object. At most ``in_flight`` messages wait for their PubAcks;
+:meth:`Publisher.send` waits until fewer do.
+
+Every message ends within ``request_timeout`` in one of three ways: with its PubAck, with an error
+that the server returned, or with an error that reports that the outcome is unknown. The last one is
+the outcome of all messages in flight when the connection is lost (AckLostError): their PubAcks were
+sent to the lost connection. While disconnected, the publisher sends nothing, and new messages wait
+for the reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import nats.errors
+
+from nats_stream_source.aio.retry import Backoff, retry
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.errors import (
+    AckLostError,
+    AckTimeoutError,
+    ApiError,
+    ConfigurationError,
+    ConnectError,
+    MessageTooLargeError,
+    NatsSourceError,
+    NoStreamError,
+    ProtocolError,
+)
+from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck
+from nats_stream_source.wire.frames import FrameKind, Frames
+
+__all__ = ["IN_FLIGHT", "ROLLUP", "PubAck", "Publisher"]
+
+IN_FLIGHT = 1000
+
+_PONG_TIMEOUT = 2.0  # seconds
+_MAX_LOOP_DELAY = 0.1  # seconds; a wait that ends later shows that the event loop was blocked
+_NO_STREAM_BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
+_NO_STREAM_ATTEMPTS = 3
+
+_NO_RESPONDERS = b"NATS/1.0 503"
+_HEADER_NAME = re.compile(r"[!-9;-~]+")
+
+
+@dataclass(slots=True)
+class _PendingMessage:
+    """A message in flight: it waits for its PubAck."""
+
+    subject: str
+    future: asyncio.Future[PubAck]
+    deadline: float
+    reconnects: int
+
+
+class Publisher:
+    """Publishes messages over one connection.
+
+    ``connection.service(Publisher)`` returns the connection's publisher and closes it with the
+    connection.
+
+    Args:
+        in_flight: the maximum number of messages that wait for their PubAcks.
+    """
+
+    def __init__(self, connection: Connection, in_flight: int = IN_FLIGHT) -> None:
+        self._connection = connection
+        self._in_flight = in_flight
+        self._slots = asyncio.Semaphore(in_flight)
+        self._start_lock = asyncio.Lock()
+        self._pending: dict[int, _PendingMessage] = {}
+        self._serial = 0
+        self._prefix = ""
+        self._inbox: Inbox | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._reconnects = 0
+        self._blocked_seconds = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Publisher {len(self._pending)} of {self._in_flight} in flight>"
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> PubAck:
+        """Publish a message, wait until the stream has stored it, and return its PubAck.
+
+        If no stream receives the subject, the message was not stored, and the publisher retries
+        twice: while a stream elects its leader, or a server starts, it is unavailable for a moment.
+
+        Raises: as :meth:`send`, and as the future that it returns.
+        """
+
+        async def publish_once() -> PubAck:
+            return await (await self.send(subject, payload, headers=headers))
+
+        return await retry(
+            publish_once,
+            attempts=_NO_STREAM_ATTEMPTS,
+            backoff=_NO_STREAM_BACKOFF,
+            on_error=lambda error: isinstance(error, NoStreamError),
+            message=None,
+        )
+
+    async def send(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> asyncio.Future[PubAck]:
+        """Publish a message and return the future of its PubAck.
+
+        Messages are sent in the order of the calls. Waits while ``in_flight`` messages are in
+        flight, and while disconnected. The caller must await every future: a message whose PubAck
+        is not awaited may be lost.
+
+        Args:
+            headers: names and values; the constants of ``pub_ack`` name those that the server
+                processes.
+
+        Raises:
+            ConfigurationError: the subject is invalid, or a header cannot be sent.
+            MessageTooLargeError: the message exceeds the server's ``max_payload``.
+            ConnectError: the connection is closed, or not restored within ``request_timeout``;
+                AuthorizationError if the server rejects the credentials.
+            PermissionDeniedError: the user may not subscribe to the inbox of the PubAcks.
+
+        The future raises:
+            WrongLastSequenceError: an expected last sequence is not the last one.
+            NoStreamError: no stream receives the subject.
+            MessageTooLargeError, StreamFullError, TtlNotSupportedError, PublishError: the stream
+                rejected the message.
+            PermissionDeniedError: the user may not publish to the subject.
+            AckLostError, AckTimeoutError: the message may or may not be stored.
+        """
+        connection = self._connection
+        client = connection.client
+        size = len(payload) + (_header_size(headers) if headers else 0)
+        if self._failure is not None:
+            raise self._failure
+        connection.check_inbox_permission()
+        if self._inbox is None:
+            await self._start()
+        if size > client.max_payload:
+            raise MessageTooLargeError(
+                f"could not publish to {subject!r}: the message has {size} bytes, more than the "
+                f"server's max_payload of {client.max_payload}"
+            )
+        await self._slots.acquire()
+        try:
+            await self._wait_connected()
+        except BaseException:  # also after a cancellation the slot is free for other messages
+            self._slots.release()
+            raise
+        loop = asyncio.get_running_loop()
+        deadline = self._now() + connection.settings.request_timeout
+        message = _PendingMessage(subject, loop.create_future(), deadline, connection.reconnects)
+        self._serial += 1
+        serial = self._serial
+        self._pending[serial] = message
+        try:
+            # dict(): nats-py's type; it does not change it.
+            fields = dict(headers) if headers else None
+            await client.publish(subject, payload, f"{self._prefix}{serial}", fields)
+        except nats.errors.BadSubjectError as error:
+            self._remove(serial)
+            raise ConfigurationError(
+                f"could not publish to {subject!r}: expected a subject without wildcards and "
+                f"whitespace"
+            ) from error
+        except (nats.errors.Error, OSError) as error:
+            self._remove(serial)
+            raise ConnectError(
+                f"could not publish to {subject!r}: sending to {connection.settings.server_list} "
+                f"failed: {error or type(error).__name__}"
+            ) from error
+        except BaseException:
+            self._remove(serial)
+            raise
+        return message.future
+
+    async def close(self) -> None:
+        """End the subscription; messages in flight fail with AckLostError."""
+        self._failure = ConnectError(
+            f"could not publish: the connection to {self._connection.settings.server_list} is "
+            f"closed"
+        )
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.cancel()
+            await asyncio.gather(receiver, return_exceptions=True)
+        self._fail(list(self._pending), "the connection was closed")
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            # The connection is closed next, and the server ends the subscription with it.
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._connection.close_inbox(inbox)
+
+    def on_denied(self, subject: str | None, error: Exception) -> None:
+        """Fail the messages on a subject that the server denied; all, if it denied the inbox.
+
+        Args:
+            subject: in lower case; None for the inbox. No PubAck follows in either case.
+        """
+        for serial, message in list(self._pending.items()):
+            if subject is None:
+                self._complete(serial, error=error)
+            # nats-py converts the server's error to lower case.
+            elif message.subject.lower() == subject:
+                self._complete(serial, error=self._connection.denied_error(message.subject))
+
+    # -- PubAcks --------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        async with self._start_lock:
+            if self._inbox is not None:
+                return
+            connection = self._connection
+            prefix = connection.client.new_inbox()
+            self._inbox = await connection.open_inbox(f"{prefix}.*")
+            self._prefix = f"{prefix}."
+            self._reconnects = connection.reconnects
+            self._receiver = asyncio.create_task(self._receive_pub_acks(self._inbox))
+
+    async def _receive_pub_acks(self, inbox: Inbox) -> None:
+        connection = self._connection
+        loop = asyncio.get_running_loop()
+        request_timeout = connection.settings.request_timeout
+        try:
+            while True:
+                # All messages have the same timeout, so the oldest one's deadline is the next.
+                oldest = next(iter(self._pending.values()), None)
+                remaining = max(oldest.deadline - self._now(), 0.001) if oldest else request_timeout
+                started = loop.time()
+                await inbox.wait(remaining)
+                waited = loop.time() - started
+                if waited > remaining + _MAX_LOOP_DELAY:
+                    # The event loop was blocked and read no PubAck: not counted as waiting time.
+                    self._blocked_seconds += waited
+                self._process_pub_acks(inbox)
+                if self._overdue_serials():
+                    # With the PONG, all PubAcks that the server sent before it have arrived.
+                    if connection.online.is_set() and not await connection.alive(_PONG_TIMEOUT):
+                        connection.reconnect()
+                    self._process_pub_acks(inbox)
+                if not connection.online.is_set() or connection.reconnects != self._reconnects:
+                    self._reconnects = connection.reconnects
+                    self._fail_disconnected()
+                self._fail_overdue()
+        except Exception as error:  # any error: a caller must not wait for its PubAck forever
+            self._failure = error
+            self._fail(list(self._pending), f"receiving PubAcks failed: {error!r}")
+            raise
+
+    def _process_pub_acks(self, inbox: Inbox) -> None:
+        for frames in inbox.take():
+            self._process_frames(frames)
+
+    def _process_frames(self, frames: Frames) -> None:
+        buffer = frames.buffer
+        skip = len(self._prefix)
+        for kind, subject, stop, header, begin, end in zip(
+            frames.kind.tolist(),
+            frames.subject_begin.tolist(),
+            frames.subject_end.tolist(),
+            frames.header_begin.tolist(),
+            frames.payload_begin.tolist(),
+            frames.payload_end.tolist(),
+            strict=True,
+        ):
+            token = bytes(buffer[subject + skip : stop])
+            # Other clients can publish to an inbox: only a known number identifies a message.
+            message = self._pending.get(int(token)) if token.isdigit() else None
+            if message is None:
+                continue
+            serial = int(token)
+            if kind == FrameKind.HMSG and bytes(buffer[header:begin]).startswith(_NO_RESPONDERS):
+                error: NatsSourceError = NoStreamError(
+                    f"could not publish to {message.subject!r}: no stream receives the subject "
+                    f"(code 503); create the stream, or set 'domain' or 'api_prefix' to the "
+                    f"domain or account that has it",
+                    settings=("domain", "api_prefix"),
+                )
+                self._complete(serial, error=error)
+                continue
+            try:
+                self._complete(serial, PubAck.parse(message.subject, bytes(buffer[begin:end])))
+            except (ApiError, ProtocolError) as rejection:
+                self._complete(serial, error=rejection)
+
+    def _complete(
+        self, serial: int, ack: PubAck | None = None, error: Exception | None = None
+    ) -> None:
+        future = self._pending[serial].future
+        self._remove(serial)
+        if future.done():
+            return  # the caller was cancelled
+        if error is not None:
+            future.set_exception(error)
+        elif ack is not None:
+            future.set_result(ack)
+
+    def _remove(self, serial: int) -> None:
+        if self._pending.pop(serial, None) is not None:
+            self._slots.release()
+
+    def _fail_disconnected(self) -> None:
+        """Fail the messages that were sent over a lost connection: no PubAck follows."""
+        online, now = self._connection.online.is_set(), self._connection.reconnects
+        lost = [s for s, m in self._pending.items() if not online or m.reconnects != now]
+        self._fail(lost, "the connection was lost before the PubAck arrived")
+
+    def _fail(self, serials: list[int], reason: str) -> None:
+        for serial in serials:
+            subject = self._pending[serial].subject
+            error = AckLostError(
+                f"could not confirm a message on {subject!r}: {reason}; the message may or may not "
+                f"be stored"
+            )
+            self._complete(serial, error=error)
+
+    def _now(self) -> float:
+        """The clock of the deadlines, in seconds; it stops while the event loop is blocked."""
+        return asyncio.get_running_loop().time() - self._blocked_seconds
+
+    def _overdue_serials(self) -> list[int]:
+        overdue, now = [], self._now()
+        for serial, message in self._pending.items():
+            if message.deadline > now:
+                break
+            overdue.append(serial)
+        return overdue
+
+    def _fail_overdue(self) -> None:
+        settings = self._connection.settings
+        for serial in self._overdue_serials():
+            error = AckTimeoutError(
+                f"could not confirm a message on {self._pending[serial].subject!r}: no PubAck "
+                f"from {settings.server_list} within {settings.request_timeout:g} s "
+                f"('request_timeout'); the message may or may not be stored",
+                settings=("request_timeout",),
+            )
+            self._complete(serial, error=error)
+
+    async def _wait_connected(self) -> None:
+        connection = self._connection
+        if not connection.online.is_set():
+            await connection.wait_connected(connection.settings.request_timeout)
+
+
+def _header_size(headers: Mapping[str, str]) -> int:
+    """The size of the header block in bytes.
+
+    Raises:
+        ConfigurationError: a header cannot be sent unchanged.
+    """
+    size = len("NATS/1.0\r\n\r\n")
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"invalid header name {name!r}: expected visible ASCII characters without ':'"
+            )
+        if "\r" in value or "\n" in value or value != value.strip():
+            raise ConfigurationError(
+                f"invalid value of header {name!r}: expected a string without line breaks and "
+                f"without surrounding whitespace"
+            )
+        size += len(name) + len(value.encode()) + len(": \r\n")
+    return size

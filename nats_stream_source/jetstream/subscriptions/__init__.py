@@ -1,0 +1,1 @@
+"""Push, pull and ordered subscriptions (ADR-15)."""

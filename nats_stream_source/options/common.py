@@ -1,0 +1,125 @@
+"""The options that both formats have, and the checks that both formats use.
+
+They set the size of micro-batches and partitions, the reaction to data loss, and what is read.
+
+An option may apply to one mode only: the limits of a micro-batch do not apply to ``spark.read``, an
+end does not apply to ``spark.readStream``. In the other mode the option is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.errors import OptionError
+from nats_stream_source.options import converters
+from nats_stream_source.options.table import Mode, Option
+
+COMMON: tuple[Option, ...] = (
+    Option(
+        "maxRowsPerTrigger",
+        "integer",
+        converters.integer,
+        None,
+        "Maximum number of rows in one micro-batch. Default: no limit.",
+        only=Mode.STREAMING,
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        "number of bytes",
+        converters.byte_size,
+        None,
+        "Approximate maximum size of one micro-batch, by the stream's mean message size. Default: "
+        "no limit. A number, or a number with the suffix `k`, `m` or `g` (powers of 1024). With "
+        "`maxRowsPerTrigger`, both limits apply.",
+        only=Mode.STREAMING,
+    ),
+    Option(
+        "minPartitions",
+        "integer",
+        converters.partition_count,
+        None,
+        "Minimum number of partitions per batch. Default: one per 500,000 rows or 128 MiB, at most "
+        "the driver's cores. At most 10,000; a range is not split further than its sequences.",
+    ),
+    Option(
+        "failOnDataLoss",
+        "boolean",
+        converters.boolean,
+        True,
+        "Whether the query fails when messages were removed before it read them. Default: `true`; "
+        "with `false` it logs a warning and continues.",
+    ),
+    Option(
+        "includeHeaders",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether rows have the column `headers`. Default: `false`.",
+    ),
+    Option(
+        "filterPushdown",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether the source reads only the messages that the DataFrame's filters select. Default: "
+        "`false`. Requires `spark.sql.python.filterPushdown.enabled`, and a DataFrame that is used "
+        "with one set of filters only.",
+        only=Mode.BATCH,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """The parsed options of :data:`COMMON`."""
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    filter_pushdown: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> CommonOptions:
+        """From parsed values; raises OptionError if two options contradict each other."""
+        max_rows, min_partitions = values["maxRowsPerTrigger"], values["minPartitions"]
+        if max_rows is not None and min_partitions is not None and min_partitions > max_rows:
+            raise OptionError(
+                f"options 'minPartitions' and 'maxRowsPerTrigger' contradict each other: "
+                f"{max_rows} rows do not make {min_partitions} partitions"
+            )
+        return cls(
+            max_rows=max_rows,
+            max_bytes=values["maxBytesPerTrigger"],
+            min_partitions=min_partitions,
+            fail_on_data_loss=values["failOnDataLoss"],
+            include_headers=values["includeHeaders"],
+            filter_pushdown=values["filterPushdown"],
+        )
+
+
+def _is_set(value: object) -> bool:
+    # By identity: a timestamp may be 0.
+    return value is not None and value is not False and value != ()
+
+
+def check_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | None) -> None:
+    """Raise OptionError for an option that does not apply to ``mode``.
+
+    Args:
+        mode: None if it is not known yet; then all options are accepted.
+    """
+    for option in table:
+        only = option.only
+        if mode and only and mode is not only and _is_set(values[option.name]):
+            raise OptionError(f"option {option.name!r} is for {only.value}, this is {mode.value}")
+
+
+def check_exclusive(values: Mapping[str, Any], *names: str, reason: str) -> None:
+    """Raise OptionError if more than one of the options ``names`` is set."""
+    given = [name for name in names if _is_set(values[name])]
+    if len(given) > 1:
+        raise OptionError(f"options {given[0]!r} and {given[1]!r} contradict each other: {reason}")

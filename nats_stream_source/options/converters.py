@@ -1,0 +1,137 @@
+"""Converters of option values: from the string that Spark passes to a Python value.
+
+Each function raises ValueError with the reason as a verb phrase (``is not an integer``). The reason
+never contains the value, which may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.options.start_position import DeliverPolicy
+
+# The pattern of Spark's default ``spark.redaction.regex``, applied to option names and values.
+_REDACTED = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
+
+
+def string(value: str) -> str:
+    """A non-empty string; surrounding spaces are removed."""
+    if not value.strip():
+        raise ValueError("is an empty string")
+    return value.strip()
+
+
+def boolean(value: str) -> bool:
+    """``true`` or ``false``."""
+    lowered = value.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("is not a boolean: neither true nor false")
+    return lowered == "true"
+
+
+def integer(value: str) -> int:
+    """An integer from 1 to the largest stream sequence."""
+    digits = value.strip()
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", digits):
+        raise ValueError("is not an integer")
+    number = int(digits)
+    if number < 1:
+        raise ValueError("is smaller than 1")
+    if number >= 2**63:
+        raise ValueError("is larger than a sequence can be")
+    return number
+
+
+def partition_count(value: str) -> int:
+    """A number of Spark partitions, at most 10,000."""
+    number = integer(value)
+    if number > 10_000:
+        raise ValueError("is larger than 10000")
+    return number
+
+
+def byte_size(value: str) -> int:
+    """A number of bytes; the suffixes ``k``, ``m`` and ``g`` are powers of 1024."""
+    digits, unit = value.strip().lower(), 1
+    for shift, suffix in ((10, "k"), (20, "m"), (30, "g")):
+        if digits.endswith(suffix):
+            digits, unit = digits[:-1], 1 << shift
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", digits.strip()):
+        raise ValueError("is not a number of bytes, such as 1048576 or 64m")
+    return integer(str(integer(digits) * unit))
+
+
+def duration(value: str) -> float:
+    """A duration in seconds, from 0.05 to 3600."""
+    try:
+        number = float(value.strip())
+    except ValueError:
+        raise ValueError("is not a duration in seconds") from None
+    if not 0.05 <= number <= 3600:
+        raise ValueError("is not between 0.05 and 3600 seconds")
+    return number
+
+
+def timestamp(value: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 timestamp with a time zone."""
+    try:
+        return nanoseconds(value.strip())
+    except (ProtocolError, ValueError):
+        raise ValueError(
+            "is not an RFC 3339 timestamp with a time zone, for example 2026-11-21T08:00:00Z or "
+            "2026-11-21T09:00:00+01:00"
+        ) from None
+
+
+def string_list(value: str) -> tuple[str, ...]:
+    """Strings separated by commas."""
+    elements = tuple(element.strip() for element in value.split(","))
+    if not all(elements):
+        raise ValueError("is a list with an empty element")
+    return elements
+
+
+def server_urls(value: str) -> tuple[str, ...]:
+    """URLs without credentials."""
+    if "@" in value:
+        raise ValueError(
+            "contains credentials, which Spark would show in plans; set the options 'user' and "
+            "'password', or 'token'"
+        )
+    return string_list(value)
+
+
+def credentials_content(value: str) -> str:
+    """The content of a credentials file in which Spark recognises a secret."""
+    if not _REDACTED.search(value):
+        raise ValueError(
+            "would be shown in plans: Spark hides the value of an option with this name only if "
+            "the value itself contains a word such as 'secret'; set the whole file as nsc writes "
+            "it, comments included, or append a last line '# secret'"
+        )
+    return value
+
+
+def subject_token(value: str) -> str:
+    """One token of a subject."""
+    if not value or set(value) & set(" \t\r\n.*>"):
+        raise ValueError("is not one token: dots, wildcards and spaces are not allowed")
+    return value
+
+
+def subject(value: str) -> str:
+    """A subject without wildcards."""
+    for token in value.split("."):
+        subject_token(token)
+    return value
+
+
+def deliver_policy(value: str) -> DeliverPolicy:
+    """One of JetStream's deliver policies."""
+    try:
+        return DeliverPolicy(value.strip().lower())
+    except ValueError:
+        names = ", ".join(policy.value for policy in DeliverPolicy)
+        raise ValueError(f"is not one of {names}") from None

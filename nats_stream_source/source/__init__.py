@@ -1,1 +1,0 @@
-"""The Spark data sources: options and offsets, the planner on the driver, the reader of a split."""

@@ -1,0 +1,1 @@
+"""The Spark data sources ``nats_kv`` and ``nats_stream``."""

@@ -1,0 +1,92 @@
+"""Detection and report of data loss, for the planner on the driver and the readers on executors.
+
+The option ``failOnDataLoss`` decides how a loss is reported: as an error that names what was lost
+and the options to change, or as a warning after which the query continues.
+"""
+
+from __future__ import annotations
+
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.formats.base import FormatAdapter
+
+log = field_logger(__name__)
+
+
+async def was_rolled_back(
+    jetstream: JetStream, info: StreamInfo, seq: int, time: str | None
+) -> bool:
+    """Whether a stream that had a message of timestamp ``time`` at ``seq`` was rolled back since.
+
+    Args:
+        info: the stream as its leader reports it now.
+        time: None if the stream did not have a message at ``seq``.
+    """
+    if info.last_seq < seq:
+        await confirm_last_seq(jetstream, info, seq)
+        return True
+    if info.last_seq == seq and info.last_time == time:
+        return False
+    # The stream info alone is not sufficient: after its last message was deleted and the server
+    # was killed, the server no longer reports a timestamp. Without a timestamp the stream did not
+    # have the message, and a server does not assign a sequence twice.
+    message = await jetstream.message(info.name, seq=seq)
+    return message is not None and message.time != time
+
+
+def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action: str) -> None:
+    """Raise DataLossError, or log a warning with ``failOnDataLoss=false``.
+
+    Args:
+        observed: what was lost, and what was expected.
+        action: what ``failOnDataLoss=false`` does instead, as "continue at 120".
+    """
+    if adapter.common.fail_on_data_loss:
+        raise DataLossError(
+            f"data loss in stream {stream}: {observed}; set failOnDataLoss=false to {action}, or "
+            f"start a streaming query with a new checkpoint"
+        )
+    log.warning(
+        f"data loss accepted: stream {stream}: {observed}; failOnDataLoss=false: {action}",
+        stream=stream,
+    )
+
+
+def report_aged_out(
+    adapter: FormatAdapter,
+    info: StreamInfo,
+    first: int,
+    last: int,
+    count: int | None = None,
+    filters: tuple[str, ...] | None = None,
+) -> None:
+    """Report that required messages from ``first`` to ``last`` aged out before they were read.
+
+    With filters the subjects of the missing messages are unknown, and perhaps the filters matched
+    none of them: that is a warning with any ``failOnDataLoss``.
+
+    Args:
+        count: the number of missing messages; None for all.
+        filters: the filter subjects of the read; None for those of the query's options. Filters of
+            a DataFrame may select a subset of these.
+    """
+    terms = adapter.terms
+    some = "" if count in (None, last - first + 1) else f"{count} of "
+    observed = (
+        f"first {terms.sequence} is {info.first_seq}, expected {first} or lower "
+        f"({some}{terms.sequence}s {first} to {last} aged out; {terms.retention_hint})"
+    )
+    scope = adapter.read_scope(info)
+    names = adapter.user_filters if scope.effective_filters else ()
+    if filters is not None and filters != scope.filters:
+        names = tuple(subject.removeprefix(scope.prefix) for subject in filters)
+    if names:
+        log.warning(
+            f"messages of stream {info.name} aged out: {observed}; whether "
+            f"{terms.filter_option}={','.join(names)} matched any of them is unknown",
+            stream=info.name,
+        )
+        return
+    report_data_loss(adapter, info.name, observed, f"continue at {info.first_seq}")

@@ -1,0 +1,143 @@
+"""The data sources ``nats_kv`` and ``nats_stream``: options, columns, streaming and batch readers.
+
+``format("nats_kv")`` reads the changes of a NATS key-value bucket, ``format("nats_stream")`` the
+messages of a NATS JetStream stream. Spark requests the columns, as DDL, before it reads;
+``spark.formats.rows`` has the same columns as Arrow schemas.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NoReturn
+
+from nats_stream_source.extras import import_failure
+
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+except ModuleNotFoundError as error:
+    raise import_failure(error, "spark") from error
+
+from nats_stream_source.errors import OptionError
+from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
+from nats_stream_source.spark.batch_reader import batch_reader
+from nats_stream_source.spark.compat import ADMISSION_CONTROL, check_limits
+from nats_stream_source.spark.stream_reader import StreamReader
+
+KV_DDL = (
+    "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
+    "operation STRING, delta BIGINT, initial BOOLEAN, stream_created TIMESTAMP"
+)
+
+STREAM_DDL = (
+    "stream STRING, subject STRING, data BINARY, sequence BIGINT, timestamp TIMESTAMP, "
+    "stream_created TIMESTAMP"
+)
+
+HEADERS_DDL = "headers MAP<STRING, ARRAY<STRING>>"
+"""The column that the option ``includeHeaders`` adds as the last one."""
+
+
+def kv_ddl(*, include_headers: bool = False) -> str:
+    """The columns of ``nats_kv``."""
+    return f"{KV_DDL}, {HEADERS_DDL}" if include_headers else KV_DDL
+
+
+def stream_ddl(*, include_headers: bool = False) -> str:
+    """The columns of ``nats_stream``."""
+    return f"{STREAM_DDL}, {HEADERS_DDL}" if include_headers else STREAM_DDL
+
+
+class NatsFormat(DataSource):
+    """A format of this package.
+
+    The options are those of ``nats_stream_source.options``; they are validated when the source is
+    loaded, before a connection is opened.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        # Not validated here: Spark also creates a data source for a sink, with other options.
+        super().__init__(dict(options))
+
+    @abstractmethod
+    def parse_options(self, mode: Mode | None = None) -> KvOptions | StreamOptions:
+        """The options, validated for ``mode``; raises OptionError and other ConfigurationErrors."""
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """The reader for ``spark.readStream``."""
+        return stream_reader(self.parse_options(Mode.STREAMING))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader for ``spark.read``."""
+        return batch_reader(self.parse_options(Mode.BATCH))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Raise OptionError: this version does not support writing."""
+        self._reject_write("df.write")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Raise OptionError: this version does not support writing."""
+        self._reject_write("df.writeStream")
+
+    def _reject_write(self, method: str) -> NoReturn:
+        raise OptionError(
+            f"could not write with format {self.name()!r}: {method} is not supported, expected "
+            f"spark.read or spark.readStream"
+        )
+
+
+class NatsKvDataSource(NatsFormat):
+    """The changes of a NATS key-value bucket, as rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The argument of ``format()``."""
+        return "nats_kv"
+
+    def parse_options(self, mode: Mode | None = None) -> KvOptions:
+        """The options, validated for ``mode``."""
+        return kv_options(self.options, mode)
+
+    def schema(self) -> str:
+        """The columns, as DDL."""
+        return kv_ddl(include_headers=self.parse_options().common.include_headers)
+
+
+class NatsStreamDataSource(NatsFormat):
+    """The messages of a NATS JetStream stream, as rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The argument of ``format()``."""
+        return "nats_stream"
+
+    def parse_options(self, mode: Mode | None = None) -> StreamOptions:
+        """The options, validated for ``mode``."""
+        return stream_options(self.options, mode)
+
+    def schema(self) -> str:
+        """The columns, as DDL."""
+        return stream_ddl(include_headers=self.parse_options().common.include_headers)
+
+
+def stream_reader(options: KvOptions | StreamOptions) -> StreamReader:
+    """The stream reader for the installed version of Spark.
+
+    Raises:
+        OptionError: a limit that this version does not support.
+    """
+    check_limits(options.common)
+    # Deferred imports: each module needs, or is meant for, one range of Spark versions.
+    if ADMISSION_CONTROL:
+        from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
+
+        return AdmissionReader(options)
+    from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
+
+    return NoAdmissionReader(options)

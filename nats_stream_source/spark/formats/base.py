@@ -1,0 +1,154 @@
+"""The interface between a format and the planner and readers that both formats share.
+
+Planner and readers work with streams, sequences and subjects only. A :class:`FormatAdapter`
+supplies the rest: the stream, the filter subjects, the start position, whether every message of a
+range is required, and the layout of a row. It also supplies the terms for errors and warnings,
+since a user of ``nats_kv`` works with buckets, keys and revisions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.options import CommonOptions, StartPosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nats_stream_source.jetstream.api import JetStream, StreamInfo
+    from nats_stream_source.spark.formats.splits import Split
+    from nats_stream_source.wire.frames import Frames
+
+
+@dataclass(frozen=True, slots=True)
+class UserTerms:
+    """The words of a format for errors and warnings.
+
+    Attributes:
+        sequence: the word for a stream sequence.
+        stream_option: the options that name the stream.
+        filter_option: the option that holds the filters.
+        retention_hint: the setting that keeps messages for longer.
+    """
+
+    sequence: str
+    stream_option: str
+    filter_option: str
+    retention_hint: str
+
+    @property
+    def min_last_option(self) -> str:
+        """The option that waits for a sequence: ``minLastRevision`` or ``minLastSequence``."""
+        return f"minLast{self.sequence.capitalize()}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadScope:
+    """The messages of a stream that a query reads, derived from the stream's configuration.
+
+    Attributes:
+        filters: the filter subjects; empty where they would cover the whole stream, since a filter
+            costs time on the server (docs/internals/measurements.md, "Servers").
+        covers_stream: whether the filters match every subject that the stream accepts now. The
+            stream may still hold messages of other subjects that it accepted earlier; counts and
+            range ends need no filter in either case.
+        match_all: a filter that matches every message. A server rejects ``last_per_subject``
+            without a filter (error 10094).
+        prefix: the part of every subject before the name that the user sees.
+        history: the maximum number of messages per subject; -1 for no limit.
+        silent_removals: the settings that remove a key without a row that reports it.
+    """
+
+    filters: tuple[str, ...]
+    covers_stream: bool = False
+    match_all: str = ">"
+    prefix: str = ""
+    history: int = -1
+    silent_removals: tuple[str, ...] = ()
+
+    @property
+    def effective_filters(self) -> tuple[str, ...]:
+        """The filters that restrict new messages; empty if they match the whole stream."""
+        return () if self.covers_stream else self.filters
+
+
+class FormatAdapter(ABC):
+    """One query of one format. Immutable; Spark pickles it to the executors.
+
+    Attributes:
+        common: the options that both formats share.
+        user_filters: the filters as the user wrote them, sorted; the checkpoint stores them.
+        requires_all_messages: whether messages of a range that were removed before they were read
+            are a data loss with any history; see :meth:`missing_is_loss`.
+        last_per_subject: whether the query starts with the last message of each subject.
+        headers_only: read without payloads.
+        min_last_seq: start once the stream has this sequence (ADR-53).
+    """
+
+    connection: ConnectionSettings
+    start_position: StartPosition
+    common: CommonOptions
+    user_filters: tuple[str, ...]
+    requires_all_messages: bool
+    last_per_subject: bool
+    headers_only: bool
+    min_last_seq: int | None
+    terms: UserTerms
+
+    @abstractmethod
+    async def stream_name(self, jetstream: JetStream) -> str:
+        """The stream's name; looked up on the server where only a subject is configured."""
+
+    @abstractmethod
+    async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
+        """The stream as its leader reports it.
+
+        Raises:
+            StreamNotFoundError, BucketNotFoundError: the stream does not exist.
+        """
+
+    @abstractmethod
+    async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
+        """Verify that the query can have a row; called only before its first one.
+
+        Later the last message of a subject that the stream no longer accepts may have expired,
+        which is not an error.
+
+        Raises:
+            ConfigurationError: the stream neither has nor accepts a message that a filter matches.
+        """
+
+    @abstractmethod
+    def read_scope(self, info: StreamInfo) -> ReadScope:
+        """The messages of the stream that the query reads.
+
+        Raises:
+            UnsupportedStreamError: a range of the stream cannot be read a second time.
+            ConfigurationError: the stream's subjects rule out a filter.
+        """
+
+    def missing_is_loss(self, scope: ReadScope) -> bool:
+        """Whether messages of a range that were removed before they were read are a data loss.
+
+        They are not for current values where the stream limits the messages per subject, since
+        compaction removes superseded ones.
+        """
+        return self.requires_all_messages or scope.history == -1
+
+    def rows(self, frames: Frames, split: Split) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a split's messages as one record batch; nothing without rows."""
+        if len(frames):
+            batch = self.record_batch(frames, split)
+            if batch.num_rows:
+                yield batch
+
+    @abstractmethod
+    def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
+        """The rows of a split's messages, in the order of ``frames``.
+
+        The schema is that of ``spark.formats.rows`` for this format.
+        """

@@ -1,0 +1,118 @@
+"""The format ``nats_kv``: the entries of a bucket (ADR-8)."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.subjects import stream_of
+from nats_stream_source.options import DeliverPolicy, KvOptions
+from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
+from nats_stream_source.spark.formats.rows import (
+    KV_HEADERS_SCHEMA,
+    KV_SCHEMA,
+    constant_column,
+    created_column,
+    timestamp_column,
+)
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
+from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.header_columns import HEADERS, header_maps
+from nats_stream_source.wire.headers import operations
+
+
+class KvFormat(FormatAdapter):
+    """A query of a bucket, from its options."""
+
+    terms = UserTerms(
+        sequence="revision",
+        stream_option="option 'bucket'",
+        filter_option="keys",
+        retention_hint="a deeper history keeps revisions longer; option 'includeHistory' requires "
+        "all of them",
+    )
+
+    def __init__(self, options: KvOptions) -> None:
+        self.options = options
+        self.connection = options.connection
+        self.start_position = options.start_position
+        self.common = options.common
+        self.user_filters = options.keys
+        self.requires_all_messages = options.include_history
+        self.last_per_subject = options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
+        self.headers_only = options.meta_only
+        self.min_last_seq = options.min_last_revision
+
+    async def stream_name(self, jetstream: JetStream) -> str:
+        """The name of the bucket's stream."""
+        return stream_of(self.options.bucket)
+
+    async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
+        """The bucket's stream; BucketNotFoundError if it does not exist."""
+        return await bucket_stream_info(jetstream, self.options.bucket)
+
+    async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
+        """Accept every filter: a bucket accepts any key."""
+
+    def read_scope(self, info: StreamInfo) -> ReadScope:
+        """The entries that the option ``keys`` selects."""
+        bucket = Bucket.from_stream_config(self.options.bucket, info.config)
+        return ReadScope(
+            filters=bucket.filter_subjects(self.options.keys),
+            match_all=f"{bucket.prefix}>",
+            prefix=bucket.prefix,
+            history=bucket.history,
+            silent_removals=bucket.unmarked_removals,
+        )
+
+    def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
+        """Rows of ``nats_kv``, in the order of ``frames``.
+
+        The schema is ``KV_SCHEMA``, or ``KV_HEADERS_SCHEMA`` with ``includeHeaders``; the column
+        ``headers`` is null where a message does not have a header block. ``value`` is null for
+        markers, and in every row with ``metaOnly``. With ``ignoreDeletes`` the batch does not
+        contain markers.
+
+        Raises:
+            ProtocolError: a subject does not start with ``split.prefix``.
+        """
+        options = self.options
+        tokens = ack_tokens(frames)
+        count = len(frames)
+        try:
+            key = subjects(frames, after=split.prefix)
+        except ValueError:
+            raise ProtocolError(
+                f"could not read a key of bucket {options.bucket!r}: a subject does not start with "
+                f"{split.prefix!r}"
+            ) from None
+        value = pa.nulls(count, pa.binary()) if options.meta_only else payloads(frames)
+        put, operation = None, constant_column("PUT", pa.string(), count)
+        blocks = None
+        if (frames.payload_begin > frames.header_begin).any():
+            blocks = header_blocks(frames)
+            operation = operations(blocks)
+            put = pc.equal(operation, "PUT")
+            if not pc.all(put).as_py():
+                value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
+        columns = [
+            constant_column(options.bucket, pa.string(), count),
+            key,
+            value,
+            pa.array(tokens.stream_seq),
+            timestamp_column(tokens.timestamp_ns),
+            operation,
+            pa.array(tokens.pending),
+            pa.array(tokens.stream_seq <= split.initial_through),
+            created_column(split.created, count),
+        ]
+        schema = KV_SCHEMA
+        if self.common.include_headers:
+            columns.append(pa.nulls(count, HEADERS) if blocks is None else header_maps(blocks))
+            schema = KV_HEADERS_SCHEMA
+        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return rows.filter(put) if options.ignore_deletes and put is not None else rows

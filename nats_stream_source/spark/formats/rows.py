@@ -1,0 +1,63 @@
+"""The Arrow schemas of both formats, and the columns that their rows have in common.
+
+Rows are built as columns from frames, without a Python object per message; only the few messages
+with unusual headers are parsed one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.wire.header_columns import HEADERS
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+KV_SCHEMA = pa.schema(
+    [
+        ("bucket", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("revision", pa.int64()),
+        ("created", _TIMESTAMP),
+        ("operation", pa.string()),
+        ("delta", pa.int64()),
+        ("initial", pa.bool_()),
+        ("stream_created", _TIMESTAMP),
+    ]
+)
+
+STREAM_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("subject", pa.string()),
+        ("data", pa.binary()),
+        ("sequence", pa.int64()),
+        ("timestamp", _TIMESTAMP),
+        ("stream_created", _TIMESTAMP),
+    ]
+)
+
+_HEADERS_FIELD = pa.field("headers", HEADERS)
+KV_HEADERS_SCHEMA = KV_SCHEMA.append(_HEADERS_FIELD)
+STREAM_HEADERS_SCHEMA = STREAM_SCHEMA.append(_HEADERS_FIELD)
+
+
+@functools.lru_cache(maxsize=16)
+def constant_column(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+    """``value`` in each of ``count`` rows; cached, since most batches repeat value and length."""
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def created_column(stream_created: str, count: int) -> pa.Array:
+    """The column ``stream_created`` (given as RFC 3339), floored to microseconds."""
+    return constant_column(nanoseconds(stream_created) // 1000, _TIMESTAMP, count)
+
+
+def timestamp_column(timestamp_ns: NDArray[np.int64]) -> pa.Array:
+    """Nanoseconds since 1970 as Spark timestamps, floored to microseconds."""
+    return pa.array(timestamp_ns // 1000, pa.int64()).view(_TIMESTAMP)

@@ -1,0 +1,104 @@
+"""Splits: the ranges that the planner passes to the readers.
+
+Pure, since each task's process unpickles them.
+
+A micro-batch consists of :class:`Split` objects, a batch of :class:`BatchSplit` objects, each with
+the kind of read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A range of a stream that one task reads, and the labels of its rows.
+
+    Attributes:
+        prefix: the part of every subject before the key.
+        start, end: the range ``(start, end]``.
+        last_per_subject: read only the last message of each subject.
+        initial_through: rows up to this sequence are initial values.
+        required_from: the first sequence of the range that the stream had when it was planned, if
+            every message is required: messages that age out before they are read are a data loss.
+            None if compaction may remove messages.
+        expiry_allowed_through: at the start of a query, messages up to this sequence may age out
+            before the first row is read without being a data loss.
+        fingerprint: sequence and timestamp of a message that the stream had when the split was
+            planned. If another message has that sequence later, the stream was rolled back. None
+            if the stream did not have a message.
+    """
+
+    stream: str
+    created: str
+    prefix: str
+    filters: tuple[str, ...]
+    start: int
+    end: int
+    initial_through: int
+    last_per_subject: bool = False
+    required_from: int | None = None
+    expiry_allowed_through: int = 0
+    fingerprint: tuple[int, str] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.stream} ({self.start}, {self.end}]"
+
+    @property
+    def known_last_seq(self) -> int:
+        """The highest sequence that the stream is known to have had when this was planned."""
+        return max(self.end, self.fingerprint[0]) if self.fingerprint else self.end
+
+
+class BatchReadKind(Enum):
+    """The messages of its range that a task of a batch reads.
+
+    ``RANGE``: every message. ``CURRENT``: the last message of each subject, at least as new as the
+    end of the range (``spark.reading.latest_values``). ``AS_OF``: the last message of each subject
+    at the end of the range (``spark.reading.as_of``).
+    """
+
+    RANGE = "range"
+    CURRENT = "current"
+    AS_OF = "as of"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSplit:
+    """A split of a batch.
+
+    Attributes:
+        history: the maximum number of messages per subject; -1 for no limit.
+        subject_count: the number of subjects in the stream when the split was planned; None where
+            the query reads some of them only.
+        keeps_last_messages: whether a subject that has messages keeps its last one: the stream does
+            not have limits, and its messages do not have a TTL. The number of subjects then only
+            grows, except after a purge through the stream API.
+        at_stream_end: whether the range ended at the stream's last message when it was planned.
+        first_seq: the stream's first sequence when the split was planned.
+    """
+
+    split: Split
+    kind: BatchReadKind
+    history: int
+    subject_count: int | None
+    keeps_last_messages: bool
+    at_stream_end: bool
+    first_seq: int
+
+    def __str__(self) -> str:
+        return f"{self.split} {self.kind.value}"
+
+
+def removal_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings of a stream that remove messages, other than the limit per subject."""
+    settings = ["max_age"] if (config.get("max_age") or 0) > 0 else []
+    if config.get("discard", "old") == "old":
+        settings += [name for name in ("max_bytes", "max_msgs") if (config.get(name) or -1) > 0]
+    if config.get("allow_msg_ttl"):
+        settings.append("TTLs")
+    return tuple(settings)

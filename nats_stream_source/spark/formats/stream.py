@@ -1,0 +1,162 @@
+"""The format ``nats_stream``: the messages of a stream.
+
+The stream of a subject is looked up on the server (ADR-15, "Stream lookup") once: a query keeps its
+stream.
+
+A stream's configuration lists the subjects that it accepts. A mirror, a stream with sources or with
+a subject transform holds messages of other subjects, and any stream may hold messages from before
+its subjects were changed. So a filter that matches none of the subjects is rejected only if the
+stream also has no message that it matches, and a filter that matches all of them is still sent to
+the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from nats_stream_source.errors import (
+    ConfigurationError,
+    NoMatchingStreamError,
+    StreamNotFoundError,
+    UnsupportedStreamError,
+)
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.subjects import covers, overlap
+from nats_stream_source.options import DeliverPolicy, StreamOptions
+from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
+from nats_stream_source.spark.formats.rows import (
+    STREAM_HEADERS_SCHEMA,
+    STREAM_SCHEMA,
+    constant_column,
+    created_column,
+    timestamp_column,
+)
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
+from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.header_columns import header_maps
+
+# Settings of a stream that store messages of subjects other than its own.
+_OTHER_ORIGINS = ("mirror", "sources", "subject_transform")
+
+
+class StreamFormat(FormatAdapter):
+    """A query of a stream, from its options."""
+
+    terms = UserTerms(
+        sequence="sequence",
+        stream_option="options 'stream' and 'subject'",
+        filter_option="filterSubjects",
+        retention_hint="larger limits of the stream, such as max_age or max_bytes, keep messages "
+        "longer",
+    )
+
+    def __init__(self, options: StreamOptions) -> None:
+        self.options = options
+        self.connection = options.connection
+        self.start_position = options.start_position
+        self.common = options.common
+        self.user_filters = options.filter_subjects
+        self.last_per_subject = options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
+        self.requires_all_messages = not self.last_per_subject
+        self.headers_only = options.headers_only
+        self.min_last_seq = options.min_last_sequence
+        if options.stream is None:
+            self.terms = replace(self.terms, filter_option="subject")
+
+    async def stream_name(self, jetstream: JetStream) -> str:
+        """The option ``stream``, or the one stream that has the option ``subject``.
+
+        Raises:
+            NoMatchingStreamError: no stream or more than one stream has the subject.
+        """
+        if self.options.stream is not None:
+            return self.options.stream
+        (subject,) = self.options.filter_subjects
+        streams = await jetstream.stream_names_by_subject(subject)
+        if len(streams) != 1:
+            observed = f"{len(streams)} streams have it" if streams else "no stream has it"
+            listed = f" ({', '.join(sorted(streams))})" if streams else ""
+            raise NoMatchingStreamError(
+                f"could not look up the stream of subject {subject!r}: {observed}{listed}, "
+                f"expected one; name the stream with the option 'stream' and its subjects with "
+                f"'filterSubjects'"
+            )
+        return streams[0]
+
+    async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
+        """The stream as its leader reports it.
+
+        Raises:
+            StreamNotFoundError: the stream does not exist.
+        """
+        try:
+            return await jetstream.stream_info(stream)
+        except StreamNotFoundError as error:
+            raise StreamNotFoundError(
+                f"could not read stream {stream!r}: it does not exist on "
+                f"{jetstream.connection.settings.server_list}; check the options 'stream', "
+                f"'servers' and 'domain'"
+            ) from error
+
+    async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
+        """Verify that the stream accepts each filter subject, or has a message of it."""
+        accepted = _accepted_subjects(info)
+        for subject_filter in self.user_filters if accepted else ():
+            if any(overlap(subject_filter, subject) for subject in accepted):
+                continue
+            if await jetstream.message(info.name, last_by_subj=subject_filter) is None:
+                raise ConfigurationError(
+                    f"could not read {subject_filter!r} of stream {info.name}: the stream has no "
+                    f"subject that it matches, expected a filter within {', '.join(accepted)}; "
+                    f"change the option {self.terms.filter_option!r}"
+                )
+
+    def read_scope(self, info: StreamInfo) -> ReadScope:
+        """The messages of the filter subjects."""
+        retention = info.config.get("retention", "limits")
+        if retention != "limits":
+            raise UnsupportedStreamError(
+                f"could not read stream {info.name!r}: retention is {retention!r}, expected "
+                f"'limits', since a range of removed messages cannot be read again; read a mirror "
+                f"of the stream with limits retention"
+            )
+        accepted = _accepted_subjects(info)
+        return ReadScope(
+            filters=self.user_filters,
+            covers_stream=bool(accepted)
+            and all(any(covers(f, subject) for f in self.user_filters) for subject in accepted),
+            history=info.config.get("max_msgs_per_subject", -1),
+        )
+
+    def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
+        """Rows of ``nats_stream``, in the order of ``frames``.
+
+        The schema is ``STREAM_SCHEMA``, or ``STREAM_HEADERS_SCHEMA`` with ``includeHeaders``; the
+        column ``headers`` is null where a message does not have a header block. ``data`` is null in
+        every row with ``headersOnly``.
+        """
+        tokens = ack_tokens(frames)
+        count = len(frames)
+        columns = [
+            constant_column(split.stream, pa.string(), count),
+            # A server accepts any bytes; one such message must not make a stream unreadable.
+            subjects(frames, replace=True),
+            pa.nulls(count, pa.binary()) if self.headers_only else payloads(frames),
+            pa.array(tokens.stream_seq),
+            timestamp_column(tokens.timestamp_ns),
+            created_column(split.created, count),
+        ]
+        if not self.common.include_headers:
+            return pa.RecordBatch.from_arrays(columns, schema=STREAM_SCHEMA)
+        columns.append(header_maps(header_blocks(frames)))
+        return pa.RecordBatch.from_arrays(columns, schema=STREAM_HEADERS_SCHEMA)
+
+
+def _accepted_subjects(info: StreamInfo) -> tuple[str, ...]:
+    """The subjects that a stream accepts; empty where it also stores messages of others."""
+    if any(info.config.get(origin) for origin in _OTHER_ORIGINS):
+        return ()
+    return tuple(info.config.get("subjects") or ())

@@ -1,0 +1,1 @@
+"""The planner on the driver: start positions, ranges, splits, data loss."""

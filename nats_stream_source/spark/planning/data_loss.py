@@ -1,0 +1,156 @@
+"""The planner's data loss check: compares an offset with the stream as its leader reports it.
+
+Three events are data loss to a query:
+
+- *re-created*: the stream has another creation time (``created``).
+- *rolled back*: the stream's last sequence is lower than the offset (a server that lost power
+  before its fsync, a restored backup), or the stream has grown past the offset again and has
+  another message at ``stream_seq``: its timestamp differs from the offset's. The check cannot
+  detect this where that message was superseded meanwhile.
+- *aged out*: the stream's first sequence is later than the offset, so messages were removed before
+  they were read. Current values are exempt, since compaction removes superseded ones
+  (``FormatAdapter.missing_is_loss``).
+
+With ``failOnDataLoss`` (the default) each is an error. Without, it is a warning, and the query
+continues without repeating a row: in a new epoch from the start of the re-created stream, or from
+the first message later than all that it has read; or with the messages that are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.ordered.request import ENDLESS
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.options import DeliverPolicy
+from nats_stream_source.spark.data_loss_report import (
+    report_aged_out,
+    report_data_loss,
+    was_rolled_back,
+)
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.planning.start_position import seq_before_time
+
+
+async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | None:
+    """The timestamp of the message at ``seq``; None if it is missing and was not the last one."""
+    if seq == info.last_seq:
+        return info.last_time
+    message = await jetstream.message(info.name, seq=seq) if seq else None
+    return message.time if message else None
+
+
+class DataLossCheck:
+    """Compares the offsets of one query with the stream as its leader reports it."""
+
+    def __init__(self, adapter: FormatAdapter, connection: ReusableConnection) -> None:
+        self._adapter = adapter
+        self._connection = connection
+
+    async def resume_from(self, start: Offset, info: StreamInfo) -> Offset:
+        """The offset from which reading resumes: ``start``, or that of a new epoch after a loss."""
+        sequence = self._adapter.terms.sequence
+        if info.created != start.created:
+            self._report(
+                info.name,
+                f"stream was deleted and re-created: it was created at {info.created}, expected "
+                f"{start.created} (messages after {sequence} {start.stream_seq} were not read)",
+                "read the re-created stream from its start",
+            )
+            return _new_epoch(start, info.created, max(0, info.first_seq - 1))
+        if await self._rolled_back(start, info):
+            at = await self._seq_before_unread(start, info)
+            observed = (
+                f"last {sequence} is {info.last_seq}, expected {start.stream_seq} or higher"
+                if info.last_seq < start.stream_seq
+                else f"{sequence} {start.stream_seq} has another message, expected the one that "
+                f"the query had read"
+            )
+            self._report(
+                info.name,
+                f"stream was rolled back: {observed}",
+                f"continue after {sequence} {at}",
+            )
+            time = await timestamp_at(await self._connection.jetstream(), info, at)
+            return _new_epoch(start, info.created, at, time)
+        self.check_aged_out(info, start.stream_seq, start)
+        return start
+
+    def check_aged_out(
+        self, info: StreamInfo, start: int, offset: Offset, end: int = ENDLESS
+    ) -> None:
+        """Report messages of ``(start, end]`` that aged out, where every message is required.
+
+        Args:
+            offset: an offset of the epoch of the range.
+        """
+        required_after = max(start, self.expiry_allowed_through(start, offset))
+        last = min(info.first_seq - 1, end)
+        if last > required_after and self._adapter.missing_is_loss(self._adapter.read_scope(info)):
+            report_aged_out(self._adapter, info, required_after + 1, last)
+
+    def expiry_allowed_through(self, start: int, offset: Offset) -> int:
+        """The sequence up to which messages after ``start`` may age out without a data loss.
+
+        Before its first row a query accepts the history as it is. Messages that were written since
+        the query started are required, and so is a sequence that the user chose.
+        """
+        chosen = self._adapter.start_position.policy is DeliverPolicy.BY_START_SEQUENCE
+        return 0 if chosen or start > offset.origin else offset.initial_through
+
+    async def readable_end(self, end: Offset, info: StreamInfo) -> Offset:
+        """The end up to which a range is readable that an earlier process planned up to ``end``.
+
+        A lower end does not have a timestamp, since other messages may follow it now.
+        """
+        sequence = self._adapter.terms.sequence
+        if info.created != end.created:
+            self._report(
+                info.name,
+                f"stream was deleted and re-created: the micro-batch up to {sequence} "
+                f"{end.stream_seq} was planned but not finished, and its messages are missing",
+                "leave that micro-batch empty",
+            )
+            return replace(end, stream_seq=0, time=None)
+        if not await self._rolled_back(end, info):
+            return end
+        at = await self._seq_before_unread(end, info)
+        self._report(
+            info.name,
+            f"stream was rolled back: the micro-batch up to {sequence} {end.stream_seq} was "
+            f"planned but not finished, and its messages after {at} are missing",
+            f"read it up to {sequence} {at}",
+        )
+        return replace(end, stream_seq=min(at, end.stream_seq), time=None)
+
+    async def _rolled_back(self, offset: Offset, info: StreamInfo) -> bool:
+        if offset.time is None and offset.stream_seq == offset.origin:
+            return False  # a chosen start position beyond the stream's end: the query waits
+        jetstream = await self._connection.jetstream()
+        return await was_rolled_back(jetstream, info, offset.stream_seq, offset.time)
+
+    async def _seq_before_unread(self, start: Offset, info: StreamInfo) -> int:
+        """The sequence before the first message that is later than ``start.time``."""
+        if start.time is None:
+            return min(start.stream_seq, info.last_seq)  # unknown; does not repeat a row
+        return await seq_before_time(
+            await self._connection.jetstream(), info, nanoseconds(start.time) + 1
+        )
+
+    def _report(self, stream: str, observed: str, action: str) -> None:
+        report_data_loss(self._adapter, stream, observed, action)
+
+
+def _new_epoch(start: Offset, created: str, origin: int, time: str | None = None) -> Offset:
+    return replace(
+        start,
+        created=created,
+        epoch=start.epoch + 1,
+        origin=origin,
+        stream_seq=origin,
+        time=time,
+        initial_through=origin,
+    )

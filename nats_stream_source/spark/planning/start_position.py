@@ -1,0 +1,69 @@
+"""The sequence at which a deliver policy starts, resolved when the query starts.
+
+A consumer would resolve it on the replica that serves it; here the stream leader does, so that a
+lagging replica does not move the start position. A start time is resolved by bisection, since
+servers before 2.11 cannot be queried by time: two dozen requests for ten million messages, once per
+query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nats_stream_source.errors import OptionError
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
+from nats_stream_source.options import DeliverPolicy, StartPosition
+from nats_stream_source.spark.planning.range_math import first_after, run_search
+
+
+async def resolve_start(
+    jetstream: JetStream, info: StreamInfo, position: StartPosition, filters: Sequence[str]
+) -> int:
+    """The sequence after which ``position`` starts, in the stream as ``info`` describes it.
+
+    Args:
+        filters: the query's filter subjects; empty for all.
+
+    Raises:
+        OptionError: the start time is in the future.
+    """
+    policy = position.policy
+    if policy is DeliverPolicy.NEW:
+        return info.last_seq
+    if policy is DeliverPolicy.LAST:
+        last = await jetstream.last_seq(info.name, filters)
+        # Without a match the query starts with the first message that will match.
+        return last - 1 if last else info.last_seq
+    if policy is DeliverPolicy.BY_START_SEQUENCE:
+        assert position.sequence is not None
+        return position.sequence - 1
+    if policy is DeliverPolicy.BY_START_TIME:
+        assert position.time is not None
+        check_past(info, position.time, "startTime")
+        return await seq_before_time(jetstream, info, position.time)
+    return 0
+
+
+def check_past(info: StreamInfo, time: int, option: str) -> None:
+    """Raise OptionError for a ``time`` (nanoseconds since 1970) later than the server's clock."""
+    if info.now is not None and time > nanoseconds(info.now):
+        raise OptionError(
+            f"could not resolve option {option!r}: {rfc3339(time)} is in the future, expected the "
+            f"server's time {info.now} or earlier; set an earlier time"
+        )
+
+
+async def seq_before_time(jetstream: JetStream, info: StreamInfo, time: int) -> int:
+    """The sequence before the first message of ``time`` (nanoseconds since 1970) or later.
+
+    As on the server, the search requires that timestamps grow with sequences. Where a server's
+    clock was set back, the result is one of the sequences where a message of an earlier timestamp
+    precedes one of a later timestamp.
+    """
+
+    async def is_at_or_after(seq: int) -> bool:
+        message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
+        return message is None or nanoseconds(message.time) >= time
+
+    return max(0, await run_search(first_after(info.first_seq, info.last_seq), is_at_or_after) - 1)

@@ -1,0 +1,184 @@
+"""Progress of a query by micro-batch: rows, rate, lag, and removed sequences.
+
+Spark reports each micro-batch with the offsets of each source: start, end, and ``latestOffset``,
+the stream's end when the micro-batch was planned. :func:`records` converts such a report into one
+:class:`BatchProgress` per source of this package; :func:`watch_progress` does so for every query of
+a session, and passes the records to a callback.
+
+Lag is in rows, not sequences: ``consumer_seq`` counts the messages that an ordered consumer of the
+query would have received, so the difference of two is the number of messages to read. It is as of
+the planning of the micro-batch: the next one includes the messages that were written while it ran.
+An idle query does not report; its last record remains valid.
+
+``rows`` is Spark's count of the rows that the source returned. If a sink reads a batch twice, as
+``foreachBatch`` without ``persist`` may, Spark counts them twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nats_stream_source.errors import OffsetError
+from nats_stream_source.extras import import_failure
+from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.formats.offsets import Offset, lag_between, range_between
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+# Users configure this logger by the module's public name.
+log = field_logger("nats_stream_source.progress")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """The progress of one source in one micro-batch.
+
+    Attributes:
+        query: the query's name, or its id if it does not have a name.
+        batch: the micro-batch's number.
+        source: the source's number within the query, from 0.
+        stream: the stream's name; for a bucket, ``KV_<bucket>``.
+        start, end: the range ``(start, end]`` of stream sequences.
+        rows: the number of rows that Spark received.
+        seconds: the duration of the whole micro-batch.
+        lag: rows between the end of the micro-batch and the end of the stream when it was planned;
+            None if unknown, as in a micro-batch that is repeated after a restart.
+        lag_seconds: the time between the messages at these two ends; None also if either message is
+            missing.
+        compacted: sequences of the range without a row: superseded or deleted before they were
+            read, or left out with ``ignoreDeletes``. None if the query has a filter, since most may
+            be of other subjects.
+        initial: whether the range has initial values.
+        epoch: how often the stream was re-created or rolled back, with ``failOnDataLoss=false``.
+    """
+
+    query: str
+    batch: int
+    source: int
+    stream: str
+    start: int
+    end: int
+    rows: int
+    seconds: float
+    lag: int | None
+    lag_seconds: float | None
+    compacted: int | None
+    initial: bool
+    epoch: int
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows per second of the micro-batch."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    def fields(self) -> dict[str, object]:
+        """The fields of the log line; the line omits unknown values."""
+        return {
+            "query": self.query,
+            "batch": self.batch,
+            "source": self.source,
+            "stream": self.stream,
+            "start": self.start,
+            "end": self.end,
+            "rows": self.rows,
+            "seconds": f"{self.seconds:.3f}",
+            "rows_per_second": round(self.rows_per_second),
+            "lag": self.lag,
+            "lag_seconds": None if self.lag_seconds is None else f"{self.lag_seconds:.3f}",
+            "compacted": self.compacted,
+            "initial": "true" if self.initial else "false",
+            "epoch": self.epoch,
+        }
+
+
+def records(progress: Mapping[str, Any]) -> list[BatchProgress]:
+    """One record for each source of this package in a progress report of Spark.
+
+    Args:
+        progress: an element of ``query.recentProgress``, or ``event.progress`` as a JSON object.
+            Sources of other packages are skipped, and so are offsets that a newer version of this
+            one wrote.
+    """
+    return list(_records(progress))
+
+
+def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
+    for number, source in enumerate(progress["sources"]):
+        end = _offset(source["endOffset"])
+        if end is None:
+            continue
+        start = _offset(source["startOffset"])
+        # Spark does not report a start for the first micro-batch; its end has the origin.
+        first, last = (end.origin, end.stream_seq) if start is None else range_between(start, end)
+        newest = _offset(source["latestOffset"])
+        lag = lag_seconds = None
+        if newest is not None and newest.epoch == end.epoch:
+            lag, lag_seconds = lag_between(end, newest)
+        rows = source["numInputRows"]
+        yield BatchProgress(
+            query=progress["name"] or str(progress["id"]),
+            batch=progress["batchId"],
+            source=number,
+            stream=end.stream,
+            start=first,
+            end=last,
+            rows=rows,
+            seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+            lag=lag,
+            lag_seconds=lag_seconds,
+            compacted=None if end.filter else max(0, last - first - rows),
+            initial=first < min(end.initial_through, last),
+            epoch=end.epoch,
+        )
+
+
+def _offset(value: Any) -> Offset | None:
+    """An offset of a report; None if it is missing or of another source."""
+    try:
+        loaded = json.loads(value) if isinstance(value, str) else value
+        return Offset.parse(loaded) if isinstance(loaded, Mapping) else None
+    except (ValueError, OffsetError):
+        return None
+
+
+def watch_progress(
+    spark: SparkSession, callback: Callable[[BatchProgress], None] | None = None
+) -> StreamingQueryListener:
+    """Log a line for every micro-batch of every query, and pass its records to ``callback``.
+
+    The lines are of level ``info``, by the logger ``nats_stream_source.progress``. Works with a
+    session in this process and over Spark Connect, where the callback also runs in this process, in
+    a thread of Spark. Spark reports an exception of the callback, and the query continues.
+
+    Returns:
+        The listener, already added; ``spark.streams.removeListener`` removes it.
+    """
+    try:
+        from pyspark.sql.streaming.listener import StreamingQueryListener
+    except ModuleNotFoundError as error:
+        raise import_failure(error, "spark") from error
+
+    class Progress(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:
+            pass
+
+        def onQueryProgress(self, event: Any) -> None:
+            for record in _records(json.loads(event.progress.json)):
+                log.info("micro-batch", **record.fields())  # type: ignore[arg-type]
+                if callback is not None:
+                    callback(record)
+
+        def onQueryIdle(self, event: Any) -> None:
+            pass
+
+        def onQueryTerminated(self, event: Any) -> None:
+            pass
+
+    listener = Progress()
+    spark.streams.addListener(listener)
+    return listener

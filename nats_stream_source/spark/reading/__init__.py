@@ -1,0 +1,1 @@
+"""Reads splits on the executors."""

@@ -1,0 +1,325 @@
+"""Reads a bucket as of a revision, as far as its history reaches.
+
+The state as of revision ``end`` is each key's last entry up to ``end``. For entries in the stream
+this is exact: history removes a key's oldest revisions first, so the last revision up to ``end``
+that is left is the last one that existed. Where the bucket keeps one revision per key, all messages
+up to ``end`` are such entries. Otherwise the range is read twice: first without values, to find
+each key's last sequence, then those messages.
+
+Entries that are missing need more evidence:
+
+- A key whose revisions are all later than ``end`` was created later, or its entry as of ``end`` was
+  removed. It was created later if it has fewer revisions than the bucket keeps, so that none was
+  removed by history, and its first revision did not replace others (a PURGE). Otherwise its state
+  as of ``end`` is unknown.
+- A key that is written while it is read may lose the very revision that was to be delivered. Then
+  the second read, or the first, lacks it, and the leader's list of keys shows it.
+- An entry that a limit removed (``max_age``, a TTL, ``max_bytes``) leaves no trace: only where no
+  sequence is missing at all is it certain that none was removed.
+
+Each of these is a data loss: an error that names the keys, or with ``failOnDataLoss=false`` a
+warning, without a row. A removal through the stream API (a purge, a deleted message) is not
+detected, nor is a history that used to be shorter.
+
+The keys that were created later, or may have been, are found in the messages after the range
+(``spark.reading.catch_up``). If none was written while these were read, a key's first message and
+its number of revisions are of one point in time, and decide. Otherwise the leader is requested for
+each of these keys, and the order matters, since revisions may be removed at any time: a count of
+revisions below the limit proves that none was removed *until then*, so it is requested after the
+first revision.
+
+All of this precedes the second read, if the range is read twice: a query that takes only a few rows
+must still raise the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.api import (
+    JetStream,
+    StreamInfo,
+    list_subjects,
+    max_concurrent_requests,
+)
+from nats_stream_source.jetstream.subjects import is_literal
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.splits import BatchSplit, removal_settings
+from nats_stream_source.spark.reading.catch_up import CatchUpReader, all_subjects_seen
+from nats_stream_source.spark.reading.event_loop import Runner, cached_runner
+from nats_stream_source.spark.reading.range_reader import read_range
+from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
+from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
+from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.headers import MARKER_REASON
+
+_MAX_ROWS = 1 << 20  # buffered revisions; above, they are reduced to one row per key
+_MAX_NAMED = 10
+
+# Headers of a message that replaces others which were removed.
+_REPLACES = tuple(f"\r\n{name}:".encode() for name in ("Nats-Rollup", MARKER_REASON))
+_NO_LATE_ENTRIES = pa.schema(
+    [("name", pa.string()), ("replaces", pa.bool_()), ("count", pa.int64())]
+).empty_table()
+
+log = field_logger(__name__)
+
+
+def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in the order of their revisions.
+
+    Raises:
+        DataLossError: a key's entry as of ``end`` is or may be missing, and ``failOnDataLoss`` is
+            set; the stream was re-created or rolled back while it was read.
+        ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
+    """
+    split, runner, seen = batch_split.split, cached_runner(adapter.connection), SubjectsSeen()
+    if batch_split.history == 1:
+        with contextlib.closing(read_range(runner, split, adapter)) as batches:
+            for frames in batches:
+                if len(frames):
+                    seen.add(subjects(frames))
+                yield from adapter.rows(frames, split)
+        _verify_complete(runner, batch_split, adapter, seen)
+        return
+    last = _LastSequences()
+    with contextlib.closing(read_range(runner, split, adapter, headers_only=True)) as batches:
+        for frames in batches:
+            last.add(frames)
+    last.finish()
+    seen.add(last.names)
+    catch_up = _verify_complete(runner, batch_split, adapter, seen)
+    if not last.names:
+        return
+    # A revision may be a key's last only because later ones, up to `end`, were removed before they
+    # were delivered: then it has been removed by now as well, and is reported.
+    with contextlib.closing(read_range(runner, split, adapter)) as batches:
+        for frames in batches:
+            yield from adapter.rows(last.select(frames), split)
+    catch_up.verified_stream_info()
+    _report(batch_split, adapter, last.missing(), [])
+
+
+def _verify_complete(
+    runner: Runner, batch_split: BatchSplit, adapter: FormatAdapter, seen: SubjectsSeen
+) -> CatchUpReader:
+    """Report a loss if the received subjects may not be all that had a message at ``end``.
+
+    Returns:
+        The reader of the messages after the range, for a last verification.
+    """
+
+    def is_complete(info: StreamInfo) -> bool:
+        return _has_all_messages(info) or all_subjects_seen(batch_split, info, len(seen))
+
+    catch_up, late = CatchUpReader(runner, batch_split, adapter), _LateEntries(seen)
+    for frames in catch_up.frames(is_complete, headers_only=True):
+        late.add(frames)
+    unknown: list[str] = []
+    if not is_complete(catch_up.info):
+        if catch_up.caught_up and catch_up.ranges_read <= 1:
+            unknown = late.unknown(batch_split.history)
+        else:
+            names = None if not catch_up.caught_up else late.names()
+
+            async def request() -> list[str]:
+                jetstream = await runner.connection.jetstream()
+                return await _unknown(jetstream, batch_split, seen, names)
+
+            unknown = runner.retry_transient(request)
+    removals = _untraced_removals(catch_up.info)
+    # If the range ended at the stream's last message, messages removed before the plan were not
+    # part of the state, and none was removed since if as many subjects were received as planned.
+    # For some keys only, that number is unknown, but limits remove the oldest messages first.
+    if batch_split.subject_count is None:
+        all_received = catch_up.info.first_seq == batch_split.first_seq and "TTLs" not in removals
+    else:
+        all_received = batch_split.subject_count == len(seen)
+    exact = batch_split.at_stream_end and all_received
+    _report(batch_split, adapter, unknown, [] if exact else removals)
+    return catch_up
+
+
+class _LateEntries:
+    """The messages after the range of subjects that were not received in it."""
+
+    def __init__(self, seen: SubjectsSeen) -> None:
+        self._seen = seen
+        self._parts: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, frames: Frames) -> None:
+        """Add the next messages."""
+        if not len(frames):
+            return
+        names, blocks = subjects(frames), header_blocks(frames)
+        replaces = pc.or_(*(pc.match_substring(blocks, header) for header in _REPLACES))
+        count = pa.repeat(pa.scalar(1, pa.int64()), len(frames))
+        part = pa.table({"name": names, "replaces": replaces, "count": count})
+        self._parts.append(part.filter(self._seen.unseen(names)))
+        self._rows += self._parts[-1].num_rows
+        if self._rows > _MAX_ROWS:
+            self._parts, self._rows = [self._table()], 0
+
+    def _table(self) -> pa.Table:
+        table = pa.concat_tables(self._parts) if self._parts else _NO_LATE_ENTRIES
+        grouped = table.group_by("name").aggregate([("replaces", "max"), ("count", "sum")])
+        return grouped.rename_columns(["name", "replaces", "count"])
+
+    def names(self) -> list[str]:
+        """The subjects."""
+        names: list[str] = self._table()["name"].to_pylist()
+        return names
+
+    def unknown(self, history: int) -> list[str]:
+        """The subjects that may have had earlier messages, if all their messages were added."""
+        table = self._table()
+        unknown = table["replaces"]
+        if history > 0:
+            unknown = pc.or_(unknown, pc.greater_equal(table["count"], history))
+        names: list[str] = table["name"].filter(unknown).to_pylist()
+        return names
+
+
+class _LastSequences:
+    """The last sequence of each subject, and which of these messages the second read received.
+
+    Attributes:
+        names: the subjects, after :meth:`finish`.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[pa.Table] = []
+        self._rows = 0
+        self.names: pa.Array = pa.array([], pa.string())
+        self._sequences: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._received: NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+    def add(self, frames: Frames) -> None:
+        """Add the next messages of the first read."""
+        if not len(frames):
+            return
+        columns = {"name": subjects(frames), "seq": pa.array(ack_tokens(frames).stream_seq)}
+        self._parts.append(pa.table(columns))
+        self._rows += len(frames)
+        if self._rows > _MAX_ROWS:
+            self._reduce()
+
+    def _reduce(self) -> pa.Table:
+        if not self._parts:
+            return pa.table({"name": self.names, "seq": pa.array(self._sequences)})
+        last = pa.concat_tables(self._parts).group_by("name").aggregate([("seq", "max")])
+        self._parts = [last.rename_columns(["name", "seq"])]
+        self._rows = 0
+        return self._parts[0]
+
+    def finish(self) -> None:
+        """End the first read, and fix the last sequence of each subject."""
+        table = self._reduce().sort_by("seq").combine_chunks()
+        self._parts.clear()
+        self.names = table["name"].combine_chunks()
+        self._sequences = table["seq"].to_numpy()
+        self._received = np.zeros(len(table), np.bool_)
+
+    def select(self, frames: Frames) -> Frames:
+        """The messages of ``frames``, from the second read, that are their subject's last."""
+        sequences = ack_tokens(frames).stream_seq
+        indices = np.searchsorted(self._sequences, sequences)
+        within = indices < len(self._sequences)
+        mask = within & (self._sequences[np.where(within, indices, 0)] == sequences)
+        self._received[indices[mask]] = True
+        return frames.select(mask)
+
+    def missing(self) -> list[str]:
+        """The subjects whose last message the second read did not receive."""
+        names: list[str] = self.names.filter(pa.array(~self._received)).to_pylist()
+        return names
+
+
+async def _unknown(
+    jetstream: JetStream, batch_split: BatchSplit, seen: SubjectsSeen, names: list[str] | None
+) -> list[str]:
+    """The subjects of ``names`` that may have had a message at ``end``.
+
+    Args:
+        names: subjects that were not received; None for all of them.
+    """
+    split, history = batch_split.split, batch_split.history
+    if names is None:
+        names = seen.missing(await list_subjects(jetstream, split.stream, split.filters))
+
+    async def was_created_later(name: str) -> bool:
+        if not is_literal(name):
+            return False  # the server would match other subjects
+        first = await jetstream.message(split.stream, seq=1, next_by_subj=name)
+        if first is None or first.seq <= split.end or any(m in first.headers for m in _REPLACES):
+            return False
+        if history < 1:
+            return True
+        counts = await jetstream.subject_counts(split.stream, name)
+        return counts.get(name, history) < history
+
+    created_later = await gather_limited(
+        was_created_later, names, max_concurrent_requests(jetstream)
+    )
+    return [name for name, later in zip(names, created_later, strict=True) if not later]
+
+
+def _has_all_messages(info: StreamInfo) -> bool:
+    """Whether the stream still has every message."""
+    return info.messages == info.last_seq
+
+
+def _untraced_removals(info: StreamInfo) -> list[str]:
+    """The settings that may have removed entries without a trace; empty if none is missing."""
+    if _has_all_messages(info):
+        return []
+    settings = list(removal_settings(info.config))
+    now = info.now and nanoseconds(info.now)
+    young = now and now - nanoseconds(info.created) < (info.config.get("max_age") or 0)
+    if "max_age" in settings and young:
+        settings.remove("max_age")  # the stream is younger than the limit
+    # The limits remove the oldest messages first, a TTL any message.
+    return settings if info.first_seq > 1 else [name for name in settings if name == "TTLs"]
+
+
+def _report(
+    batch_split: BatchSplit, adapter: FormatAdapter, unknown: Sequence[str], removals: Sequence[str]
+) -> None:
+    """Raise DataLossError, or log a warning, if a part of the state is unknown."""
+    split, observed = batch_split.split, []
+    if unknown:
+        names = sorted(name[len(split.prefix) :] for name in unknown)
+        listed = ", ".join(repr(name) for name in names[:_MAX_NAMED])
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        history = batch_split.history
+        kept = "" if history < 1 else f", of which the bucket keeps {history} per key"
+        observed.append(
+            f"the entries of {len(names)} keys ({listed}{more}) were superseded by later "
+            f"revisions{kept}"
+        )
+    if removals:
+        observed.append(f"entries may have been removed without a trace ({', '.join(removals)})")
+    if not observed:
+        return
+    state = f"as of {adapter.terms.sequence} {split.end}: {'; '.join(observed)}"
+    if adapter.common.fail_on_data_loss:
+        raise DataLossError(
+            f"data loss in stream {split.stream} {state}; set failOnDataLoss=false to leave out "
+            f"the unknown entries, or keep more with a deeper history of the bucket without limits"
+        )
+    log.warning(
+        f"data loss accepted: stream {split.stream} {state}; failOnDataLoss=false: leave out the "
+        f"unknown entries",
+        stream=split.stream,
+    )

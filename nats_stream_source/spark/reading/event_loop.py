@@ -1,0 +1,113 @@
+"""An event loop and a reusable connection for code that Spark calls synchronously.
+
+The loop runs only inside :meth:`Runner.run` and :meth:`Runner.iterate`, in the caller's thread: no
+data crosses threads, and no coroutine runs while Spark does other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+from nats_stream_source.aio.retry import retry_transient
+from nats_stream_source.aio.tasks import cancel_and_wait
+from nats_stream_source.connection.connection import ConnectionSettings
+from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.logs import field_logger
+from nats_stream_source.options import CONNECTION, KV, STREAM
+from nats_stream_source.options.hints import option_hints, option_names
+
+T = TypeVar("T")
+
+log = field_logger(__name__)
+
+_OPTION_NAMES = option_names(CONNECTION + KV + STREAM)
+_CLOSE_DEADLINE = 10.0  # seconds, for cancelled tasks
+
+
+class Runner:
+    """An event loop with a :class:`ReusableConnection`."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.connection = ReusableConnection(settings)
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` to completion and return its result; an interrupt cancels it."""
+        task = self._loop.create_task(work)
+        try:
+            # Errors of the connection and of JetStream name settings; Spark users set options.
+            with option_hints(_OPTION_NAMES):
+                return self._loop.run_until_complete(task)
+        finally:
+            if not task.done():
+                # A pending task would continue at the next use of the loop. Cancel only once: a
+                # second cancellation would interrupt the cleanup of the first.
+                task.cancel()
+                self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+
+    def retry_transient(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run ``work``; retry while the server is unavailable, for at most ``connectTimeout``."""
+        return self.run(retry_transient(work, self.connection.settings.connect_timeout))
+
+    def plan(self, work: Callable[[], Awaitable[T]]) -> T:
+        """:meth:`retry_transient` for a planner; removes the traceback from named errors."""
+        try:
+            return self.retry_transient(work)
+        except NatsSourceError as error:
+            # Spark shows the whole traceback to the user; the text of a named error is sufficient.
+            log.debug("planner failed", exc_info=True)
+            raise error.with_traceback(None) from None
+
+    def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
+        """Yield the elements of ``items``; closing this generator closes ``items``."""
+        try:
+            while True:
+                try:
+                    yield self.run(_next(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if (close := getattr(items, "aclose", None)) is not None:
+                self.run(close())
+
+    def close(self) -> None:
+        """Close the connection and the loop."""
+        if self._loop.is_closed():
+            return
+        try:
+            self.run(self.connection.drop())
+            if pending := asyncio.all_tasks(self._loop):
+                self.run(cancel_and_wait(pending, _CLOSE_DEADLINE))
+            self.run(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+
+async def _next(items: AsyncIterator[T]) -> T:
+    return await items.__anext__()
+
+
+_cached: dict[tuple[int, ConnectionSettings], Runner] = {}
+
+
+def cached_runner(settings: ConnectionSettings) -> Runner:
+    """The runner of this process for ``settings``: Spark runs many tasks in a Python worker.
+
+    The process id is part of the key, since a forked process must not share its parent's socket.
+    """
+    key = (os.getpid(), settings)
+    if key not in _cached:
+        _cached[key] = Runner(settings)
+    return _cached[key]
+
+
+def close_cached_runners() -> None:
+    """Close all cached runners of this process."""
+    for key in list(_cached):
+        runner = _cached.pop(key)
+        if key[0] == os.getpid():
+            runner.close()

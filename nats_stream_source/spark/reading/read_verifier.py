@@ -1,0 +1,141 @@
+"""Verifies after a read that the stream is still the planned one, and that no message is missing.
+
+If the stream was re-created, rolled back or truncated while it was read, the received rows are not
+those that the offsets promise, and the task fails.
+"""
+
+from __future__ import annotations
+
+from nats_stream_source.errors import DataLossError, PermissionDeniedError
+from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.data_loss_report import report_aged_out, was_rolled_back
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.reading.event_loop import Runner
+from nats_stream_source.spark.reading.gap_tracker import SequenceGapTracker
+from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.frames import Frames
+
+log = field_logger(__name__)
+
+
+class ReadVerifier:
+    """Records the messages that were received of a split, and compares them with the plan."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._gaps: SequenceGapTracker | None = None
+        if split.required_from is not None:
+            self._gaps = SequenceGapTracker(split.required_from, split.expiry_allowed_through)
+        self._last: tuple[int, int] | None = None  # sequence and timestamp
+
+    def add(self, frames: Frames) -> None:
+        """Record the next messages."""
+        if not len(frames):
+            return
+        tokens = ack_tokens(frames)
+        self._last = int(tokens.stream_seq[-1]), int(tokens.timestamp_ns[-1])
+        if self._gaps is not None:
+            self._gaps.add(tokens.stream_seq)
+
+    def verify(self, info: StreamInfo, runner: Runner, adapter: FormatAdapter) -> None:
+        """Compare the received messages with the plan.
+
+        Args:
+            info: the stream after the last message, as its leader reports it.
+
+        Raises:
+            DataLossError: required messages aged out, and ``failOnDataLoss`` is set; or the stream
+                was rolled back, and the received messages may differ from the planned ones.
+        """
+        split = self._split
+        check_fingerprint(info, split, runner, split.fingerprint, self._last)
+        if self._gaps and (missing := self._gaps.aged_out(info.first_seq, split.end)):
+            report_aged_out(adapter, info, *missing, filters=split.filters)
+
+
+def check_fingerprint(
+    info: StreamInfo,
+    split: Split,
+    runner: Runner,
+    fingerprint: tuple[int, str] | None,
+    last: tuple[int, int] | None = None,
+) -> None:
+    """Raise DataLossError if the stream was rolled back, even if it has grown again since.
+
+    Args:
+        info: the stream as its leader reports it now.
+        fingerprint: sequence and timestamp of a message that the stream had; None if it had none.
+        last: sequence and timestamp, in nanoseconds, of the last message that was read.
+    """
+    if fingerprint is None:
+        return
+    seq, time = fingerprint
+    if last is not None and last[0] == seq <= info.last_seq:
+        rolled_back = last[1] != nanoseconds(time)  # the received message is the best evidence
+    else:
+        rolled_back = _was_rolled_back(runner, info, seq, time)
+    if rolled_back:
+        # Rows from before and after are mixed: only a new plan is correct, under any setting.
+        raise DataLossError(
+            f"data loss in stream {split.stream}: the stream was rolled back while the range "
+            f"({split.start}, {split.end}] was read: sequence {seq} does not have the message that "
+            f"it had before; load a batch again, or restart a streaming query with "
+            f"failOnDataLoss=false to continue after the last message that is left"
+        )
+
+
+def _was_rolled_back(runner: Runner, info: StreamInfo, seq: int, time: str) -> bool:
+    """:func:`was_rolled_back`; False where the permission for the request is missing."""
+
+    async def check() -> bool:
+        try:
+            return await was_rolled_back(await runner.connection.jetstream(), info, seq, time)
+        except PermissionDeniedError as error:
+            log.info(
+                "could not verify whether the stream was rolled back", stream=info.name, error=error
+            )
+            return False
+
+    return runner.retry_transient(check)
+
+
+def verified_stream_info(
+    runner: Runner, split: Split, adapter: FormatAdapter, known_last_seq: int | None = None
+) -> StreamInfo:
+    """The stream after the read, as its leader reports it.
+
+    Args:
+        known_last_seq: the last sequence that the stream had; None for that of the plan. A lower
+            last sequence must be confirmed by a second response.
+
+    Raises:
+        DataLossError: the stream was re-created.
+    """
+
+    async def request() -> StreamInfo:
+        jetstream = await runner.connection.jetstream()
+        info = await adapter.stream_info(jetstream, split.stream)
+        expected = split.known_last_seq if known_last_seq is None else known_last_seq
+        if info.last_seq < expected:
+            await confirm_last_seq(jetstream, info, expected)
+        return info
+
+    info = runner.retry_transient(request)
+    check_created(info, split)
+    return info
+
+
+def check_created(info: StreamInfo, split: Split) -> None:
+    """Raise DataLossError if the stream was re-created since ``split`` was planned."""
+    if info.created != split.created:
+        # Rows of two streams may be mixed: only a new plan is correct, under any setting.
+        raise DataLossError(
+            f"data loss in stream {split.stream}: the stream was deleted and re-created while the "
+            f"range ({split.start}, {split.end}] was read: it was created at {info.created}, "
+            f"expected {split.created}; load a batch again, or restart a streaming query with "
+            f"failOnDataLoss=false to continue with the re-created stream"
+        )

@@ -1,0 +1,94 @@
+"""Reads a range of a few sequences with single requests to the stream leader, without a consumer.
+
+A consumer takes a dozen milliseconds, on a bucket whose sequences are mostly gaps several dozens
+(docs/internals/measurements.md, "Servers"), for any number of messages: most of the time of a small
+micro-batch. A ``STREAM.MSG.GET`` for every sequence of the range, all in parallel, takes one or
+two.
+
+A sequence that the leader does not have is a gap only if the leader has reached the range's end: a
+leader that was just elected may not have. So its state is requested before and after, and unless
+the same server responds both times and has the end, the range is left to a consumer, which waits
+for it. A consumer also reads the range if a response is missing, a permission is missing, or
+messages are so large that the responses would need much memory.
+"""
+
+from __future__ import annotations
+
+from nats_stream_source.aio.retry import is_transient
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
+from nats_stream_source.jetstream.api import (
+    JetStream,
+    StreamInfo,
+    as_delivered,
+    max_concurrent_requests,
+)
+from nats_stream_source.jetstream.subjects import covers
+from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.wire.encode import encode_deliveries
+from nats_stream_source.wire.frames import Frames
+
+MAX_SEQUENCES = 32
+"""Above, a consumer is cheaper than single requests (docs/internals/performance.md)."""
+
+_MAX_MEAN_SIZE = 64 << 10  # bytes; above, a consumer reads the range
+
+log = field_logger(__name__)
+
+
+async def small_range(
+    jetstream: JetStream, split: Split, *, headers_only: bool = False
+) -> tuple[Frames, StreamInfo] | None:
+    """The messages of a small range as a consumer would deliver them; None to use a consumer.
+
+    The second element is the stream's state after the read. It may be of a re-created stream
+    (``created``): then the messages are empty, and the caller raises the error.
+
+    Args:
+        headers_only: return the messages without payloads.
+    """
+    limit = min(MAX_SEQUENCES, max_concurrent_requests(jetstream))
+    if split.last_per_subject or split.end - split.start > limit:
+        return None
+    try:
+        return await _read(jetstream, split, headers_only)
+    except PermissionDeniedError as error:
+        log.warning("a small range is read by a consumer", stream=split.stream, error=error)
+    except StreamNotFoundError:
+        pass  # the consumer raises the error if it persists
+    except NatsSourceError as error:
+        if not is_transient(error):
+            raise
+        log.info("a small range is read by a consumer", stream=split.stream, error=error)
+    return None
+
+
+async def _read(
+    jetstream: JetStream, split: Split, headers_only: bool
+) -> tuple[Frames, StreamInfo] | None:
+    before = await jetstream.stream_info(split.stream)
+    if before.created != split.created:
+        return Frames.join([]), before
+    if before.last_seq < split.end or before.nbytes > _MAX_MEAN_SIZE * before.messages:
+        return None
+    responses = await gather_limited(
+        lambda seq: jetstream.message(split.stream, seq=seq), range(split.start + 1, split.end + 1)
+    )
+    messages = [message for message in responses if message is not None]
+    after = await jetstream.stream_info(split.stream)
+    if after.created != split.created:
+        return Frames.join([]), after
+    if after.leader != before.leader or after.last_seq < split.end:
+        log.info(
+            "a small range is read by a consumer", stream=split.stream, error="the leader changed"
+        )
+        return None
+    if any("\ufffd" in message.subject for message in messages):
+        return None  # possibly the server's replacement of bytes that are not UTF-8
+    matching = [
+        as_delivered(message, headers_only=headers_only)
+        for message in messages
+        if not split.filters or any(covers(f, message.subject) for f in split.filters)
+    ]
+    return encode_deliveries(split.stream, matching), after

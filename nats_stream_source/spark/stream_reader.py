@@ -1,0 +1,83 @@
+"""Streaming reads: connects Spark's stream reader interface to the planner and the split readers.
+
+Spark creates the stream reader twice: in the planner's process, where it requests offsets and
+partitions, and for the tasks, to which it pickles the reader and calls only ``read``. So a
+connection is opened only when it is needed, and the planner's state is not pickled. Spark also
+starts a process only to find the format, and one to request its columns: planner and readers are
+imported where they are used, so that those processes do not load them.
+
+How Spark requests the end of a micro-batch depends on its version: with the start and a limit since
+4.2 (``spark.stream_reader_v42``), without both before (``spark.stream_reader_v40``). This module
+has the common part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from nats_stream_source.options import KvOptions, StreamOptions
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.input_partition import NatsInputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nats_stream_source.spark.planning.planner import Planner
+    from nats_stream_source.spark.reading.event_loop import Runner
+
+T = TypeVar("T")
+
+
+class StreamReader(DataSourceStreamReader):
+    """Offsets and splits on the driver, rows on the executors; everything but ``latestOffset``."""
+
+    def __init__(self, options: KvOptions | StreamOptions) -> None:
+        self._options = options
+        self._runner: Runner | None = None
+        self._planner: Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_runner": None, "_planner": None}
+
+    def _plan(self, call: Callable[[Planner], Awaitable[T]]) -> T:
+        """Run ``call`` with the planner; retry while the server is unavailable for a short time."""
+        from nats_stream_source.spark.planning.planner import Planner
+        from nats_stream_source.spark.reading.event_loop import Runner
+
+        if self._runner is None or self._planner is None:
+            self._runner = Runner(self._options.connection)
+            self._planner = Planner(format_adapter(self._options), self._runner.connection)
+        planner = self._planner
+        return self._runner.plan(lambda: call(planner))
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The start position of a query without a checkpoint."""
+        return self._plan(lambda planner: planner.initial_offset()).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The splits of a micro-batch."""
+        first, last = Offset.parse(start), Offset.parse(end)
+        splits = self._plan(lambda planner: planner.splits(first, last))
+        return [NatsInputPartition(split) for split in splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split."""
+        from nats_stream_source.spark.reading.split_reader import read_split
+
+        assert isinstance(partition, NatsInputPartition)
+        assert isinstance(partition.split, Split)
+        return read_split(partition.split, format_adapter(self._options))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the server does not keep state of a query."""
+
+    def stop(self) -> None:
+        """Close the planner's connection."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = self._planner = None

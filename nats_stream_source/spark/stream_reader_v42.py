@@ -1,0 +1,51 @@
+"""The stream reader for Spark 4.2 and newer, which give each micro-batch a start and a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.stream_reader import StreamReader
+
+
+class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
+    """Reads under Spark's admission control.
+
+    Spark detects the support by the arguments of ``latestOffset``.
+    """
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """``maxRowsPerTrigger`` or ``maxBytesPerTrigger``, or no limit.
+
+        Spark passes it back to :meth:`latestOffset`, unless the trigger overrides it. It carries
+        whether the limits apply; the planner reads both values from the options, since a limit of
+        Spark has only one.
+        """
+        options = self._options.common
+        if options.max_rows is not None:
+            return ReadMaxRows(options.max_rows)
+        return ReadAllAvailable() if options.max_bytes is None else ReadMaxBytes(options.max_bytes)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the micro-batch that starts at ``start``."""
+        offset = Offset.parse(start)
+        # Trigger.Once requests all available messages, regardless of the options.
+        limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes))
+        return self._plan(lambda planner: planner.latest_offset(offset, limited=limited)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The stream's end, for the lag in the query's progress."""
+        latest = self._planner.report_latest_offset() if self._planner is not None else None
+        return None if latest is None else latest.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of this run."""
+        self._plan(lambda planner: planner.prepare_available_now())

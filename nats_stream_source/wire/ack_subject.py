@@ -1,0 +1,266 @@
+"""The reply subjects of JetStream deliveries (ADR-15, "JSAck").
+
+The server encodes the state of a delivery in the subject of the acknowledgement::
+
+    v1  $JS.ACK.<stream>.<consumer>.<delivered>.<stream_seq>.<consumer_seq>.<time>.<pending>
+    v2  $JS.ACK.<domain>.<account hash>.<stream>.<consumer>.<delivered>. ... .<pending>[.<more>]
+
+v1 has 9 tokens. v2 has 11 and may get more at its end, so 10 tokens are an error.
+:class:`AckReply` parses one subject with all its tokens, :func:`ack_tokens` the numbers of many
+subjects at once.
+
+Theory of operation of :func:`ack_tokens`. Two ways agree on every input. ``_split`` splits all
+replies at their dots, takes the five numeric tokens of each and casts them. It is the definition,
+and only it raises errors. Replies of equal layout are parsed much faster
+(``wire/ascii_integers.py``). If the layout changes too often for that, the remaining replies are
+split. The numbers of a run of deliveries were usually parsed when their frames were found
+(``wire/delivery_scan.py``), and are in ``Frames.acks``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.wire.arrow_slices import in_order, slices
+from nats_stream_source.wire.ascii_integers import (
+    FIELDS,
+    V1_TOKENS,
+    V2_TOKENS,
+    Layout,
+    bytes_at,
+    is_int64,
+    layout_of,
+)
+from nats_stream_source.wire.frames import Frames
+
+Integers = NDArray[np.int64]
+
+ACK_PREFIX = "$JS.ACK."
+_ACK_PREFIX = ACK_PREFIX.encode()
+_ACK_PREFIX_VALUE = np.frombuffer(_ACK_PREFIX, np.int64)[0]
+_BLOCK_ROWS = 2048  # so that a block fits into the processor's cache
+_LAYOUT_PAYS = 128  # frames; parsing so many by their layout costs as much as splitting them
+_NO_DOMAIN = "_"
+_MAX_DIGITS = 20  # of an unsigned 64-bit integer
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AckTokens:
+    """The numbers in the reply subjects of deliveries (ADR-15, "JSAck"): int64, one per frame."""
+
+    stream_seq: Integers
+    """Sequence in the stream; in a KV bucket the revision."""
+    consumer_seq: Integers
+    """Number of deliveries of the consumer, this one included."""
+    timestamp_ns: Integers
+    """Time at which the stream stored the message: nanoseconds since 1970, UTC."""
+    pending: Integers
+    """Number of matching messages that were not delivered yet after this one."""
+    delivered: Integers
+    """Number of deliveries of this message, this one included."""
+
+    def __len__(self) -> int:
+        return self.stream_seq.size
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "<AckTokens none>"
+        return (
+            f"<AckTokens {len(self)}, stream_seq {self.stream_seq[0]}..{self.stream_seq[-1]}, "
+            f"consumer_seq {self.consumer_seq[0]}..{self.consumer_seq[-1]}>"
+        )
+
+    def select(self, index: NDArray[np.bool_] | Integers | slice) -> AckTokens:
+        """Return the tokens of some frames; ``index`` as for :meth:`Frames.select`."""
+        return AckTokens(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+def is_delivery(frames: Frames) -> NDArray[np.bool_]:
+    """Return which frames are deliveries of a consumer: their reply starts with ``$JS.ACK.``.
+
+    Other frames are status messages (heartbeat, flow control), responses, control lines or messages
+    of other publishers.
+    """
+    result = frames.reply_end - frames.reply_begin >= len(_ACK_PREFIX)
+    all_long = result.all()
+    begin = frames.reply_begin if all_long else frames.reply_begin[result]
+    if begin.size:
+        # Eight bytes are compared as one integer.
+        is_ack: NDArray[np.bool_] = (
+            bytes_at(frames.buffer, begin, 8).view(np.int64) == _ACK_PREFIX_VALUE
+        )
+        if all_long:
+            return is_ack
+        result[result] = is_ack
+    return result
+
+
+def ack_tokens(frames: Frames) -> AckTokens:
+    """Parse the numbers in the reply subjects of deliveries (see :func:`is_delivery`).
+
+    Raises:
+        ProtocolError: a reply has neither 9 nor at least 11 tokens, or one of the five is not an
+            integer. The message contains the reply.
+    """
+    numbers = with_acks(frames).acks
+    assert numbers is not None
+    delivered, stream_seq, consumer_seq, timestamp_ns, pending = numbers
+    return AckTokens(stream_seq, consumer_seq, timestamp_ns, pending, delivered)
+
+
+def with_acks(frames: Frames) -> Frames:
+    """Return the frames with the numbers of their reply subjects in ``acks``.
+
+    Raises:
+        ProtocolError: as :func:`ack_tokens`.
+    """
+    if frames.acks is None:
+        return replace(frames, acks=_parse_acks(frames))
+    unparsed = np.flatnonzero(frames.acks[0] < 0)
+    if not unparsed.size:
+        return frames
+    acks = frames.acks.copy()
+    acks[:, unparsed] = _parse_acks(frames.select(unparsed))
+    return replace(frames, acks=acks)
+
+
+def _parse_acks(frames: Frames) -> Integers:
+    n = len(frames)
+    numbers = np.empty((FIELDS, n), np.int64)
+    done = layouts = 0
+    while done < n and layouts * _LAYOUT_PAYS <= done + 4 * _LAYOUT_PAYS:
+        layout = layout_of(frames.reply(done))
+        if layout is None:
+            break
+        done = _read_layout(layout, frames, done, numbers)
+        layouts += 1
+    if done < n:
+        numbers[:, done:] = _split(frames.select(slice(done, n)))
+    return numbers
+
+
+def _read_layout(layout: Layout, frames: Frames, begin: int, numbers: Integers) -> int:
+    """Parse the replies of this layout from ``begin`` on; return the index of the first other."""
+    others = frames.reply_end[begin:] - frames.reply_begin[begin:] != layout.length
+    stop = begin + int(others.argmax()) if others.any() else len(frames)
+    rows = 16  # a layout that ends soon must stay cheap
+    while begin < stop:
+        rows = min(4 * rows, _BLOCK_ROWS)
+        end = min(begin + rows, stop)
+        begin += layout.read(frames.buffer, frames.reply_end[begin:end], numbers[:, begin:end])
+        if begin < end:
+            break
+    return begin
+
+
+def _split(frames: Frames) -> Integers:
+    frames = in_order(frames)
+    replies = slices(frames.buffer, frames.reply_begin, frames.reply_end, pa.string())
+    split = pc.split_pattern(replies, ".")
+    offsets = split.offsets.to_numpy()
+    count = offsets[1:] - offsets[:-1]
+    good = (count == V1_TOKENS) | (count >= V2_TOKENS)
+    if not (good & is_delivery(frames)).all():
+        raise _frames_error(frames)
+    first = offsets[:-1] + np.where(count == V1_TOKENS, 4, 6)
+    tokens = split.values.take(pa.array((first + np.arange(FIELDS)[:, None]).ravel()))
+    # The cast alone accepts "-5" and "0x5".
+    if pc.ascii_is_decimal(tokens).false_count:
+        raise _frames_error(frames)
+    try:
+        numbers: Integers = tokens.cast(pa.int64()).to_numpy().reshape(FIELDS, len(frames))
+    except pa.ArrowInvalid:
+        raise _frames_error(frames) from None
+    return numbers
+
+
+def _frames_error(frames: Frames) -> ProtocolError:
+    """Return the error for the first invalid reply; checks the replies one by one."""
+    for i in range(len(frames)):
+        reply = frames.reply(i)
+        tokens = reply.split(b".")
+        count = len(tokens)
+        if not reply.startswith(_ACK_PREFIX):
+            problem = "it does not start with '$JS.ACK.'"
+        elif count != V1_TOKENS and count < V2_TOKENS:
+            problem = f"{count} tokens, expected 9 or at least 11"
+        else:
+            first = 4 if count == V1_TOKENS else 6
+            invalid = [t for t in tokens[first : first + FIELDS] if not is_int64(t)]
+            if not invalid:
+                continue
+            problem = f"token {invalid[0]!r} is not an integer"
+        return ProtocolError(f"invalid reply subject {reply!r}: {problem}")
+    raise AssertionError("every reply is valid")
+
+
+@dataclass(frozen=True, slots=True)
+class AckReply:
+    """The tokens of the reply subject of one delivery (ADR-15, "JSAck").
+
+    Attributes:
+        domain: the JetStream domain; None for a server without a domain (``_``) and in v1.
+        account_hash: routes the acknowledgement to the right account; None in v1.
+        stream, consumer: the consumer that delivered the message, and its stream.
+        delivered: number of deliveries of this message, this one included.
+        stream_seq: sequence in the stream.
+        consumer_seq: number of deliveries of the consumer, this one included.
+        timestamp_ns: time at which the stream stored the message: nanoseconds since 1970, UTC.
+        pending: number of matching messages that were not delivered yet after this one.
+    """
+
+    domain: str | None
+    account_hash: str | None
+    stream: str
+    consumer: str
+    delivered: int
+    stream_seq: int
+    consumer_seq: int
+    timestamp_ns: int
+    pending: int
+
+    @classmethod
+    def parse(cls, subject: str) -> AckReply:
+        """Parse a reply subject.
+
+        Raises:
+            ProtocolError: it does not start with ``$JS.ACK.``, has neither 9 nor at least 11
+                tokens, or a token is not of its type. The message contains the subject.
+        """
+        tokens = subject.split(".")
+        count = len(tokens)
+        if not subject.startswith(ACK_PREFIX):
+            raise _subject_error(subject, "it does not start with '$JS.ACK.'")
+        if count != V1_TOKENS and count < V2_TOKENS:
+            raise _subject_error(subject, f"{count} tokens, expected 9 or at least 11")
+        domain: str | None = None
+        account_hash: str | None = None
+        first = 2
+        if count >= V2_TOKENS:
+            domain, account_hash = tokens[2:4]
+            first = 4
+        names = tokens[2 : first + 2]
+        if not all(names):
+            raise _subject_error(subject, "a name is empty")
+        numbers = tokens[first + 2 : first + 7]
+        for token in numbers:
+            # int() alone accepts "-5", "1_0" and digits of other scripts.
+            if not (token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS):
+                raise _subject_error(subject, f"token {token!r} is not an integer")
+        return cls(
+            None if domain == _NO_DOMAIN else domain,
+            account_hash,
+            tokens[first],
+            tokens[first + 1],
+            *map(int, numbers),
+        )
+
+
+def _subject_error(subject: str, problem: str) -> ProtocolError:
+    return ProtocolError(f"invalid reply subject {subject!r}: {problem}")

@@ -1,0 +1,138 @@
+"""What golden checkpoints are of: a bucket and a stream, what is written to them, and queries."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from tests.support.nats import buckets
+from tests.support.spark.streaming_query import run_to_the_end
+
+BUCKET, STREAM = "plant", "ORDERS"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One query and its checkpoint.
+
+    Attributes:
+        options: of the source, beside ``servers``.
+        uncommitted: whether its last micro-batch was written to the sink and not committed.
+    """
+
+    format: str
+    options: dict[str, str]
+    uncommitted: bool = False
+
+
+class SinkError(Exception):
+    """The sink fails after it wrote, so that the micro-batch is not committed."""
+
+
+def shown(row: Row) -> list[Any]:
+    """What of a row must be the same in every version."""
+    if "revision" in row:
+        value = None if row.value is None else bytes(row.value).decode()
+        return [row.revision, row.operation, row.key, value, row.initial]
+    return [row.sequence, row.subject, bytes(row.data).decode()]
+
+
+def go_on(
+    spark: SparkSession, url: str, case: Case, checkpoint: Path, fail: bool = False
+) -> list[list[Any]]:
+    """Run the query to the end of what there is; its rows, as :func:`shown`.
+
+    Args:
+        fail: whether the sink fails after each micro-batch.
+    """
+    rows: list[list[Any]] = []
+
+    def collect(batch: DataFrame, batch_id: int) -> None:
+        found = [shown(row) for row in batch.collect()]
+        rows.extend(found)
+        if fail:
+            raise SinkError
+
+    writes = (
+        spark.readStream.format(case.format)
+        .options(servers=url, **case.options)
+        .load()
+        .writeStream.foreachBatch(collect)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+    )
+    try:
+        run_to_the_end(writes.start)
+    except StreamingQueryException as error:
+        if not fail or "SinkError" not in str(error):
+            raise
+    return rows
+
+
+def write(url: str, first: int) -> None:
+    """One round of changes, whose values begin at ``first``."""
+    keys = ["pump.a", "pump.b", "fan.1", "door", "pump.a"]
+    buckets.put_many(url, BUCKET, ((key, b"%d" % (first + i)) for i, key in enumerate(keys)))
+    buckets.delete(url, BUCKET, "fan.1")
+    buckets.purge(url, BUCKET, "door")
+    subjects = ["orders.eu.de", "orders.us", "orders.asia", "orders.eu.fr", "orders.us"]
+    messages = [(name, b"%d" % (first + i), None) for i, name in enumerate(subjects)]
+    buckets.publish(url, messages)
+
+
+def create(url: str) -> None:
+    """The bucket and the stream."""
+    buckets.create_bucket(url, BUCKET, history=5)
+    config = {"name": STREAM, "subjects": ["orders.>"], "allow_direct": True}
+    buckets.api(url, f"STREAM.CREATE.{STREAM}", config)
+
+
+def state_of(url: str, case: Case) -> dict[str, Any]:
+    """The state of what a case reads."""
+    stream = case.options.get("stream") or f"KV_{BUCKET}"
+    return dict(buckets.api(url, f"STREAM.INFO.{stream}")["state"])
+
+
+def stored(url: str, case: Case, after: int, initial: int = 0) -> list[list[Any]]:
+    """What a query must still read after ``after``: asked of the server, message by message.
+
+    Args:
+        initial: the last sequence of the initial values, of which it is to read what there is.
+    """
+    stream = case.options.get("stream") or f"KV_{BUCKET}"
+    state = state_of(url, case)
+    rows = []
+    for seq in range(max(after + 1, state["first_seq"]), state["last_seq"] + 1):
+        try:
+            found = buckets.api(url, f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
+        except RuntimeError:
+            continue  # superseded, or rolled up
+        value = base64.b64decode(found.get("data", "")).decode()
+        if case.format == "nats_stream":
+            if _fits(found["subject"], case.options.get("filterSubjects")):
+                rows.append([seq, found["subject"], value])
+            continue
+        key = found["subject"].removeprefix(f"$KV.{BUCKET}.")
+        headers = base64.b64decode(found.get("hdrs", ""))
+        operation = next((o for o in ("DEL", "PURGE") if f": {o}".encode() in headers), "PUT")
+        if _fits(key, case.options.get("keys")):
+            value = value if operation == "PUT" else None
+            rows.append([seq, operation, key, value, seq <= initial])
+    if case.format == "nats_stream" or "includeHistory" in case.options:
+        return rows
+    # Initial values are those that were not written again.
+    last = {row[2]: row[0] for row in rows}
+    return [row for row in rows if not row[4] or last[row[2]] == row[0]]
+
+
+def _fits(name: str, filters: str | None) -> bool:
+    """Whether a name matches one of the filters, as far as these tests have them."""
+    return filters is None or any(
+        name == one or (one[-2:] in (".>", ".*") and name.startswith(one[:-1]))
+        for one in filters.split(",")
+    )

@@ -1,0 +1,95 @@
+"""The documents say what is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generate import FOLDERS, documents
+from nats_stream_source.spark.datasource import kv_ddl, stream_ddl
+from tests.support.paths import ROOT
+
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "checkpoints_example/README.md",
+]
+
+each_document = pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+def test_readme_has_the_columns() -> None:
+    section = README.partition("## Rows\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
+    columns = f"{kv_ddl()}, {stream_ddl()}".split(", ")
+    assert shown == [tuple(column.split()) for column in columns]
+
+
+def test_readme_names_only_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b(?= *(?:#|$|`|[A-Z]+=))", README, re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+@each_document
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
+    missing = [
+        link for link in links if "://" not in link and not (path.parent / link).resolve().exists()
+    ]
+    assert not missing
+
+
+@each_document
+def test_python_examples_are_python(path: Path) -> None:
+    for example in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        ast.parse(example)
+
+
+def test_generated_parts_are_as_generated() -> None:
+    for path, text in documents().items():
+        assert path.read_text() == text, f"{path.name}: run make docs"
+
+
+@pytest.mark.parametrize("page", ["docs/internals/architecture.md", "CONTRIBUTING.md"])
+def test_modules_named_by_a_page_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})/\w+\.py)`", text))
+    assert not [name for name in named if not (ROOT / "nats_stream_source" / name).exists()]
+
+
+@each_document
+def test_tests_and_benchmarks_named_by_a_page_exist(path: Path) -> None:
+    named = set(re.findall(r"`((?:tests|benchmarks)/[\w/]*(?:\.py|/))`", path.read_text()))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def _events(path: Path) -> list[str]:
+    """The first cell of each promise, section by section."""
+    section = path.read_text().partition("## Promises\n")[2].partition("\n## ")[0]
+    return [
+        line.split(" | ")[0].removeprefix("| ")
+        for line in section.splitlines()
+        if line.startswith("| ") and not line.startswith(("| ---", "| event |"))
+    ]
+
+
+def test_every_promise_has_its_tests() -> None:
+    evidence = ROOT / "docs/internals/reliability.md"
+    promises = _events(ROOT / "docs/reliability.md")
+    assert len(promises) > 50
+    assert promises == _events(evidence)
+    section = evidence.read_text().partition("## Promises\n")[2].partition("\n## ")[0]
+    rows = [
+        row for row in section.splitlines() if row.startswith(tuple(f"| {p}" for p in promises))
+    ]
+    assert [row for row in rows if not re.search(r"`tests/[\w/]+(?:\.py|/)`", row)] == []

@@ -1,0 +1,39 @@
+"""The guide's examples run as they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import nats_stream_source.jetstream as layer
+from nats_stream_source.embedded import NatsServer
+from tests.support.paths import ROOT
+
+GUIDE = (ROOT / "docs/jetstream.md").read_text()
+
+
+def test_the_examples(shared_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(example, names)
+    asyncio.run(asyncio.wait_for(names["main"](shared_server.url), 60))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("b'IAH' 2 ")
+    assert printed[1] == "['ua.N14228']"
+    assert printed[3] == "ua.N14228 DEL"
+    assert "2 b'IAH'" in printed
+
+
+def test_all_public_names_are_there() -> None:
+    assert all(hasattr(layer, name) for name in layer.__all__)
+
+
+def test_spark_is_not_loaded_with_it() -> None:
+    """A program without Spark does not pay for it."""
+    code = "import sys, nats_stream_source.jetstream; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,321 @@
+"""The permissions in docs/security.md are enough, and each of their lines is needed as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.delta.reconcile import _find_missing, _TableRow
+from nats_stream_source.demo.writer import Writer, create_bucket
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import PermissionDeniedError
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.options import CONNECTION, connection_settings, parse
+from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from tests.support.nats import buckets
+from tests.support.paths import ROOT
+from tests.support.spark.streaming_query import run_to_the_end
+
+DOCUMENT = (ROOT / "docs/security.md").read_text()
+BLOCKS = dict(re.findall(r"<!-- permissions: (\w+) -->\n```\n(.*?)```", DOCUMENT, re.DOTALL))
+ENTRIES, SIZE = 240, 40_000  # more than the server sends before it wants a flow-control answer
+LIMIT = 200
+
+
+def subjects(block: str) -> list[str]:
+    return re.findall(r'"([^"]+)"', BLOCKS[block])
+
+
+def without(block: str, subject: str) -> str:
+    left = BLOCKS[block].replace(f'"{subject}"', "")
+    assert left != BLOCKS[block]
+    return left.replace("[]", '"nothing"')  # an empty list would allow all
+
+
+def users() -> dict[str, str]:
+    """A user for each block, and for each block without each of its lines."""
+    found = dict(BLOCKS)
+    for block in BLOCKS:
+        found |= {f"{block}-{i}": without(block, one) for i, one in enumerate(subjects(block))}
+    create = "$JS.API.CONSUMER.CREATE.KV_fleet."
+    found["narrow"] = BLOCKS["nats_kv"].replace(f"{create}>", f"{create}*.$KV.fleet.a.>")
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server with all those users and one who may everything, and a filled bucket ``fleet``."""
+    entries = "\n".join(
+        f"{{ user: {name}, password: {name}, {permissions} }}"
+        for name, permissions in users().items()
+    )
+    config = tmp_path_factory.mktemp("server") / "server.conf"
+    config.write_text(
+        f"authorization {{ users: [ {{ user: admin, password: admin }}\n{entries} ] }}"
+    )
+    with NatsServer(config=config) as server:
+        url = as_user(server, "admin")
+        buckets.create_bucket(url, "fleet")
+        filled = ((f"a.{i}", bytes(SIZE)) for i in range(ENTRIES))
+        buckets.put_many(url, "fleet", filled)
+        orders = {"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}
+        buckets.api(url, "STREAM.CREATE.ORDERS", orders)
+        buckets.publish(url, [(f"orders.{i % 3}", bytes(SIZE), None) for i in range(ENTRIES)])
+        yield server
+
+
+def as_user(server: NatsServer, user: str) -> str:
+    return server.url.replace("//", f"//{user}:{user}@")
+
+
+def violations(server: NatsServer, user: str) -> list[str]:
+    """What the server has logged of subjects that the user was denied."""
+    lines = server.log.splitlines()
+    return [line for line in lines if " Violation - " in line and f'{user}"' in line]
+
+
+def options(server: NatsServer, user: str) -> dict[str, str]:
+    return {
+        "servers": server.url,
+        "user": user,
+        "password": user,
+        "inboxPrefix": "_INBOX_spark",
+        "requestTimeout": "20",  # what is said in time is not said by a timeout
+    }
+
+
+def read(server: NatsServer, user: str, keys: str = "a.>") -> int:
+    """How many rows a query reads, from its first call to its last."""
+    given = {"bucket": "fleet", "keys": keys, "maxRowsPerTrigger": str(LIMIT)}
+    return follow(NatsKvDataSource({**options(server, user), **given}))
+
+
+def follow(source: DataSource) -> int:
+    """How many rows a streaming query reads."""
+    reader: Any = source.streamReader(StructType())
+    rows = 0
+    try:
+        reader.prepareForTriggerAvailableNow()
+        at = reader.initialOffset()
+        while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+            for split in reader.partitions(at, end):
+                rows += sum(batch.num_rows for batch in reader.read(split))
+            at = end
+        return rows
+    finally:
+        reader.stop()
+        close_cached_runners()
+
+
+def compare(server: NatsServer, user: str) -> tuple[int, int]:
+    """What ``reconcile`` asks the server: how many of two rows are gone, and the last sequence."""
+    info = buckets.stream_info(as_user(server, "admin"), "fleet")
+    created = nanoseconds(info["created"]) // 1000
+    rows = [_TableRow("a.1", created, 2), _TableRow("never.there", created, 2)]
+    settings = connection_settings(parse(options(server, user), CONNECTION))
+    gone, last_seq = asyncio.run(_find_missing(rows, "t", "fleet", settings))
+    return len(gone), last_seq
+
+
+def test_a_query_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(server, "nats_kv") == ENTRIES
+    assert not caplog.records  # no fall-back was taken
+    assert not violations(server, "nats_kv")
+    assert buckets.consumers(as_user(server, "admin"), "fleet") == []
+
+
+def at_once(source: DataSource) -> int:
+    """How many rows a batch reads."""
+    reader = source.reader(StructType())
+    try:
+        return sum(
+            batch.num_rows  # type: ignore[union-attr]
+            for split in reader.partitions()
+            for batch in reader.read(split)
+        )
+    finally:
+        close_cached_runners()
+
+
+STREAMS: dict[str, dict[str, str]] = {
+    "the stream": {"stream": "ORDERS"},
+    "its subject": {"subject": "orders.>"},
+    "some of its subjects": {"stream": "ORDERS", "filterSubjects": "orders.0,orders.1,orders.2"},
+}
+
+
+@pytest.mark.parametrize("named", STREAMS.values(), ids=STREAMS)
+def test_a_stream_needs_no_more(
+    server: NatsServer, named: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {**options(server, "nats_stream"), **named}
+    assert follow(NatsStreamDataSource({**given, "maxRowsPerTrigger": str(LIMIT)})) == ENTRIES
+    assert at_once(NatsStreamDataSource(given)) == ENTRIES
+    last = at_once(NatsStreamDataSource({**given, "deliverPolicy": "last_per_subject"}))
+    assert last == 3
+    assert not caplog.records
+    assert not violations(server, "nats_stream")
+
+
+def test_without_the_list_of_streams_a_subject_cannot_be_looked_up(server: NatsServer) -> None:
+    user = f"nats_stream-{subjects('nats_stream').index('$JS.API.STREAM.NAMES')}"
+    given = options(server, user)
+    with pytest.raises(PermissionDeniedError, match=r"STREAM\.NAMES"):
+        at_once(NatsStreamDataSource({**given, "subject": "orders.>"}))
+    assert at_once(NatsStreamDataSource({**given, "stream": "ORDERS"})) == ENTRIES
+
+
+BATCHES: dict[str, dict[str, str]] = {
+    "as it is now": {},
+    "as it was": {"asOfSequence": str(ENTRIES)},
+    "its history": {"includeHistory": "true"},
+    "some keys": {"keys": "a.>"},
+}
+
+
+@pytest.mark.parametrize("state", BATCHES.values(), ids=BATCHES)
+def test_a_batch_needs_no_more(
+    server: NatsServer, state: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {**options(server, "nats_kv"), "bucket": "fleet", **state}
+    assert at_once(NatsKvDataSource(given)) == ENTRIES
+    assert not caplog.records
+    assert not violations(server, "nats_kv")
+
+
+def test_consumers_are_named_as_asked_for(server: NatsServer) -> None:
+    given = {**options(server, "nats_stream"), "stream": "ORDERS", "consumerPrefix": "ours"}
+    reader = NatsStreamDataSource(given).reader(StructType())
+    (split,) = reader.partitions()
+    rows = reader.read(split)
+    try:
+        next(rows)
+        names = buckets.api(as_user(server, "admin"), "CONSUMER.NAMES.ORDERS")["consumers"]
+        assert names
+        assert all(name.startswith("ours-") for name in names)
+    finally:
+        rows.close()  # type: ignore[union-attr]
+        close_cached_runners()
+
+
+REQUIRED = [
+    (f"nats_kv-{i}", subject)
+    for i, subject in enumerate(subjects("nats_kv"))
+    if re.search(r"INFO|MSG\.GET|CREATE|INBOX", subject)
+]
+FALLBACKS = {
+    "$JS.API.CONSUMER.DELETE.KV_fleet.*": "consumer could not be deleted.*CONSUMER.DELETE",
+    "$JS.API.DIRECT.GET.KV_fleet": None,
+    "$JS.FC.KV_fleet.>": r"flow-control answers do not reach the server.*\$JS\.FC\.>",
+}
+
+
+def test_all_lines_are_accounted_for() -> None:
+    assert {subject for _, subject in REQUIRED} | set(FALLBACKS) == set(subjects("nats_kv"))
+
+
+@pytest.mark.parametrize(("user", "subject"), REQUIRED, ids=[name for _, name in REQUIRED])
+def test_what_is_missing_is_named(server: NatsServer, user: str, subject: str) -> None:
+    named = subject.replace(".>", ".")
+    with pytest.raises(PermissionDeniedError, match=re.escape(named)):
+        read(server, user)
+
+
+@pytest.mark.parametrize("subject", FALLBACKS)
+def test_what_is_missing_is_done_without(
+    server: NatsServer, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = f"nats_kv-{subjects('nats_kv').index(subject)}"
+    assert read(server, user) == ENTRIES
+    assert any(subject.rstrip("*>") in line for line in violations(server, user))
+    said = FALLBACKS[subject]
+    warnings = "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+    assert re.search(said, warnings) if said else not warnings
+    left = buckets.consumers(as_user(server, "admin"), "fleet")
+    assert bool(left) == ("DELETE" in subject)
+    for consumer in left:
+        buckets.api(as_user(server, "admin"), f"CONSUMER.DELETE.KV_fleet.{consumer}")
+
+
+def test_reconcile_needs_no_more(server: NatsServer) -> None:
+    assert compare(server, "reconcile") == (1, ENTRIES)
+
+
+@pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("reconcile"))])
+def test_what_reconcile_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+    with pytest.raises(PermissionDeniedError, match=re.escape(subject.replace(".>", "."))):
+        compare(server, f"reconcile-{i}")
+
+
+def test_consumers_of_some_keys_only(server: NatsServer) -> None:
+    assert read(server, "narrow") == ENTRIES
+    named = re.escape("'$JS.API.CONSUMER.CREATE.KV_fleet.")
+    with pytest.raises(PermissionDeniedError, match=named):
+        read(server, "narrow", keys="*.1")
+
+
+async def publish(server: NatsServer, user: str) -> int:
+    settings = connection_settings(
+        parse({**options(server, user), "inboxPrefix": "_INBOX"}, CONNECTION)
+    )
+    connection = await Connection.open(settings)
+    try:
+        return (await connection.service(Publisher).publish("$KV.fleet.b.1", b"x")).seq
+    finally:
+        await connection.close()
+
+
+def test_writing_needs_no_more(server: NatsServer) -> None:
+    assert asyncio.run(publish(server, "writer")) > ENTRIES
+
+
+@pytest.mark.parametrize("subject", ["$KV.fleet.>", "_INBOX.>"])
+def test_what_writing_misses_is_named(server: NatsServer, subject: str) -> None:
+    user = f"writer-{subjects('writer').index(subject)}"
+    with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
+        asyncio.run(publish(server, user))
+
+
+def test_the_demos_writer_needs_no_more(tmp_path: Path) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(
+        f"authorization {{ users: [ {{ user: w, password: w, {BLOCKS['writer']} }} ] }}"
+    )
+    with NatsServer(config=config) as server:
+        url = as_user(server, "w")
+        asyncio.run(create_bucket(url, "fleet", 5))
+        with Writer(url, "fleet", 100) as writer:
+            writer.allow(10**6)
+            writer.join()
+            assert writer.written > 0
+        assert "Violation" not in server.log
+
+
+def test_a_spark_query_needs_no_more(
+    spark: SparkSession, server: NatsServer, tmp_path: Path
+) -> None:
+    rows: list[int] = []
+    writes = (
+        spark.readStream.format("nats_kv")
+        .options(**options(server, "nats_kv"), bucket="fleet", maxRowsPerTrigger=str(LIMIT))
+        .load()
+        .select("revision")
+        .writeStream.foreachBatch(lambda batch, _: rows.extend(r.revision for r in batch.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    run_to_the_end(writes.start)
+    assert rows[:ENTRIES] == list(range(1, ENTRIES + 1))
+    assert not violations(server, "nats_kv")

@@ -1,0 +1,127 @@
+"""Text for users is plain technical English: phrases that CONTRIBUTING.md bans do not occur.
+
+Checked are the pages (README, CHANGELOG, CONTRIBUTING, docs) and the strings of the package: option
+descriptions, error messages, log texts, help texts. Docstrings, comments and inline
+code are not checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "nats_stream_source"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+_CODE = re.compile(r"`[^`\n]+`")
+
+BANNED = [
+    # A negated noun instead of a negated verb: "is not a", "lacks".
+    r"(?:is|are|was|were) no(?! longer| more than| fewer| later| larger| less)\b",
+    r"(?:is|are|was|were|has|have|had) none\b",
+    # Nouns without a name.
+    r"nobody|somebody|whoever",
+    r"who (?:asks|answers|leads|reads|writes|waits|listens)",
+    r"what there (?:is|are|was|were)",
+    # Persons.
+    r"believe[sd]?|believing",
+    r"(?:knows|forgets?|forgotten|thinks)",
+    r"(?:server|leader|replica|mirror|stream|bucket|query|source|planner|reader|Spark) "
+    r"(?:says|said|tells|told|wants|asks)",
+    # Words with a standard term.
+    r"anew|made again|make again",
+    r"set back",
+    r"(?:stands?|stood|standing) still",
+    r"(?:goes|go|went|gone) away",
+    r"ask(?:s|ed|ing)? again|asked for again",
+    r"for good",
+    r"(?:can|cannot|may) be had",
+]
+_BANNED = re.compile("|".join(rf"\b(?:{phrase})\b" for phrase in BANNED), re.IGNORECASE)
+
+
+def findings(path: Path, texts: Iterator[tuple[int, str]]) -> list[str]:
+    """``file:line: 'phrase' in …`` for each banned phrase of a file's texts."""
+    return [
+        f"{path.relative_to(ROOT)}:{line + text.count(chr(10), 0, match.start())}: "
+        f"{match[0]!r} in …{text[max(match.start() - 30, 0) : match.end() + 20]!r}"
+        for line, text in texts
+        for match in _BANNED.finditer(text)
+    ]
+
+
+def paragraphs(path: Path) -> Iterator[tuple[int, str]]:
+    """Each paragraph of a page with its first line, so that phrases over two lines are found."""
+    lines: list[str] = []
+    for number, line in enumerate([*path.read_text().splitlines(), ""], start=1):
+        text = _CODE.sub("`…`", line)  # names, and what CONTRIBUTING.md bans
+        if text.strip() and not text.startswith("|"):
+            lines.append(text)
+            continue
+        yield number - len(lines), "\n".join(lines)
+        lines = []
+        yield number, text
+
+
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """Each string of a module that is a text (two words at least), docstrings excluded."""
+    tree = ast.parse(path.read_text())
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            skipped.add(id(node.value))
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(id(part) for part in node.values)
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
+        else:
+            continue
+        if " " in text.strip():
+            yield node.lineno, text.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("the answer is no JSON", "is no"),
+        ("the consumer is\nno longer there", None),
+        ("the stream was set back", "set back"),
+        ("a server forgets the consumer", "forgets"),
+        ("the server says that", "server says"),
+        ("unknown option", None),
+        ("the note is noted", None),
+    ],
+)
+def test_what_is_banned(text: str, phrase: str | None) -> None:
+    match = _BANNED.search(text)
+    assert (match[0] if match else None) == phrase
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages(path: Path) -> None:
+    found = findings(path, paragraphs(path))
+    assert not found, "\n".join(found)
+
+
+def test_strings_of_the_package() -> None:
+    found = [
+        finding
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for finding in findings(path, messages(path))
+    ]
+    assert not found, f"{len(found)} banned phrases\n" + "\n".join(found)

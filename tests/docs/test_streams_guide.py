@@ -1,0 +1,63 @@
+"""The examples of docs/streams.md run, and say what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.spark.datasource import stream_ddl
+from tests.support.nats.buckets import api, publish
+from tests.support.paths import ROOT
+from tests.support.spark.streaming_query import run_to_the_end
+
+PAGE = (ROOT / "docs/streams.md").read_text()
+
+
+def test_columns() -> None:
+    section = PAGE.partition("## Rows\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\| `(\w+)` \| ([A-Z<>, ]+) \|", section, re.MULTILINE)
+    expected = [
+        column.split(" ", 1)
+        for column in re.split(r", (?=[a-z])", stream_ddl(include_headers=True))
+    ]
+    assert [list(column) for column in shown] == expected
+
+
+def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path) -> None:
+    url = shared_server.url
+    api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    publish(
+        url,
+        [
+            ("orders.eu.1", b"one", {"Trace-Id": "x"}),
+            ("orders.asia.1", b"two", None),
+            ("orders.us.1", b"three", None),
+        ],
+    )
+    first, traced, looked_up, replayed = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {"spark": spark}
+
+    def run(example: str, name: str) -> list[Row]:
+        exec(example.replace("nats://127.0.0.1:4222", url), names)
+        return rows(names[name], tmp_path / f"{len(list(tmp_path.iterdir()))}")
+
+    exec(first.replace("nats://127.0.0.1:4222", url), names)
+    assert run(traced, "traced") == [Row(sequence=1, trace="x"), Row(sequence=3, trace=None)]
+    assert [row.sequence for row in run(looked_up, "orders")] == [1, 2, 3]
+    assert [bytes(row.data) for row in run(replayed, "replayed")] == [b"three"]
+
+
+def rows(frame: DataFrame, checkpoint: Path) -> list[Row]:
+    """All that the stream has now."""
+    found: list[Row] = []
+    writes = (
+        frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(checkpoint))
+    )
+    run_to_the_end(writes.start)
+    return found

@@ -1,0 +1,116 @@
+"""Frames with other bytes in the place of the server's, and the verdicts that put them there.
+
+A verdict counts what it did, so that a test can tell that its harm was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+KINDS = {
+    "stream_info": "stream_info_response",
+    "message": "stream_msg_get_response",
+    "consumer": "consumer_create_response",
+    "deletion": "consumer_delete_response",
+}
+"""Of each kind of answer of the API, its type."""
+
+
+class ForgedReplies:
+    """A proxy's verdict: damages all answers of one kind, from the ``first``-th on."""
+
+    def __init__(self, kind: str, damage: Callable[[bytes], bytes], first: int = 1) -> None:
+        self._type = KINDS[kind].encode()
+        self._damage = damage
+        self._left = first
+        self.lies = 0
+
+    def __call__(self, frame: bytes) -> bool | bytes:
+        answer = payload(frame)
+        if self._type not in answer[:120]:
+            return True
+        self._left -= 1
+        if self._left > 0:
+            return True
+        self.lies += 1
+        return with_payload(frame, self._damage(answer))
+
+
+def payload(frame: bytes) -> bytes:
+    """What a MSG carries; an HMSG is no answer of the API."""
+    line, _, rest = frame.partition(b"\r\n")
+    return rest[: int(line.split(b" ")[-1])] if line.startswith(b"MSG ") else b""
+
+
+def with_payload(frame: bytes, other: bytes) -> bytes:
+    words = frame.split(b"\r\n", 1)[0].split(b" ")
+    return b"%s %d\r\n%s\r\n" % (b" ".join(words[:-1]), len(other), other)
+
+
+class Once:
+    """Does harm to the ``at``-th frame of a kind, or to all from there on."""
+
+    def __init__(
+        self, kind: Callable[[bytes], bool], harm: Callable[[bytes], bytes], always: bool, at: int
+    ) -> None:
+        self._kind, self._harm, self._always, self._at = kind, harm, always, at
+        self.done = 0
+        self._seen = 0
+
+    def __call__(self, frame: bytes) -> bool | bytes:
+        if not self._kind(frame):
+            return True
+        self._seen += 1
+        if self._seen < self._at or (self.done and not self._always):
+            return True
+        self.done += 1
+        return self._harm(frame)
+
+
+def line_of(frame: bytes) -> tuple[list[bytes], bytes]:
+    line, rest = frame.split(b"\r\n", 1)
+    return line.split(b" "), rest
+
+
+def with_reply(frame: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A delivery with another reply subject."""
+    words, rest = line_of(frame)
+    words[3] = change(words[3])
+    return b" ".join(words) + b"\r\n" + rest
+
+
+def token(number: int, text: bytes) -> Callable[[bytes], bytes]:
+    """Puts ``text`` in the place of a token of the ACK subject."""
+
+    def change(reply: bytes) -> bytes:
+        tokens = reply.split(b".")
+        tokens[number] = text
+        return b".".join(tokens)
+
+    return lambda frame: with_reply(frame, change)
+
+
+def with_size(frame: bytes, size: bytes) -> bytes:
+    words, rest = line_of(frame)
+    return b" ".join([*words[:-1], size]) + b"\r\n" + rest
+
+
+def bomb(frame: bytes, lines: int = 10_000, text: bytes = b"a: b") -> bytes:
+    """The delivery with a header block of so many lines."""
+    words, rest = line_of(frame)
+    block = b"NATS/1.0\r\n" + (text + b"\r\n") * lines + b"\r\n"
+    value = rest[: int(words[-1])]
+    sizes = b"%d %d" % (len(block), len(block) + len(value))
+    return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
+
+
+def with_block(block: bytes) -> Callable[[bytes], bytes]:
+    """The delivery with these bytes for a header block."""
+
+    def harm(frame: bytes) -> bytes:
+        words, rest = line_of(frame)
+        value = rest[: int(words[-1])]
+        sizes = b"%d %d" % (len(block), len(block) + len(value))
+        return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
+
+    return harm

@@ -1,0 +1,74 @@
+"""Batches whose stream gets another leader: when they are planned, and while they are half read.
+
+The reader's server survives, see ``tests.faults.cluster.stalled_reader``. ``test_step_down`` has
+leaders that step down under batches, with frames lost; here they also die and stand still, and
+nothing else is harmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tests.faults.cluster.replica_state import create_replicated
+from tests.faults.cluster.stalled_reader import (
+    COUNT,
+    HARMS,
+    SIZE,
+    LeaderGoes,
+    StalledReader,
+    read_in_small_batches,
+)
+from tests.support.nats.cluster import Cluster
+from tests.support.query_driver.batch import (
+    BATCHES,
+    batch_options,
+    batch_reader,
+    read_sorted,
+    tasks_of,
+    workload_kind,
+)
+from tests.support.workload import Workload
+
+pytestmark = pytest.mark.faults
+
+_HARMS = [harm for harm in HARMS if harm != "stopped"]  # to a reader, that is as if killed
+
+
+def patient_options(workload: Workload, what: str) -> dict[str, str]:
+    return {**batch_options(workload, what), "requestTimeout": "2", "connectTimeout": "60"}
+
+
+@pytest.mark.parametrize("harm", _HARMS)
+@pytest.mark.parametrize("what", BATCHES)
+def test_between_planning_and_reading(cluster: Cluster, what: str, harm: str) -> None:
+    workload = create_replicated(cluster, workload_kind(what), COUNT // 3)
+    with contextlib.closing(LeaderGoes(cluster, workload.stream, harm)) as goes:
+        rows = read_sorted(goes.outside.url, patient_options(workload, what), goes)
+        assert goes.after not in (None, goes.before)
+    workload.check(rows)
+    assert len(rows) == COUNT // 3
+
+
+@pytest.mark.parametrize("harm", _HARMS)
+@pytest.mark.parametrize("what", BATCHES)
+def test_half_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str, harm: str) -> None:
+    workload = create_replicated(cluster, workload_kind(what), COUNT, SIZE)
+    read_in_small_batches(monkeypatch)
+    with contextlib.closing(LeaderGoes(cluster, workload.stream, harm)) as goes:
+        options = patient_options(workload, what)
+        with StalledReader(goes.outside.port, goes) as proxy:
+            rows = read_sorted(proxy.url, options, each=proxy.each)
+        assert goes.after not in (None, goes.before)
+        assert 0 < proxy.rows <= proxy.passed < COUNT // 4
+    workload.check(rows)
+    assert len(rows) == COUNT
+
+
+def test_a_task_is_half_of_nothing_else(cluster: Cluster) -> None:
+    """What :func:`test_half_read` takes for granted of tasks: one, or four of the same size."""
+    for what in BATCHES:
+        workload = create_replicated(cluster, workload_kind(what), 100)
+        tasks = tasks_of(batch_reader(cluster.url, **batch_options(workload, what)))
+        assert len(tasks) == (4 if what in ("all", "stream") else 1)

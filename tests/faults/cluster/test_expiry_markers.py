@@ -1,0 +1,119 @@
+"""Keys that are written anew just as their older entries expire: the server takes that back.
+
+The leader decides on the marker of an expired entry while the new write is on its way to the
+followers. The write is stored and acknowledged first, then the marker removes all that the key has.
+Such a write is lost; the query has to end with what the bucket has.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.faults.cluster.replica_state import create_replicated
+from tests.support.nats import buckets
+from tests.support.nats.cluster import paused
+from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.oracle.rows import Marker, Row
+from tests.support.wait import wait_until
+from tests.support.workload import MicroBatchQuery, Workload
+
+pytestmark = pytest.mark.faults
+
+KEYS, OTHERS = 50, 50
+TTL = 30  # seconds, of entries and markers: nothing is taken back where the markers live longer
+MARKERS = {"allow_msg_ttl": True, "subject_delete_marker_ttl": TTL * 10**9}
+# Seconds before and after an entry expires in which the followers stand still: more, and the leader
+# gives up or they elect another one.
+_BEFORE, _AFTER = 1.0, 2.5
+_MOST_ATTEMPTS = 5
+
+
+def put(
+    workload: Workload,
+    keys: Sequence[str],
+    url: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> list[int]:
+    """Write the next values to these keys; the sequences."""
+    values = [value for _, value in workload.messages(len(keys))]
+    return workload.put(list(zip(keys, values, strict=True)), url, headers)
+
+
+def table_of(rows: Sequence[Row]) -> dict[str, tuple[int, bytes | None]]:
+    """What a table of current values holds after these rows: by key, revision and value."""
+    last = {row.key: row for row in rows}
+    return {key: (row.seq, row.value) for key, row in last.items() if row.operation == "PUT"}
+
+
+def bucket_of(workload: Workload, keys: Sequence[str]) -> dict[str, tuple[int, bytes | None]]:
+    """What the bucket has of these keys, likewise."""
+    found = {}
+    for key in keys:
+        request = {"last_by_subj": workload.prefix + key}
+        try:
+            message = buckets.api(workload.url, f"STREAM.MSG.GET.{workload.stream}", request)[
+                "message"
+            ]
+        except RuntimeError as error:
+            if "no message found" not in str(error):
+                raise
+            continue  # the marker has expired, too
+        if b"Nats-Marker-Reason: MaxAge" not in base64.b64decode(message.get("hdrs", "")):
+            found[key] = message["seq"], base64.b64decode(message["data"])
+    return found
+
+
+def lose_writes(
+    cluster: WatchedCluster, workload: Workload, reading: MicroBatchQuery, keys: Sequence[str]
+) -> list[int]:
+    """Write to these keys as their entries expire, which were read; what the server took back."""
+    leader = cluster.leader_of(workload.stream)
+    put(workload, keys, leader.url, {"Nats-TTL": f"{TTL}s"})
+    expiry = time.monotonic() + TTL
+    reading.until(workload.last)
+    wait_until(lambda: time.monotonic() > expiry - _BEFORE, "a moment before they expire")
+    with ThreadPoolExecutor(1) as pool:
+        with paused(cluster.followers_of(workload.stream)):
+            writing = pool.submit(put, workload, keys, leader.url)
+            wait_until(lambda: time.monotonic() > expiry + _AFTER, "they expire")
+            assert not writing.done(), "acknowledged without a majority"
+        acknowledged = writing.result()
+    wait_until(lambda: workload.state()["last_seq"] >= acknowledged[-1] + len(keys), "markers")
+    return [] if bucket_of(workload, keys) else acknowledged
+
+
+@pytest.mark.parametrize("kind", ["kv", "kv current"])
+def test_acknowledged_and_removed_by_a_marker(watched_cluster: WatchedCluster, kind: str) -> None:
+    """Such a write is no row, the marker is one: a table equals the bucket, then and later on."""
+    keys = [f"ttl{number}" for number in range(KEYS)]
+    for _ in range(_MOST_ATTEMPTS):
+        workload = create_replicated(watched_cluster, kind, OTHERS, **MARKERS)
+        with workload.reading() as first:
+            lost = lose_writes(watched_cluster, workload, first, keys)
+            first.drain()
+        if lost:
+            break
+    else:
+        raise AssertionError("each time the writes were there before it was decided on markers")
+    workload.attempted.update((key, Marker.PURGE) for key in keys)
+    workload.check(first.rows, lost=lost)
+    markers = [row.key for row in first.rows if row.seq > lost[-1] and row.operation == "PURGE"]
+    assert sorted(markers) == sorted(keys)
+
+    every = [*keys, *(key for key, _ in workload.acknowledged.values() if key not in keys)]
+    assert table_of(first.rows) == bucket_of(workload, every)
+    with workload.reading() as anew:
+        anew.drain()
+    assert table_of(anew.rows) == bucket_of(workload, every)
+
+    put(workload, keys[::2])
+    with workload.reading(offsets=first.offsets) as second:
+        second.until(workload.last)
+    rows = first.rows + second.rows
+    workload.check(rows, lost=lost)
+    assert table_of(rows) == bucket_of(workload, every)

@@ -1,0 +1,142 @@
+"""A follower that can store no more: the majority goes on, and all it acknowledges is read.
+
+What the server may store is bounded by its disk (a small one) or by its own limit. It says nothing
+of it: it takes nothing more of the stream, and counts as one that lags. So what shows that it is
+full is that the stream has grown beyond what it may store, and that it has stopped far before that.
+
+That server leads nothing while it is full. One that does may claim to lead for good (nats-server
+2.15.1); what a query does then is not looked at here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.faults.cluster.replica_state import create_replicated, read_patiently
+from tests.support.background_writer import Writing
+from tests.support.nats.tmpfs import small_disk
+from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.wait import wait_until
+from tests.support.workload import KINDS, Workload
+
+pytestmark = pytest.mark.faults
+
+SIZE = 10_000
+MEGABYTES = 24
+"""What the server can store."""
+
+_DEADLINE = 300.0  # seconds; only a failing test takes that long
+_PATIENCE = {"requestTimeout": "2", "connectTimeout": "60"}
+
+
+@dataclass
+class Small:
+    """A cluster, one of whose servers can store little, until ``grow`` is called."""
+
+    cluster: WatchedCluster
+    server: NatsServer
+    grow: Callable[[], None]
+
+    def others(self) -> list[str]:
+        return [one.url for one in self.cluster.servers.values() if one is not self.server]
+
+    def create(self, kind: str) -> Workload:
+        """A workload; it and the meta group are led by others."""
+        workload = create_replicated(self.cluster, kind)
+        self.cluster.move_leader(workload.stream, self.server)
+        while self.cluster.meta_leader() is self.server:
+            self.cluster.step_down_meta()
+        return workload
+
+    def has(self, workload: Workload) -> int:
+        """The last sequence that the server has; 0 if it does not say."""
+        return int(self.cluster.state_at(self.server, workload.stream).get("last_seq", 0))
+
+    def fill(self, workload: Workload, writing: Writing) -> int:
+        """Wait until it takes nothing more; the last sequence that it has."""
+        had = 0
+
+        def full() -> bool:
+            nonlocal had
+            before, had = had, self.has(workload)
+            if had != before or workload.last * SIZE < 2 * MEGABYTES * 10**6:
+                writing.wait(200)
+                return False
+            return workload.last > had + 500
+
+        wait_until(full, "it takes nothing more", deadline=_DEADLINE)
+        return had
+
+    def check_left_behind(self, workload: Workload, had: int) -> None:
+        """It still has no more than when it was full, and others led all the time."""
+        assert self.has(workload) <= had < workload.last - 500
+        assert had * SIZE < 1.5 * MEGABYTES * 10**6  # some were under way
+        assert self.cluster.leader_of(workload.stream) is not self.server
+
+
+@contextlib.contextmanager
+def small_by_disk(directory: Path) -> Iterator[Small]:
+    disk = directory / "disk"
+    with small_disk(disk, MEGABYTES) as resize, WatchedCluster(stores={"n3": disk}) as cluster:
+        yield Small(cluster, cluster.servers["n3"], lambda: resize(50 * MEGABYTES))
+
+
+@contextlib.contextmanager
+def small_by_limit(directory: Path) -> Iterator[Small]:
+    limit = f"{MEGABYTES}MB"
+    with WatchedCluster(
+        extra_config={"n3": f"jetstream {{ max_file_store: {limit} }}\n"}
+    ) as cluster:
+
+        def grow() -> None:
+            config = cluster.configs["n3"]
+            config.write_text(config.read_text().replace(limit, "10GB"))
+
+        yield Small(cluster, cluster.servers["n3"], grow)
+
+
+@pytest.fixture(params=[small_by_disk, small_by_limit], ids=["disk", "limit"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Small]:
+    with request.param(tmp_path) as small:
+        yield small
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_follower(small: Small, kind: str) -> None:
+    """The query is at that very server, which only passes on what the others say."""
+    workload = small.create(kind)
+    with (
+        workload.reading(small.server.url, **_PATIENCE) as reading,
+        workload.writing(small.others(), SIZE) as writing,
+    ):
+        had = small.fill(workload, writing)
+        read_patiently(reading, workload.last)
+        writing.wait(500)
+        writing.stop()
+        read_patiently(reading, workload.last)
+        small.check_left_behind(workload, had)
+
+        small.grow()
+        small.server.restart()
+        small.cluster.wait_ready(workload.stream)
+        assert small.has(workload) == workload.last
+        workload.write(100)
+        read_patiently(reading, workload.last)
+    workload.check(reading.rows)
+
+
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_batch(small: Small, what: str) -> None:
+    workload = small.create(workload_kind(what))
+    with workload.writing(small.others(), SIZE) as writing:
+        had = small.fill(workload, writing)
+        writing.stop()
+    workload.check(read_sorted(small.server.url, {**batch_options(workload, what), **_PATIENCE}))
+    small.check_left_behind(workload, had)

@@ -1,0 +1,97 @@
+"""A server that is told to go (lame duck) sends its clients away, and ends by itself.
+
+The reader pauses in the middle of a split until it was sent away, see
+``tests.faults.cluster.stalled_reader``, and goes on at another one: of its option ``servers``,
+where nobody listened before, else it might have been there from the start; or one that the first
+server told it of. ``test_rolling_restart`` has servers that are told so and are restarted at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer, free_port
+from tests.faults.cluster.replica_state import create_replicated
+from tests.faults.cluster.stalled_reader import COUNT, SIZE, StalledReader, read_in_small_batches
+from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.wait import wait_until
+from tests.support.workload import DEADLINE, KINDS
+
+_GRACE = 'lame_duck_grace_period: "1s"\n'
+"""After this time the server disconnects its clients, about one each second."""
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.cluster(extra_config=dict.fromkeys(("n1", "n2", "n3"), _GRACE)),
+]
+
+
+class SentAway:
+    """Tells a server to go when it is called, and starts it again when it is closed."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.server = server
+        self.gone = False
+
+    def __call__(self) -> None:
+        os.kill(self.server.pid, signal.SIGUSR2)
+        wait_until(self._ended, "it has ended by itself", deadline=DEADLINE)
+        self.gone = True
+        self.server.kill()  # nothing more happens: it is known to have ended
+
+    def _ended(self) -> bool:
+        ended = os.waitid(os.P_PID, self.server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is not None
+
+    def close(self) -> None:
+        """It runs again."""
+        self.server.kill()
+        self.server.start()
+
+    def check(self) -> None:
+        """It sent its clients away, and nobody told it to end."""
+        assert self.gone
+        log = self.server.log
+        assert "Entering lame duck mode" in log
+        assert "Closing existing clients" in log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_split_that_is_half_read(
+    watched_cluster: WatchedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    workload = create_replicated(watched_cluster, kind, COUNT, SIZE)
+    read_in_small_batches(monkeypatch)
+    first = watched_cluster.followers_of(workload.stream)[0]
+    second = Proxy(watched_cluster.leader_of(workload.stream).port, listen=free_port(), keep=0)
+    with contextlib.ExitStack() as stack:
+        away = stack.enter_context(contextlib.closing(SentAway(first)))
+
+        def act() -> None:
+            away()
+            stack.enter_context(second)
+
+        proxy = stack.enter_context(StalledReader(first.port, act))
+        reading = stack.enter_context(
+            workload.reading(f"{proxy.url},{second.url}", connectTimeout="60")
+        )
+        assert reading.plan()
+        assert proxy.connections == 1
+        reading.read(proxy.each)
+        # The first server does not run, and was the only one until then: the rest is another's.
+        assert proxy.served == 0
+        assert away.gone
+        assert [one for one in caplog.records if "reason=reconnected" in one.getMessage()]
+        workload.write(100, url=second.url)
+        reading.until(workload.last)
+    away.check()
+    assert 0 < proxy.rows <= proxy.passed < COUNT
+    workload.check(reading.rows)

@@ -1,0 +1,138 @@
+"""Stores that are put back to an earlier copy, under a query's checkpoint: of all servers, of one.
+
+Of all three, acknowledged writes are gone, and the query says so. Of one alone, the other two have
+them: the server is mended by them, and until then it speaks for nobody.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+from tests.faults.cluster.replica_state import create_replicated
+from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.proxy.fault_proxy import Outcome, Proxy
+from tests.support.proxy.verdicts import Published
+from tests.support.wait import wait_until
+from tests.support.workload import KINDS
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster(lines=True)]
+
+OLD, MORE = 200, 100
+ACCEPT = {"failOnDataLoss": "false"}
+
+
+def keep(servers: list[NatsServer], directory: Path) -> Callable[[], None]:
+    """Copy the stores of ``servers``, all at rest; call what this gives to put the copies back.
+
+    The servers run again after either.
+    """
+    copies = {server: directory / str(server.port) for server in servers}
+    for server in servers:
+        server.terminate()
+    for server, copy in copies.items():
+        shutil.copytree(server.store / "jetstream", copy)
+    for server in servers:
+        server.start()
+
+    def put_back() -> None:
+        for server in servers:
+            server.kill()
+        for server, copy in copies.items():
+            shutil.rmtree(server.store / "jetstream")
+            shutil.copytree(copy, server.store / "jetstream")
+        for server in servers:
+            server.start()
+
+    return put_back
+
+
+@pytest.mark.parametrize("after", [0, 2 * MORE], ids=["", "more"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_three(own_cluster: WatchedCluster, tmp_path: Path, kind: str, after: int) -> None:
+    """With ``after`` more writes before the checkpoint is used again."""
+    workload = create_replicated(own_cluster, kind, OLD)
+    put_back = keep(list(own_cluster.servers.values()), tmp_path)
+    own_cluster.wait_ready(workload.stream)
+    workload.write(MORE)
+    with workload.reading(connectTimeout="60") as first:
+        first.until(workload.last)
+    workload.check(first.rows)
+
+    put_back()
+    own_cluster.wait_ready(workload.stream)
+    assert workload.state()["last_seq"] == OLD
+    workload.forget(OLD)
+    if after:
+        workload.write(after)
+
+    lost = pytest.raises(DataLossError, match="was rolled back")
+    with workload.reading(offsets=first.offsets, connectTimeout="60") as refused, lost:
+        refused.plan()
+    with workload.reading(offsets=first.offsets, connectTimeout="60", **ACCEPT) as second:
+        second.drain()
+        workload.write(MORE)
+        second.until(workload.last)
+    assert second.offsets[-1]["epoch"] == 1
+    workload.check(second.rows, after=OLD)
+    assert len(second.rows) == after + MORE
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_of_three(
+    own_cluster: WatchedCluster,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    role: str,
+) -> None:
+    """The query comes to it before it has met the others again."""
+    workload = create_replicated(own_cluster, kind, OLD)
+    one, *others = own_cluster.servers.values()
+    put_back = keep([one], tmp_path)
+    own_cluster.wait_ready(workload.stream)
+    workload.write(MORE)
+    while (own_cluster.leader_of(workload.stream) is one) != (role == "leader"):
+        own_cluster.step_down(workload.stream)
+    own_cluster.wait_ready(workload.stream)
+    with workload.reading(connectTimeout="60") as first:
+        first.until(workload.last)
+
+    with ExitStack() as held:
+        for other in others:
+            line = own_cluster.line(one, other)
+            line.hold()
+            held.callback(line.release)
+        put_back()
+        wait_until(lambda: own_cluster.state_at(one, workload.stream) != {}, "it has its store")
+        assert own_cluster.last_seq_at(one, workload.stream) == OLD
+
+        looks = Published("$JS.API.STREAM.INFO.")
+        asked: list[int] = []
+
+        def upward(frame: bytes) -> Outcome:
+            if looks.hits(frame):
+                asked.append(own_cluster.last_seq_at(one, workload.stream))
+                if len(asked) == 3:
+                    held.close()
+            return True
+
+        options = {"requestTimeout": "1", "connectTimeout": "120"}
+        proxied = Proxy(one.port, upward=upward, keep=0)
+        with proxied as proxy, workload.reading(proxy.url, first.offsets, **options) as second:
+            second.drain()
+            assert asked[:3] == [OLD] * 3
+            own_cluster.wait_ready(workload.stream)
+            workload.write(MORE)
+            second.until(workload.last)
+    assert second.offsets[-1]["epoch"] == 0
+    workload.check(first.rows + second.rows)
+    wait_until(lambda: own_cluster.last_seq_at(one, workload.stream) == workload.last, "it has all")
+    assert not [one for one in caplog.records if "data loss" in one.getMessage()]

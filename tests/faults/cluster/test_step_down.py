@@ -1,0 +1,147 @@
+"""Leaders that are told to step down, of the stream and of the meta group, while all goes on.
+
+Something is written all the time, and a query plans and reads. The first leader goes in the middle
+of a split, seen by the proxy; further ones whenever the query has come on since. Batches are read
+while a leader goes, and after it was planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream
+from tests.faults.cluster.replica_state import create_replicated
+from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.proxy.verdicts import When
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.wait import wait_until
+from tests.support.workload import KINDS, Workload
+
+pytestmark = pytest.mark.faults
+
+COUNT = 1500
+_CHANGES = 4
+"""After the first one."""
+
+Change = Callable[[WatchedCluster, Workload], tuple[NatsServer, NatsServer]]
+"""Makes a leader step down: who led before, who leads now."""
+
+
+def of_the_stream(cluster: WatchedCluster, workload: Workload) -> tuple[NatsServer, NatsServer]:
+    return cluster.leader_of(workload.stream), cluster.step_down(workload.stream)
+
+
+def of_the_meta_group(cluster: WatchedCluster, workload: Workload) -> tuple[NatsServer, NatsServer]:
+    return cluster.meta_leader(), cluster.step_down_meta()
+
+
+CHANGES: dict[str, Change] = {"stream": of_the_stream, "meta group": of_the_meta_group}
+
+
+@pytest.mark.parametrize("whose", CHANGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_leader_steps_down(watched_cluster: WatchedCluster, kind: str, whose: str) -> None:
+    workload = create_replicated(watched_cluster, kind, COUNT, size=1000)
+    changes: list[tuple[NatsServer, NatsServer]] = []
+
+    def change() -> None:
+        changes.append(CHANGES[whose](watched_cluster, workload))
+
+    when = When(COUNT // 2, change)
+    urls = [server.url for server in watched_cluster.servers.values()]
+    with (
+        Proxy(watched_cluster.servers["n1"].port, when, keep=0) as proxy,
+        workload.writing(urls) as writing,
+        workload.reading(proxy.url, connectTimeout="20", minPartitions="2") as reading,
+    ):
+        reading.until(COUNT)
+        assert len(changes) == 1
+
+        def more() -> None:
+            for _ in range(_CHANGES):
+                change()
+                read = reading.seq
+                wait_until(lambda read=read: reading.seq > read, "the query has come on")
+
+        changing = threading.Thread(target=more, daemon=True)
+        changing.start()
+        while changing.is_alive():
+            writing.wait(1)
+            reading.until(workload.last)
+        changing.join()
+        writing.wait(100)
+        writing.stop()
+        reading.until(workload.last)
+    assert len(changes) == 1 + _CHANGES
+    assert all(before is not after for before, after in changes)
+    workload.check(reading.rows)
+    wait_until(lambda: workload.consumers() == [], "no consumer is left", deadline=90)
+
+
+@pytest.mark.parametrize("whose", CHANGES)
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_batch(watched_cluster: WatchedCluster, what: str, whose: str) -> None:
+    """Another leader when it is planned, and another one in the middle of its first task."""
+    workload = create_replicated(watched_cluster, workload_kind(what), COUNT, size=1000)
+    changes: list[tuple[NatsServer, NatsServer]] = []
+
+    def change() -> None:
+        changes.append(CHANGES[whose](watched_cluster, workload))
+
+    # The first task has a fourth of the rows where there are four.
+    when = When(COUNT // 8, change)
+    with Proxy(watched_cluster.servers["n1"].port, when, keep=0) as proxy:
+        rows = read_sorted(proxy.url, batch_options(workload, what), change)
+    assert len(changes) == 2
+    assert all(before is not after for before, after in changes)
+    workload.check(rows)
+    assert len(rows) == COUNT
+
+
+@pytest.mark.parametrize("limit", [None, "10"], ids=["found nothing", "no time for the end"])
+def test_what_the_old_leader_did_not_have(
+    watched_cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    """It may answer a question that was put while another one took over (forced here).
+
+    Believed, its "no such message" would hide a row until the next write, or log an end that looks
+    set back to the next micro-batch.
+    """
+    workload = create_replicated(watched_cluster, "kv", 20)
+    options = {"maxRowsPerTrigger": limit} if limit else {"keys": "*"}
+    asked: list[str] = []
+    info, message = JetStream.stream_info, JetStream.message
+
+    async def counted(self: JetStream, *args: Any, **named: Any) -> Any:
+        if asked:
+            asked.append("info")
+        return await info(self, *args, **named)
+
+    async def behind(self: JetStream, *args: Any, **named: Any) -> Any:
+        if "info" not in asked:
+            if not asked:
+                asked.append("message")
+                await asyncio.to_thread(watched_cluster.step_down, workload.stream)
+            return None
+        return await message(self, *args, **named)
+
+    with workload.reading(connectTimeout="20", **options) as reading:
+        if not limit:
+            reading.until(20)
+            workload.write(1)
+        monkeypatch.setattr(JetStream, "stream_info", counted)
+        monkeypatch.setattr(JetStream, "message", behind)
+        wait_until(reading.plan, "the rows are planned")
+        assert asked[:2] == ["message", "info"]
+        monkeypatch.undo()
+        reading.read()
+        reading.until(workload.last)
+    workload.check(reading.rows)
+    assert all(offset["time"] for offset in reading.offsets[1:])

@@ -1,0 +1,92 @@
+"""A server's store that was damaged while it was down: what it then has, it has.
+
+It drops what it cannot read and goes on, so acknowledged writes are gone, and often nothing tells.
+Where the checkpoint shows it, the query stops; what nobody can know is at least never worse than
+that: what is left comes in order, and what is written later comes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import BucketNotFoundError, DataLossError, StreamNotFoundError
+from tests.support.nats.store_files import directory_of, flip
+from tests.support.workload import KINDS, SEQUENCE_TERMS, Workload
+
+COUNT, SIZE = 1500, 10_000
+
+pytestmark = pytest.mark.workload(kinds=KINDS, count=COUNT, size=SIZE, server="nats_server")
+
+MORE = 100
+
+
+def damage(server: NatsServer, workload: Workload, work: Callable[[Path], object]) -> None:
+    """Kill the server, give its directory of the stream to ``work``, and start it again."""
+    server.kill()
+    work(directory_of(server, workload.stream))
+    server.start()
+
+
+def last_block(directory: Path) -> Path:
+    return max(directory.glob("msgs/*.blk"), key=lambda file: int(file.stem))
+
+
+def test_the_end_is_lost_which_was_read(nats_server: NatsServer, workload: Workload) -> None:
+    with workload.reading() as first:
+        first.until(workload.last)
+    damage(nats_server, workload, lambda directory: flip(last_block(directory), 0.5))
+    left = workload.state()["last_seq"]
+    assert 0 < left < COUNT
+    lost = pytest.raises(
+        DataLossError, match=f"was rolled back: last {SEQUENCE_TERMS[workload.kind]} is {left},"
+    )
+    with workload.reading(offsets=first.offsets) as refused, lost:
+        refused.plan()
+    workload.forget(left)
+    workload.write(MORE)
+    with workload.reading(offsets=first.offsets, failOnDataLoss="false") as second:
+        second.drain()
+    assert second.seq == workload.last
+    workload.check(second.rows, after=left)
+
+
+def test_what_was_not_read_is_lost(nats_server: NatsServer, workload: Workload) -> None:
+    """In the middle: as if it had been deleted, and so it is in no message of the server."""
+    damage(nats_server, workload, lambda directory: flip(directory / "msgs" / "1.blk", 0.5))
+    state = workload.state()
+    assert (state["first_seq"], state["last_seq"]) == (1, COUNT)
+    assert state["messages"] < COUNT
+    workload.write(MORE)
+    with workload.reading(minPartitions="4") as reading:
+        reading.until(workload.last)
+    read = {row.seq for row in reading.rows}
+    workload.check(reading.rows, lost=set(workload.acknowledged) - read)
+    assert len(read) == state["messages"] + MORE
+    assert set(range(COUNT + 1, COUNT + MORE + 1)) <= read
+
+
+def test_the_whole_stream_is_gone(nats_server: NatsServer, workload: Workload) -> None:
+    """A server that cannot read a stream's own description does not have it any more."""
+    gone = (StreamNotFoundError, BucketNotFoundError)
+    with workload.reading() as first:
+        first.until(workload.last)
+        workload.write(MORE)
+        assert first.plan()
+        damage(nats_server, workload, lambda directory: flip(directory / "meta.inf", 0.5))
+        with pytest.raises(gone):
+            first.read()
+        with pytest.raises(gone):
+            first.plan()
+    with workload.reading(offsets=first.offsets, failOnDataLoss="false") as second:
+        with pytest.raises(gone):
+            second.plan()
+        workload.acknowledged.clear()
+        workload.create()
+        workload.write(MORE)
+        second.drain()
+    assert second.offsets[-1]["epoch"] == 1
+    workload.check(second.rows)

@@ -1,0 +1,198 @@
+"""The proxy does what it is asked for, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from nats.aio.client import Client
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.buckets import api, flushed, publish, with_client
+from tests.support.proxy.fault_proxy import (
+    After,
+    CutAt,
+    Delay,
+    Outcome,
+    Proxy,
+    Twice,
+    client_frames,
+    is_delivery,
+)
+from tests.support.proxy.verdicts import Last, Nth, Published, Sequences, Share, Status, each
+from tests.support.workload import Workload
+
+SENT = [b"%d" % i for i in range(1, 7)]
+
+
+def through(proxy: Proxy, server: NatsServer, expected: str) -> str:
+    """What of ``SENT`` comes to a subscriber behind the proxy, until it is as long as expected.
+
+    The subscriber reads bytes: nothing but the proxy is on workload.
+    """
+
+    async def work() -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(HELLO)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
+        await asyncio.to_thread(publish_all, server)
+        got = b""
+        try:
+            while len(_MESSAGE.findall(got)) < len(expected):
+                got += await asyncio.wait_for(reader.read(1000), 60)
+        finally:
+            writer.close()
+        return b"".join(_MESSAGE.findall(got)).decode()
+
+    return asyncio.run(work())
+
+
+HELLO = b'CONNECT {"verbose":false}\r\nSUB x.y 1\r\nPING\r\n'
+_MESSAGE = re.compile(rb"MSG x\.y 1 1\r\n(.)\r\n")
+
+
+def publish_all(server: NatsServer) -> None:
+    async def work(client: Client) -> None:
+        for payload in SENT:
+            await client.publish("x.y", payload)
+
+    with_client(server.url, work)
+
+
+def third(outcome: Outcome) -> Callable[[bytes], Outcome]:
+    return lambda frame: outcome if frame.startswith(b"MSG x.y") and b"\r\n3\r\n" in frame else True
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (True, "123456"),
+        (False, "12456"),
+        (b"MSG x.y 1 1\r\n9\r\n", "129456"),
+        (Twice(), "1233456"),
+        (Delay(0.05), "123456"),
+    ],
+)
+def test_outcomes(shared_server: NatsServer, outcome: Outcome, expected: str) -> None:
+    with Proxy(shared_server.port, third(outcome)) as proxy:
+        assert through(proxy, shared_server, expected) == expected
+    assert len(proxy.dropped) == (outcome is not True)
+
+
+@pytest.mark.parametrize(("later", "expected"), [(1, "124356"), (3, "124563")])
+def test_another_order(shared_server: NatsServer, later: int, expected: str) -> None:
+    with Proxy(shared_server.port, third(After(later))) as proxy:
+        assert through(proxy, shared_server, expected) == expected
+
+
+def test_cut_in_the_middle_of_a_frame(shared_server: NatsServer) -> None:
+    """A client that reads bytes gets these, and then a reset."""
+
+    async def work() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(HELLO)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
+        await asyncio.to_thread(publish_all, shared_server)
+        got = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := await asyncio.wait_for(reader.read(1000), 60):
+                got += data
+        writer.close()
+        return got
+
+    with Proxy(shared_server.port, third(CutAt(9))) as proxy:
+        assert asyncio.run(work()).endswith(b"\r\n2\r\nMSG x.y 1")
+
+
+def test_freeze_and_thaw(shared_server: NatsServer) -> None:
+    async def work() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
+        proxy.freeze()
+        writer.write(HELLO)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(reader.read(100), 0.2)
+        proxy.thaw()
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
+        writer.close()
+
+    with Proxy(shared_server.port) as proxy:
+        asyncio.run(work())
+        assert proxy.connections == 1
+
+
+def test_what_the_client_says_is_on_record(shared_server: NatsServer) -> None:
+    with Proxy(shared_server.port) as proxy:
+        api(proxy.url, "INFO")
+        publish(shared_server.url, [])
+        assert proxy.asked("$JS.API.") == ["$JS.API.INFO"]
+        assert proxy.sent[0].startswith(b"CONNECT ")
+
+
+def test_what_the_client_says_can_be_withheld(shared_server: NatsServer) -> None:
+    workload = Workload("stream", shared_server.url).create()
+    harm = Published(workload.prefix)
+    with Proxy(shared_server.port, upward=harm) as proxy:
+
+        async def work(client: Client) -> None:
+            await client.publish(f"{workload.prefix}a", b"lost")
+            await flushed(client)
+
+        with_client(proxy.url, work)
+    assert harm.done == len(proxy.withheld) == 1
+    assert workload.state()["last_seq"] == 0
+
+
+def test_a_rate(shared_server: NatsServer) -> None:
+    """The one thing here that is about time: half a second's worth takes no less."""
+    workload = Workload("stream", shared_server.url).create()
+    workload.write(100, size=1000)
+    with Proxy(shared_server.port, rate=200_000) as proxy, workload.reading(proxy.url) as reading:
+        began = time.monotonic()
+        reading.until(100)
+        assert time.monotonic() - began > 0.5
+
+
+CLIENT = (
+    b'CONNECT {"verbose":false}\r\nPING\r\nSUB a.> 1\r\nPUB a.b 5\r\nhello\r\n'
+    b"HPUB a.b _INBOX.1 12 16\r\nNATS/1.0\r\n\r\nPUB\r\r\nPUB $JS.FC.x 0\r\n\r\nUNSUB 1\r\n"
+)
+
+
+def test_frames_of_a_client_cut_anywhere() -> None:
+    words = [b"CONNECT", b"PING", b"SUB", b"PUB", b"HPUB", b"PUB", b"UNSUB"]
+    for cut in range(len(CLIENT) + 1):
+        first, rest = client_frames(CLIENT[:cut])
+        second, rest = client_frames(rest + CLIENT[cut:])
+        assert rest == b""
+        assert b"".join(first + second) == CLIENT
+        assert [frame.split()[0] for frame in first + second] == words
+
+
+def delivery(seq: int, left: int) -> bytes:
+    return b"MSG s 1 $JS.ACK.S.c.1.%d.%d.1795252621982305657.%d 1\r\nx\r\n" % (seq, seq, left)
+
+
+HEARTBEAT = b"HMSG i 1 26 26\r\nNATS/1.0 100 Idle Heartbeat\r\n\r\n\r\n"
+
+
+def test_harms_hit_what_they_name() -> None:
+    frames = [delivery(seq, 10 - seq) for seq in range(1, 11)]
+    assert all(is_delivery(frame) for frame in frames)
+
+    def dropped(verdict: Callable[[bytes], Outcome]) -> list[int]:
+        return [i for i, frame in enumerate(frames, 1) if verdict(frame) is False]
+
+    assert dropped(Nth([1, 4])) == [1, 4]
+    assert dropped(Last()) == [10]
+    assert dropped(Sequences([2, 3])) == [2, 3]
+    assert dropped(Share(1.0)) == list(range(1, 11))
+    assert dropped(Share(0.5, seed=1)) == dropped(Share(0.5, seed=1)) != dropped(Share(0.5, seed=2))
+    assert dropped(each(Nth([1]), Last())) == [1, 10]
+    assert dropped(Status("Idle Heartbeat")) == []
+    heartbeats = Status("Idle Heartbeat", most=1)
+    assert [heartbeats(HEARTBEAT), heartbeats(HEARTBEAT)] == [False, True]

@@ -1,0 +1,166 @@
+"""Anomalies of a soak that the oracle does not report, and errors that invalidate a run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.soak.collect import Events
+from tests.soak.fault_injector import InjectedFault
+from tests.soak.outcome import Outcome, Settings, memory_growth, summary
+from tests.soak.processes import Memory
+from tests.soak.schedule import POWER_LOSS, Fault
+from tests.soak.servers import Servers, find_leaks
+from tests.soak.stall_detector import StallDetector
+from tests.support.event_loop import run
+from tests.support.nats.buckets import api, connected
+from tests.support.oracle.evidence import Rollback
+from tests.support.wait import wait_until
+
+QUERIES = ("full", "current", "stream")
+POWER = Fault(10.0, "servers", POWER_LOSS, "n1", 5.0)
+
+
+def outcome(*, rollback: Rollback | None = None, lost: dict[str, float] | None = None) -> Outcome:
+    """The outcome of a run whose queries stopped for data loss at the times in ``lost``."""
+    settings = Settings(seed=1, minutes=1)
+    found = Outcome(settings, Path(), rollback=rollback)
+    found.events = Events(lost=dict.fromkeys(lost or {}, "gone"), lost_at=dict(lost or {}))
+    return found
+
+
+# The power loss
+
+
+ROLLBACK = Rollback(100.0, dict.fromkeys(QUERIES, 5))
+
+
+def test_run_without_errors_has_no_anomaly() -> None:
+    assert not outcome().anomalies
+    assert not outcome(rollback=ROLLBACK, lost=dict.fromkeys(QUERIES, 101.0)).anomalies
+
+
+def test_query_that_continues_after_the_power_loss_is_found() -> None:
+    found = outcome(rollback=ROLLBACK, lost={"full": 101.0, "stream": 101.0})
+    assert found.anomalies == {"loss unnoticed": 1}
+    assert "current" in found.examples["loss unnoticed"][0]
+
+
+def test_false_data_loss_is_found() -> None:
+    assert outcome(lost={"full": 50.0}).anomalies == {"false loss": 1}
+    early = {"full": 50.0, "current": 101.0, "stream": 101.0}
+    assert outcome(rollback=ROLLBACK, lost=early).anomalies == {"false loss": 1}
+    by_itself = outcome(lost={"full": 50.0})
+    by_itself.findings.add("server lost", "it")
+    assert by_itself.anomalies == {"server lost": 1}
+
+
+@pytest.mark.parametrize("done", [[], [InjectedFault(POWER, 10.0, False, "nothing to lose")]])
+def test_power_loss_that_was_not_injected_is_a_harness_error(done: list[InjectedFault]) -> None:
+    found = outcome()
+    found.planned, found.injected = [POWER], done
+    assert found.anomalies == {"harness": 1}
+    assert "no power loss" in summary(found)["examples"]["harness"][0]
+
+
+def test_injected_power_loss_is_not_an_anomaly() -> None:
+    found = outcome(rollback=ROLLBACK, lost=dict.fromkeys(QUERIES, 101.0))
+    found.planned, found.injected = (
+        [POWER],
+        [InjectedFault(POWER, 10.0, True, "all queries stopped")],
+    )
+    assert not found.anomalies
+
+
+# Memory
+
+
+def life(worker: list[float], driver: list[float]) -> list[tuple[int, float, Memory]]:
+    pairs = zip(worker, driver, strict=True)
+    return [(1, 5.0 * i, Memory(mine, 900, one, 3)) for i, (one, mine) in enumerate(pairs)]
+
+
+def test_growing_process_is_found() -> None:
+    flat, warm, growing = [100.0] * 100, [60.0, 90.0, *[100.0] * 98], [*map(float, range(100, 200))]
+    assert not memory_growth(life(warm, flat))
+    assert not memory_growth(life(growing[:30], growing[:30]))  # not long enough to tell
+    assert ["worker" in one for one in memory_growth(life(growing, flat))] == [True]
+    assert ["worker" in one for one in memory_growth(life(flat, growing))] == [False]
+    found = outcome()
+    found.memory = life(growing, growing)
+    assert found.anomalies == {"memory grew": 2}
+
+
+# Stalled queries
+
+
+def watched(limit: float = 60) -> StallDetector:
+    detector = StallDetector(QUERIES, limit)
+    detector.update(0, dict.fromkeys(QUERIES, 3), dict.fromkeys(QUERIES, 10), ready=True)
+    return detector
+
+
+def test_stalled_query_is_found_once() -> None:
+    detector = watched()
+    for i in range(1, 20):
+        batches = {"full": 3, "current": 3 + i, "stream": 3 + i}
+        detector.update(5.0 * i, batches, dict.fromkeys(QUERIES, 10 + i), ready=True)
+    assert [text.split(":")[0] for text in detector.stalls] == ["full"]
+    found = outcome()
+    found.stalls = detector.stalls
+    assert found.anomalies == {"stalled": 1}
+
+
+@pytest.mark.parametrize(
+    ("ready", "acked", "stopped"), [(False, 1, ()), (True, 0, ()), (True, 1, QUERIES)]
+)
+def test_time_without_readable_messages_does_not_count(
+    ready: bool, acked: int, stopped: tuple[str, ...]
+) -> None:
+    detector = watched()
+    for i in range(1, 100):
+        counts = dict.fromkeys(QUERIES, 10 + i * acked)
+        detector.update(5.0 * i, dict.fromkeys(QUERIES, 3), counts, ready=ready, stopped=stopped)
+    assert not detector.stalls
+
+
+def test_micro_batch_resets_the_timer_and_late_updates_are_limited() -> None:
+    detector = watched()
+    for i in range(1, 100):
+        counts = dict.fromkeys(QUERIES, 10 + i)
+        detector.update(5.0 * i, dict.fromkeys(QUERIES, i // 10), counts, ready=True)
+    detector.update(5000.0, dict.fromkeys(QUERIES, 9), dict.fromkeys(QUERIES, 1000), ready=True)
+    assert not detector.stalls
+
+
+# Leaks
+
+
+def test_leaks_are_named(tmp_path: Path) -> None:
+    with Servers(1, tmp_path) as servers:
+        url = servers.url
+
+        def wait_for(*left: str) -> None:
+            # The connection of the request itself is closed shortly after.
+            wait_until(lambda: find_leaks(servers, 0) == [*left], f"{left} left")
+
+        config = {"name": "kept", "inactive_threshold": 600 * 10**9, "ack_policy": "none"}
+        request = {"stream_name": "KV_full", "config": config}
+        wait_for()
+        api(url, "CONSUMER.CREATE.KV_full.kept", request)
+        wait_for("consumer: KV_full kept")
+        api(url, "CONSUMER.DELETE.KV_full.kept")
+        wait_for()
+
+        async def connect(address: str, *left: str) -> None:
+            async with connected(address, name="forgotten"):
+                await asyncio.to_thread(wait_for, *left)
+
+        run(connect(url, "connection: n1 forgotten"))
+        run(connect(servers.proxy_urls[0], "connection: proxy of n1", "connection: n1 forgotten"))
+        assert not find_leaks(servers, 60)
+        servers.servers["n1"].kill()
+        (text,) = find_leaks(servers, 0)
+        assert "could not list" in text

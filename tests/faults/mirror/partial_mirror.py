@@ -1,0 +1,97 @@
+"""A stream of entries with holes between them, and a mirror with a part of it that answers for all.
+
+Such a mirror answers Direct Gets of what it has as the stream would, and knows nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from nats.aio.client import Client
+
+from nats_stream_source.spark.planning import splitter
+from tests.support.nats.buckets import api, publish, with_client
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.wait import wait_until
+from tests.support.workload import DEADLINE, Row, Workload
+
+
+def answered_by(url: str, stream: str, subject: str) -> str | None:
+    """``Nats-Stream`` of a Direct Get for the last message of ``subject``; None for a 404."""
+
+    async def work(client: Client) -> str | None:
+        request = json.dumps({"last_by_subj": subject}).encode()
+        message = await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=5)
+        return (message.headers or {}).get("Nats-Stream")
+
+    return with_client(url, work)
+
+
+ENTRIES = 1000
+"""Written with as many holes between them, see :func:`write_with_holes`."""
+JUNK = "junk.x"
+PARTS = {"a tenth": 2 * ENTRIES - 199, "the last, which matches no filter": 2 * ENTRIES}
+"""From which sequence on a partial mirror has the stream."""
+
+
+def write_with_holes(workload: Workload) -> int:
+    """Write :data:`ENTRIES`, and after each the same key again; the sequence of its last message.
+
+    Without holes sequences do for rows, and no rank is asked.
+    """
+    written = workload.messages(ENTRIES)
+    both = [pair for entry in written for pair in (entry, (JUNK, b"junk"))]
+    sequences = publish(workload.url, [(workload.prefix + key, value, None) for key, value in both])
+    workload.acknowledged.update(zip(sequences[::2], written, strict=True))
+    workload.acknowledged[sequences[-1]] = both[-1]
+    state = workload.state()
+    assert (state["messages"], state["last_seq"]) == (ENTRIES + 1, sequences[-1])
+    return sequences[-1]
+
+
+def answers_with_a_part(workload: Workload, first: int) -> None:
+    """From now on a mirror that begins at ``first`` answers Direct Gets for the stream, alone.
+
+    Together with the stream it answers one in two, and a test may meet none of those.
+    """
+    part = {
+        "name": f"{workload.name}-part",
+        "mirror": {"name": workload.stream, "opt_start_seq": first},
+        "mirror_direct": True,
+        "allow_direct": True,
+    }
+    api(workload.url, f"STREAM.CREATE.{part['name']}", part)
+    # It joins in when it has caught up.
+    subject = f"{workload.prefix}k0"
+    wait_until(
+        lambda: answered_by(workload.url, workload.stream, subject) is None,
+        "it answers",
+        deadline=120,
+    )
+    config = api(workload.url, f"STREAM.INFO.{workload.stream}")["config"]
+    api(workload.url, f"STREAM.UPDATE.{workload.stream}", {**config, "allow_direct": False})
+    last = f"{workload.prefix}{JUNK}"
+    assert {answered_by(workload.url, workload.stream, last) for _ in range(10)} == {part["name"]}
+
+
+def asked_a_mirror(proxy: Proxy) -> bool:
+    """Whether ranks were asked by Direct Get, each answered by a mirror or with 404."""
+    asked = len(proxy.asked("$JS.API.DIRECT.GET."))
+    answers = [frame for frame in proxy.seen if b"-part\r\n" in frame or b"NATS/1.0 404" in frame]
+    return 0 < asked <= len(answers)
+
+
+def give_time_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine they would be left out."""
+    for name in ("_LIMIT_SECONDS", "_SPLIT_SECONDS"):
+        monkeypatch.setattr(splitter, name, DEADLINE)
+
+
+def check_balance(splits: Sequence[tuple[int, int]], rows: Sequence[Row]) -> None:
+    """Four splits have about as many rows each."""
+    sizes = [sum(start < row.seq <= end for row in rows) for start, end in splits]
+    assert len(sizes) == 4
+    assert sum(sizes) == len(rows)
+    assert max(sizes) <= 1.25 * len(rows) / 4, sizes

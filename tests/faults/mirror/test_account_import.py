@@ -1,0 +1,57 @@
+"""A stream of another account, imported as ADR-19 has it: the same troubles as in one account.
+
+With its own configuration, flow-control answers do not get through and several answers to a request
+neither, so that other ways are taken from the start (docs/internals/measurements.md, Servers 15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.nats.topology import (
+    ADR19_API_PREFIX,
+    ADR19_INBOX_PREFIX,
+    Adr19Server,
+    adr19_server,
+)
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.proxy.verdicts import Harm, Last, Sequences, When
+from tests.support.workload import KINDS, Workload
+
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[Adr19Server]:
+    with adr19_server() as accounts:
+        yield accounts
+
+
+def crash(accounts: Adr19Server) -> None:
+    accounts.server.kill()
+    accounts.server.start()
+
+
+HARMS: dict[str, Callable[[Adr19Server], Harm]] = {
+    "messages lost": lambda accounts: Sequences([1, 700, 701]),
+    "last lost": lambda accounts: Last(),
+    "server killed": lambda accounts: When(700, lambda: crash(accounts)),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_the_middle_of_a_split(accounts: Adr19Server, kind: str, harm: str) -> None:
+    workload = Workload(kind, accounts.exporter).create()
+    workload.write(COUNT, size=1000)
+    done = HARMS[harm](accounts)
+    importer = {"user": "i", "password": "i"}
+    prefixes = {"apiPrefix": ADR19_API_PREFIX, "inboxPrefix": ADR19_INBOX_PREFIX}
+    proxied = Proxy(accounts.server.port, done, keep=0)
+    with proxied as proxy, workload.reading(proxy.url, **importer, **prefixes) as reading:
+        reading.until(COUNT)
+    assert done.done
+    workload.check(reading.rows)
+    assert workload.consumers() == []

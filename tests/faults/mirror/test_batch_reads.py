@@ -1,0 +1,87 @@
+"""Batches: beside a mirror that has a part and answers Direct Gets, and of one that is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.faults.mirror.partial_mirror import (
+    ENTRIES,
+    PARTS,
+    answers_with_a_part,
+    asked_a_mirror,
+    check_balance,
+    give_time_for_ranks,
+    write_with_holes,
+)
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.query_driver.batch import (
+    BATCHES,
+    batch_options,
+    batch_reader,
+    read_sorted,
+    tasks_of,
+    workload_kind,
+)
+from tests.support.workload import Workload
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_partial_mirror_that_answers_direct_gets(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, what: str, part: str
+) -> None:
+    """What is cut into several tasks asks for ranks, and the mirror's are too few.
+
+    "now" and "as of" are one task each: they ask for no rank, and send no Direct Get at all, so the
+    mirror has no say.
+    """
+    give_time_for_ranks(monkeypatch)
+    workload = Workload(workload_kind(what), shared_server.url).create(max_msgs_per_subject=1)
+    junk = write_with_holes(workload)
+    answers_with_a_part(workload, PARTS[part])
+    filters: list[dict[str, str]] = [{}]
+    if what in ("all", "stream"):
+        filters.append({"keys": "*"} if what == "all" else {"filterSubjects": f"{workload.name}.*"})
+    for narrow in filters:
+        with Proxy(shared_server.port) as proxy:
+            options = {**batch_options(workload, what), **narrow}
+            tasks = [one.split.split for one in tasks_of(batch_reader(proxy.url, **options))]
+            if what in ("all", "stream"):
+                assert asked_a_mirror(proxy)
+            rows = read_sorted(proxy.url, options)
+            assert what in ("all", "stream") or not proxy.asked("$JS.API.DIRECT.GET.")
+        workload.check(rows, lost=[junk] if narrow else [])
+        assert len(rows) == ENTRIES + (not narrow)
+        if what in ("all", "stream"):
+            check_balance([(task.start, task.end) for task in tasks], rows)
+
+
+@pytest.fixture(scope="module")
+def domains() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf() as both:
+        yield both
+
+
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_mirror_that_is_behind(domains: HubAndLeaf, what: str) -> None:
+    """What it has is read, all of it; the rest when it has that."""
+    workload = Workload(workload_kind(what), domains.hub.url).create()
+    workload.write(500)
+    more = {"max_msgs_per_subject": 64} if workload.is_kv else {}
+    make_mirror(domains.leaf.url, workload.stream, workload.stream, source_domain="hub", **more)
+    had = batch_options(workload, what)
+    domains.line.hold()
+    try:
+        workload.write(500)
+        rows = read_sorted(domains.leaf.url, had)
+        assert workload.state(domains.leaf.url)["last_seq"] == 500
+    finally:
+        domains.line.release()
+    workload.check(rows, through=500)
+    assert len(rows) == 500
+    wait_for_seq(domains.leaf.url, workload.stream, workload.last)
+    workload.check(read_sorted(domains.leaf.url, batch_options(workload, what)))

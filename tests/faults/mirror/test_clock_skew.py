@@ -1,0 +1,218 @@
+"""Clocks that jump by an hour or a day, where times decide: batch reads and beginnings.
+
+And where they do not, but might: checkpoints of a bucket that keeps one revision of a key. The
+times are those of a mirror, changed on the way (``tests.faults.mirror.clock_skew``), so that a real
+server has a stream whose clock was set back and forth.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from nats_stream_source.errors import OptionError
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from tests.faults.mirror.clock_skew import ClockSkew
+from tests.support.nats.buckets import api, put_many
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
+from tests.support.query_driver.batch import read_batch
+from tests.support.workload import KINDS_IN_TURN, Row, Workload
+
+COUNT, KEYS = 600, 40
+
+
+@pytest.fixture(scope="module")
+def domains() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf(line=ClockSkew) as both:
+        yield both
+
+
+def mirrored(domains: HubAndLeaf, workload: Workload, history: int) -> None:
+    """A mirror at the leaf under the same name, with times that jump."""
+    more = {"max_msgs_per_subject": history} if workload.is_kv else {}
+    make_mirror(domains.leaf.url, workload.stream, workload.stream, source_domain="hub", **more)
+
+
+def test_a_bucket_that_keeps_one_revision(domains: HubAndLeaf) -> None:
+    """A restart after each micro-batch, at checkpoints whose messages are superseded later."""
+    hub, leaf = domains.hub.url, domains.leaf.url
+    workload = Workload("kv current", hub, hot=300).create(history=1)
+    workload.write(COUNT)
+    mirrored(domains, workload, history=1)
+    done, offsets = [], []
+    while not offsets or offsets[-1]["stream_seq"] < workload.last:
+        with workload.reading(leaf, offsets, maxRowsPerTrigger="50") as reading:
+            assert reading.plan()
+            reading.read()
+        done.append(reading)
+        offsets = reading.offsets
+        if len(done) in (2, 4):
+            workload.write(COUNT // 2)
+            wait_for_seq(leaf, workload.stream, workload.last)
+    assert len(done) > 5
+    times = [offset["time"] for offset in offsets if offset["time"] is not None]
+    assert times != sorted(times)
+    workload.check_readings(*done)
+
+
+@dataclass
+class Jumped:
+    """A mirror with a history that is whole.
+
+    Attributes:
+        options: those that name it.
+        column: of the sequences.
+        times: of the messages, from sequence 1 on.
+    """
+
+    url: str
+    workload: Workload
+    options: dict[str, str]
+    column: str
+    times: list[datetime]
+
+    def read(self, **options: str) -> list[dict[str, Any]]:
+        return read_batch(self.url, **self.options, **options)
+
+    def meets(self, seq: int, moment: datetime) -> bool:
+        """Whether what is earlier than ``moment`` may end at ``seq``: there it becomes later."""
+        before = seq == 0 or self.times[seq - 1] < moment
+        return before and (seq == len(self.times) or self.times[seq] >= moment)
+
+
+@pytest.fixture(scope="module", params=["kv", "stream"])
+def jumped(request: pytest.FixtureRequest, domains: HubAndLeaf) -> Iterator[Jumped]:
+    workload = Workload(request.param, domains.hub.url).create()
+    if workload.is_kv:
+        entries = [(f"k{i % KEYS}", b"%d" % i) for i in range(COUNT)]
+        put_many(workload.url, workload.name, entries)
+    else:
+        workload.write(COUNT)
+    mirrored(domains, workload, history=64)
+    url = domains.leaf.url
+    if workload.is_kv:
+        own, column, time = {"bucket": workload.name}, "revision", "created"
+        rows = read_batch(url, **own, includeHistory=True)
+    else:
+        own, column, time = {"stream": workload.name}, "sequence", "timestamp"
+        rows = read_batch(url, **own)
+    assert [row[column] for row in rows] == list(range(1, COUNT + 1))
+    times = [row[time] for row in rows]
+    backwards = [a - b for a, b in itertools.pairwise(times) if b < a]
+    assert len(backwards) > 2
+    assert max(backwards) > timedelta(days=1)
+    yield Jumped(url, workload, own, column, times)
+    close_cached_runners()
+
+
+@pytest.fixture(autouse=True)
+def no_runners_left() -> Iterator[None]:
+    yield
+    close_cached_runners()
+
+
+SEQUENCES = (1, 50, 99, 100, 150, 199, 300, 350, 399, 400, 450, 500, 550, 599)
+"""The clock is an hour late from 100 on, a day early from 200, late from 300, right from 400."""
+
+
+def moments(jumped: Jumped) -> list[datetime]:
+    """Times that some message has, and times before all and after the last one."""
+    now = datetime.now(timezone.utc)
+    found = [jumped.times[seq - 1] for seq in SEQUENCES]
+    assert all(moment <= now for moment in found)
+    return [min(found) - timedelta(hours=1), *found, now]
+
+
+def without_delta(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the one column that may differ when they are read again."""
+    return [{**row, "delta": None} for row in rows]
+
+
+@pytest.mark.parametrize("jumped", ["kv"], indirect=True)
+def test_as_of_a_time(jumped: Jumped) -> None:
+    """The state at a place where times pass that one; the state of a sequence, never a mixture."""
+    for moment in moments(jumped):
+        rows = without_delta(jumped.read(asOfTime=moment.isoformat()))
+        seq = max((row["revision"] for row in rows), default=0)
+        assert jumped.meets(seq, moment + timedelta(microseconds=1))
+        assert rows == (without_delta(jumped.read(asOfSequence=str(seq))) if seq else [])
+        assert len(rows) == min(seq, KEYS)
+    ahead = jumped.times[249]
+    with pytest.raises(OptionError, match=r"'asOfTime'.*future"):
+        jumped.read(asOfTime=ahead.isoformat())
+
+
+def test_a_batch_from_a_time_on(jumped: Jumped) -> None:
+    """All that comes after such a place, also what has an earlier time, in its order."""
+    more = {"includeHistory": "true"} if jumped.workload.is_kv else {}
+    for moment in moments(jumped):
+        rows = jumped.read(startTime=moment.isoformat(), **more)
+        seqs = [row[jumped.column] for row in rows]
+        assert seqs == list(range(COUNT + 1 - len(seqs), COUNT + 1))
+        assert jumped.meets(COUNT - len(seqs), moment)
+
+
+@pytest.mark.parametrize("jumped", ["stream"], indirect=True)
+def test_a_batch_up_to_a_time(jumped: Jumped) -> None:
+    """All that comes before such a place."""
+    for moment in moments(jumped):
+        rows = jumped.read(endTime=moment.isoformat())
+        assert [row["sequence"] for row in rows] == list(range(1, len(rows) + 1))
+        assert jumped.meets(len(rows), moment)
+
+
+def test_a_query_that_begins_at_a_time(jumped: Jumped) -> None:
+    """Where it begins is decided once; restarts go on by sequence."""
+    for moment in (jumped.times[seq - 1] for seq in (50, 150, 350, 450)):
+        options = {"startTime": moment.isoformat(), "maxRowsPerTrigger": "100"}
+        seqs: list[int] = []
+        offsets: list[dict[str, Any]] = []
+        while not offsets or offsets[-1]["stream_seq"] < COUNT:
+            with jumped.workload.reading(jumped.url, offsets, **options) as reading:
+                assert reading.plan()
+                seqs += [row.seq for row in reading.read()]
+            offsets = reading.offsets
+        begins = offsets[0]["stream_seq"]
+        assert jumped.meets(begins, moment)
+        assert seqs == list(range(begins + 1, COUNT + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_clocks_that_jump(domains: HubAndLeaf, kind: str) -> None:
+    """Sequences decide, never times: nothing is lost, nothing twice, and no loss is seen."""
+    leaf = domains.leaf.url
+    workload = Workload(kind, domains.hub.url).create()
+    workload.write(500)
+    mirrored(domains, workload, history=64)
+    times = [_stored(leaf, workload.stream, seq) for seq in (99, 100, 200, 300)]
+    assert times[1] < times[0] - timedelta(minutes=50)
+    assert times[2] > times[0] + timedelta(hours=20)
+    assert times[3] < times[0] - timedelta(hours=20)
+
+    rows: list[Row] = []
+    offsets: list[dict[str, Any]] = []
+    for _ in range(100):
+        # A restart after each micro-batch, at checkpoints whose times go back and forth.
+        if offsets and offsets[-1]["stream_seq"] == workload.last:
+            break
+        with workload.reading(leaf, offsets, maxRowsPerTrigger="50") as reading:
+            if reading.plan():
+                reading.read()
+        rows += reading.rows
+        offsets = reading.offsets
+    workload.check(rows)
+    workload.write(100)
+    wait_for_seq(leaf, workload.stream, workload.last)
+    with workload.reading(leaf, offsets) as reading:
+        reading.until(workload.last)
+    workload.check(rows + reading.rows)
+
+
+def _stored(url: str, stream: str, seq: int) -> datetime:
+    answer = api(url, f"STREAM.MSG.GET.{stream}", {"seq": seq})
+    return datetime.fromisoformat(answer["message"]["time"][:19] + "+00:00")

@@ -1,0 +1,64 @@
+"""A stream of another domain, read through a leaf node: its line stands still, or a side goes away.
+
+The reader is connected to the leaf node and names the hub's domain; all that it asks and all that
+it gets crosses the line between the two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.proxy.verdicts import When
+from tests.support.workload import KINDS_IN_TURN, Workload
+
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf() as both:
+        yield both
+
+
+def hold(both: HubAndLeaf) -> None:
+    """For longer than three heartbeats are waited for."""
+    both.line.hold()
+    threading.Timer(2.5, both.line.release).start()
+
+
+def kill_hub(both: HubAndLeaf) -> None:
+    both.hub.kill()
+    both.hub.start()
+
+
+def restart_leaf(both: HubAndLeaf) -> None:
+    both.leaf.restart()
+
+
+HARMS: dict[str, Callable[[HubAndLeaf], None]] = {
+    "line held": hold,
+    "hub killed": kill_hub,
+    "leaf restarted": restart_leaf,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_in_the_middle_of_a_split(both: HubAndLeaf, kind: str, harm: str) -> None:
+    both.wait_joined()
+    workload = Workload(kind, both.hub.url).create()
+    workload.write(COUNT, size=1000)
+    when = When(COUNT // 2, lambda: HARMS[harm](both))
+    with Proxy(both.leaf.port, when, keep=0) as proxy:
+        options = {"domain": "hub", "requestTimeout": "2", "connectTimeout": "30"}
+        with workload.reading(proxy.url, **options) as reading:
+            reading.until(COUNT)
+            assert when.consumer
+            workload.write(100)
+            reading.until(workload.last)
+    workload.check(reading.rows)

@@ -1,0 +1,168 @@
+"""Relays that go away while they are read from: a mirror's server, a leaf node, the hub behind it.
+
+- *mirror*: the reader is at a leaf node, and reads a mirror that lies there of a stream at the hub.
+- *leaf*: the reader is at the leaf node and reads the hub's stream across the line between the two.
+
+Each is killed, stopped for a while or restarted in the middle of a split, seen by a proxy before
+the leaf node. The reader's connection ends where it is the leaf node that goes, and lasts where it
+is the hub; the rows are all that was acknowledged, from micro-batches as from a batch. A relay that
+stays away for longer than ``connectTimeout`` ends in a ConnectError, which is not looked at here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.topology import (
+    HubAndLeaf,
+    hub_and_leaf,
+    make_mirror,
+    wait_for_seq,
+)
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.proxy.verdicts import When
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.wait import wait_until
+from tests.support.workload import DEADLINE, KINDS, Workload, crash
+
+pytestmark = pytest.mark.faults
+
+COUNT = 1500
+PATIENCE = {"requestTimeout": "2", "connectTimeout": "60"}
+_AWAY = 4.0  # seconds: more than three heartbeats and than a PONG is waited for
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf() as both:
+        yield both
+
+
+def stop(server: NatsServer) -> None:
+    """SIGSTOP now, SIGCONT in a while."""
+    server.pause()
+    threading.Timer(_AWAY, server.resume).start()
+
+
+HOW: dict[str, Callable[[NatsServer], None]] = {
+    "killed": crash,
+    "stopped": stop,
+    "restarted": NatsServer.restart,
+}
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """What is read at the leaf node: a mirror there, or the hub's stream through it."""
+
+    both: HubAndLeaf
+    what: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        return PATIENCE | ({"domain": "hub"} if self.what == "leaf" else {})
+
+    def create(self, kind: str) -> Workload:
+        """The workload's stream at the hub with all its values, and what relays it."""
+        self.both.wait_joined()
+        workload = Workload(kind, self.both.hub.url).create()
+        workload.write(COUNT, size=1000)
+        if self.what == "mirror":
+            more = {"max_msgs_per_subject": 64} if workload.is_kv else {}
+            make_mirror(
+                self.both.leaf.url, workload.stream, workload.stream, source_domain="hub", **more
+            )
+        return workload
+
+    def wait_for(self, workload: Workload) -> None:
+        """Until all that was written can be read at the leaf node."""
+        if self.what == "mirror":
+            wait_for_seq(self.both.leaf.url, workload.stream, workload.last)
+
+
+CASES = [
+    *(("mirror", "leaf", how) for how in HOW),
+    *(("mirror", "hub", how) for how in ("killed", "stopped")),
+    *(("leaf", "leaf", how) for how in ("killed", "stopped")),
+    *(("leaf", "hub", how) for how in ("stopped", "restarted")),
+]
+"""What is read, whose server goes away, and how; ``test_leaf_node`` has the other two."""
+
+BATCH_CASES = [
+    (what, whose, how)
+    for what, whose in (("mirror", "leaf"), ("leaf", "leaf"), ("leaf", "hub"))
+    for how in ("killed", "stopped")
+]
+"""A batch of a mirror that has all asks nothing of the hub."""
+
+
+class Away:
+    """Does its harm to a server once, when it is called.
+
+    Attributes:
+        before: the process that it was done to.
+        stopped: what is there to see of a server that was stopped.
+    """
+
+    def __init__(self, server: NatsServer, how: str) -> None:
+        self._server = server
+        self._how = how
+        self.before = server.pid
+        self.stopped = False
+
+    def __call__(self) -> None:
+        HOW[self._how](self._server)
+        self.stopped = self._server.paused
+
+    def check(self) -> None:
+        """It was away, and is back."""
+        wait_until(lambda: not self._server.paused, "it goes on", deadline=DEADLINE)
+        if self._how == "stopped":
+            assert self.stopped
+        else:
+            assert self._server.pid != self.before
+
+
+@pytest.mark.parametrize(("read_from", "whose", "how"), CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_the_middle_of_a_split(
+    both: HubAndLeaf, kind: str, read_from: str, whose: str, how: str
+) -> None:
+    relayed = Relayed(both, read_from)
+    workload = relayed.create(kind)
+    away = Away(getattr(both, whose), how)
+    when = When(COUNT // 2, away)
+    with (
+        Proxy(both.leaf.port, when, keep=0) as proxy,
+        workload.reading(proxy.url, **relayed.options) as reading,
+    ):
+        reading.until(COUNT)
+        assert when.consumer
+        away.check()
+        workload.write(100)
+        relayed.wait_for(workload)
+        reading.until(workload.last)
+    workload.check(reading.rows)
+
+
+@pytest.mark.parametrize(("read_from", "whose", "how"), BATCH_CASES)
+@pytest.mark.parametrize("what", BATCHES)
+def test_in_the_middle_of_a_batch(
+    both: HubAndLeaf, what: str, read_from: str, whose: str, how: str
+) -> None:
+    relayed = Relayed(both, read_from)
+    workload = relayed.create(workload_kind(what))
+    away = Away(getattr(both, whose), how)
+    # The first of four tasks has a fourth of the rows.
+    when = When(COUNT // 8, away)
+    with Proxy(both.leaf.port, when, keep=0) as proxy:
+        rows = read_sorted(proxy.url, {**batch_options(workload, what), **relayed.options})
+    assert when.consumer
+    away.check()
+    workload.check(rows)
+    assert len(rows) == COUNT

@@ -1,0 +1,224 @@
+"""What one user of a connection does, or the server to it, does not end it for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    AuthorizationError,
+    ConnectError,
+    MessageTooLargeError,
+    PermissionDeniedError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+USER = '{ user: me, password: "%s", permissions: { subscribe: { deny: "%s" } } }'
+
+
+class Guarded:
+    """A server whose configuration changes while it runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.write()
+        self.server = NatsServer(config=path, store=path.parent / "store")
+
+    def write(self, password: str = "right", deny: str = "nothing", more: str = "") -> None:
+        user = USER % (password, deny)
+        self._path.write_text(f"{more}\nauthorization {{ users: [ {user} ] }}\n")
+
+    def change(self, **to: str) -> None:
+        self.write(**to)
+        os.kill(self.server.pid, signal.SIGHUP)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    guarded = Guarded(tmp_path / "users.conf")
+    with guarded.server:
+        yield guarded
+
+
+@asynccontextmanager
+async def opened(url: str, **more: Any) -> AsyncIterator[Connection]:
+    more = {"connect_timeout": 20.0, "request_timeout": 3.0, **more}
+    connection = await Connection.open(ConnectionSettings(servers=(url,), **more))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def as_me(guarded: Guarded, **more: Any) -> Any:
+    return opened(guarded.server.url, user="me", password="right", **more)
+
+
+def needs_reloads(connection: Connection) -> None:
+    version = connection.client.connected_server_version
+    if (version.major, version.minor) < (2, 11):
+        pytest.skip("after a reload of its users, JetStream is silent on 2.10")
+
+
+async def answers(connection: Connection) -> bool:
+    with pytest.raises(StreamNotFoundError):
+        await JetStream(connection).stream_info("none")
+    return True
+
+
+def test_the_private_names_of_nats_py_are_as_they_are_needed() -> None:
+    assert list(inspect.signature(Client._process_err).parameters) == ["self", "err_msg"]
+    assert list(inspect.signature(Client._process_op_err).parameters) == ["self", "e"]
+    assert "self._pongs.pop(0)" in inspect.getsource(Client._process_pong)
+    assert "await self._error_cb(err)" in inspect.getsource(Client._process_err)
+
+
+async def test_a_ping_that_was_given_up_harms_nobody(nats_server: NatsServer) -> None:
+    async with opened(nats_server.url) as connection:
+        cancelled = 0
+        for turns in range(6):
+            ping = asyncio.ensure_future(connection.alive(20))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled += ping.cancel()
+            await asyncio.gather(ping, return_exceptions=True)
+            assert await answers(connection)
+        assert cancelled > 2
+        nats_server.pause()
+        assert not await connection.alive(0.05)
+        nats_server.resume()
+        assert await answers(connection)
+        assert connection.reconnects == 0
+
+
+async def test_a_renewal_does_not_need_nats_pys_read_loop(shared_server: NatsServer) -> None:
+    async with opened(shared_server.url) as connection:
+        loop = connection.client._reading_task
+        assert loop is not None
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        connection.reconnect()
+        await connection.wait_connected(20)
+        assert await answers(connection)
+        assert connection.reconnects == 1
+
+
+async def test_a_user_who_is_refused_for_a_while(guarded: Guarded) -> None:
+    """All who wait get the reason, in bounded time; once it is put right, the connection lives."""
+    # All who wait wait for so long.
+    async with as_me(guarded, connect_timeout=3.0) as connection:
+        kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
+        await kv.put("a", b"1")
+        needs_reloads(connection)
+        async with kv.watch(heartbeat=0.1) as watch:
+            assert len(await watch.initial()) == 1
+            guarded.change(password="other")
+            await wait_until_async(lambda: not connection.online.is_set(), "the connection is lost")
+            for doing in (kv.put("a", b"2"), kv.get("a"), watch.__anext__()):
+                with pytest.raises(AuthorizationError, match="'user' and 'password'") as caught:
+                    await asyncio.wait_for(doing, 60)
+                assert "right" not in str(caught.value)
+        assert connection.client.options["reconnect_time_wait"] == 1.0
+        guarded.change(password="right")
+        await connection.wait_connected(20)
+        assert connection.client.options["reconnect_time_wait"] == 0.1
+        assert (await kv.get("a")).value == b"1"
+        revision = await kv.put("a", b"3")
+        async with kv.watch() as watch:
+            assert [entry.revision for entry in await watch.initial()] == [revision]
+
+
+async def test_permissions_that_come_back(guarded: Guarded) -> None:
+    async with as_me(guarded) as connection:
+        kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
+        await kv.put("a", b"1")
+        needs_reloads(connection)
+        guarded.change(deny="_INBOX.>")
+        await wait_until_async(lambda: connection._denied.inboxes, "the inbox is denied")
+        for doing in (kv.get("a"), kv.put("a", b"2")):
+            with pytest.raises(PermissionDeniedError, match="_INBOX"):
+                await doing
+        guarded.change()
+        connection.reconnect()
+        await connection.wait_connected(20)
+        assert (await kv.get("a")).value == b"1"
+        assert await kv.put("a", b"2") == 2
+
+
+async def test_a_subscription_too_many(guarded: Guarded) -> None:
+    """It is not there; those that are go on."""
+    guarded.server.stop()
+    guarded.write(more="max_subscriptions: 5")
+    guarded.server.start()
+
+    async with as_me(guarded) as connection:
+        assert await answers(connection)
+        inboxes = [await connection.open_inbox(f"s.{i}") for i in range(10)]
+        await connection.client.publish("s.0", b"x")
+        await connection.client.publish("s.9", b"x")
+        assert await connection.alive(20)
+        assert [len(inbox.take()) for inbox in (inboxes[0], inboxes[9])] == [1, 0]
+        assert await answers(connection)
+        assert connection.reconnects == 0
+
+
+async def test_a_request_that_is_too_large(shared_server: NatsServer) -> None:
+    async with opened(shared_server.url) as connection:
+        config = KeyValueConfig("big", metadata={"a": "x" * (2 << 20)})
+        with pytest.raises(MessageTooLargeError, match="max_payload of 1048576 bytes"):
+            await KeyValue.create_bucket(JetStream(connection), config)
+        assert await answers(connection)
+
+
+async def test_nothing_begins_on_a_connection_that_is_closed(shared_server: NatsServer) -> None:
+    """Also not while it is being closed: nobody would end it."""
+    async with opened(shared_server.url) as connection:
+        kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("late"))
+        await kv.put("a", b"1")
+        closing = asyncio.ensure_future(connection.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        with pytest.raises(ConnectError, match="is closed"):
+            connection.service(Publisher)
+        await closing
+        with pytest.raises(ConnectError, match="is closed"):
+            await kv.put("a", b"2")
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_renewal_under_way_ends_with_the_connection(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long nats-py takes to reconnect: no task is left that nobody awaits."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        connection = await Connection.open(ConnectionSettings(servers=(shared_server.url,)))
+        monkeypatch.setattr(connection.client, "force_reconnect", never)
+        connection.reconnect()
+        renewal = connection._forced_reconnect
+        assert renewal is not None
+        await connection.close()
+        assert renewal.done()
+
+    await asyncio.wait_for(work(), 60)

@@ -1,0 +1,172 @@
+"""Push subscriptions report lost messages and missed heartbeats (ADR-15)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConsumerGapError,
+    MissedHeartbeatError,
+    NatsSourceError,
+    NextTimeoutError,
+)
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.faults.network.push import CALM, Once, all_of, nth_delivery
+from tests.support.nats.subscriptions import connected, fill, make_consumer, make_stream
+from tests.support.proxy.fault_proxy import Proxy, is_status
+from tests.support.wait import wait_until_async
+
+BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5)
+
+
+def drop(frame: bytes) -> bool:
+    return False
+
+
+async def test_a_lost_message_is_a_gap(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 10)
+    fault = Once(nth_delivery(4), drop)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
+        ):
+            found, errors = await all_of(subscription, 10)
+            # The message after the gap is not lost to the alarm.
+            assert found == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+            assert [type(error) for error in errors] == [ConsumerGapError]
+            assert "observed consumer sequence 5, expected 4" in str(errors[0])
+        assert len(proxy.dropped) == 1
+
+
+async def test_a_lost_last_message_is_seen_by_the_heartbeat(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 10)
+    fault = Once(nth_delivery(10), drop)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with connected(proxy.url) as jetstream:
+            errors: list[Exception] = []
+            async with await subscribe(
+                jetstream, stream=stream, config=BEATING, on_error=errors.append
+            ) as subscription:
+                assert (await all_of(subscription, 9))[0] == list(range(1, 10))
+                waiting = asyncio.create_task(subscription.next())
+                await wait_until_async(lambda: bool(errors), "the alarm")
+                await asyncio.to_thread(fill, shared_server.url, stream, 1)
+                # And the count goes on after it: no second alarm.
+                assert (await waiting).metadata.stream_seq == 11
+                assert [type(error) for error in errors] == [ConsumerGapError]
+        assert len(proxy.dropped) == 1
+
+
+async def test_a_queue_group_knows_no_gaps(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+    fault = Once(nth_delivery(4), drop)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(
+                jetstream, stream=stream, queue="q", config=ConsumerConfig(ack_policy="none")
+            ) as subscription,
+        ):
+            await asyncio.to_thread(fill, shared_server.url, stream, 10)
+            found, errors = await all_of(subscription, 10)
+            assert (found, errors) == ([1, 2, 3, 5, 6, 7, 8, 9, 10], [])
+        assert len(proxy.dropped) == 1
+
+
+async def test_a_consumer_found_in_the_middle_has_no_gap_before(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    stream = make_stream(url, 5)
+    config = {"deliver_subject": f"to.{stream}", "idle_heartbeat": 100_000_000}
+    make_consumer(url, stream, "d", ack_policy="none", **config)
+    fault = Once(nth_delivery(3), drop)
+
+    async with (
+        connected(url) as jetstream,
+        await subscribe(jetstream, stream=stream, durable="d") as subscription,
+    ):
+        assert await all_of(subscription, 5) == ([1, 2, 3, 4, 5], [])
+    fill(url, stream, 5)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, durable="d") as subscription,
+        ):
+            found, errors = await all_of(subscription, 10)
+            assert found == [6, 7, 9, 10]
+            assert [type(error) for error in errors] == [ConsumerGapError]
+        assert len(proxy.dropped) == 1
+
+
+async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 1)
+    with Proxy(shared_server.port) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=BEATING) as subscription,
+        ):
+            await subscription.next(15)
+            # Heartbeats keep the alarm away, and are not shown.
+            with pytest.raises(NextTimeoutError):
+                await subscription.next(2.0)
+            assert any(is_status(frame, b"Idle Heartbeat") for frame in proxy.seen)
+            proxy.verdict = lambda frame: not is_status(frame, b"Idle Heartbeat")
+            with pytest.raises(MissedHeartbeatError, match=r"for 1\.5 s"):
+                await subscription.next()
+            # A short wait again and again adds up to the same.
+            alarms: list[NatsSourceError] = []
+            while not alarms:
+                try:
+                    await subscription.next(0.02)
+                except NextTimeoutError:
+                    continue
+                except MissedHeartbeatError as error:
+                    alarms.append(error)
+            assert proxy.dropped
+            proxy.verdict = lambda frame: True
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert (await subscription.next(15)).metadata.stream_seq == 2
+
+
+async def test_an_alarm_may_go_to_a_callback(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 1)
+    with Proxy(shared_server.port, lambda frame: not is_status(frame, b"Idle")) as proxy:
+        async with connected(proxy.url) as jetstream:
+            errors: list[Exception] = []
+            found: list[int] = []
+
+            async def callback(message: Any) -> None:
+                found.append(message.metadata.stream_seq)
+
+            async with await subscribe(
+                jetstream,
+                stream=stream,
+                config=BEATING,
+                callback=callback,
+                on_error=errors.append,
+            ):
+                await wait_until_async(lambda: len(errors) >= 2, "two alarms")
+                await asyncio.to_thread(fill, shared_server.url, stream, 1)
+                await wait_until_async(lambda: found == [1, 2], "both messages")
+            assert {type(error) for error in errors} == {MissedHeartbeatError}
+        assert proxy.dropped
+
+
+async def test_a_loop_that_was_busy_does_not_miss_heartbeats(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(jetstream, stream=stream, config=BEATING) as subscription,
+    ):
+        waiting = asyncio.create_task(subscription.next())
+        await asyncio.sleep(0.05)
+
+        time.sleep(2.5)  # noqa: ASYNC251  (the loop stands still while five heartbeats arrive)
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        assert (await waiting).metadata.stream_seq == 1

@@ -1,0 +1,109 @@
+"""Push subscriptions and error statuses, unusual reply subjects and bad frames (ADR-15)."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConflictStatusError,
+    ConsumerDeletedError,
+    NatsSourceError,
+    NoRespondersStatusError,
+    ProtocolError,
+    UnknownStatusError,
+)
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from tests.faults.network.push import CALM, Once, all_of, hmsg, nth_delivery
+from tests.support.nats.subscriptions import connected, make_stream
+from tests.support.proxy.fault_proxy import Proxy, is_delivery
+
+
+def msg(frame: bytes, reply: bytes) -> bytes:
+    """A message for the subscription that ``frame`` is for, with that reply subject."""
+    _, subject, sid, *_ = frame.split(b"\r\n", 1)[0].split(b" ")
+    return b" ".join([b"MSG", subject, sid, reply, b"0"]) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("block", "kind", "text"),
+    [
+        (b"NATS/1.0 409 Consumer Deleted\r\n\r\n", ConsumerDeletedError, "409 Consumer Deleted"),
+        (b"NATS/1.0 409 Exceeded MaxWaiting\r\n\r\n", ConflictStatusError, "MaxWaiting"),
+        (b"NATS/1.0 503\r\n\r\n", NoRespondersStatusError, "503"),
+        (b"NATS/1.0 777 New Thing\r\n\r\n", UnknownStatusError, "777 New Thing"),
+        (b"NATS/1.0 404 No Messages\r\n\r\n", UnknownStatusError, "404"),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Con",
+            ProtocolError,
+            "lacks the final empty line",
+        ),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: x\r\n\r\n",
+            ProtocolError,
+            "expected an integer",
+        ),
+        (b"NATS/1.0\r\nSome: thing\r\n\r\n", ProtocolError, "neither a delivery nor a status"),
+    ],
+)
+async def test_a_status_that_is_an_error(
+    shared_server: NatsServer, block: bytes, kind: type[NatsSourceError], text: str
+) -> None:
+    stream = make_stream(shared_server.url, 5)
+    fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block) + frame)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
+        ):
+            found, errors = await all_of(subscription, 5)
+            # Raised at its place, and no message is lost to it.
+            assert found == [1, 2, 3, 4, 5]
+            assert [type(error) for error in errors] == [kind]
+            assert text in str(errors[0])
+        assert fault.done
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (b"$JS.ACK.S.C.1.2.3.4", "8 tokens"),
+        (b"$JS.ACK.S.C.1.2.3.4.5.6", "10 tokens"),
+        (b"$JS.ACK.S.C.1.two.3.4.5", "'two' is not an integer"),
+        (b"_INBOX.somebody", "neither a delivery nor a status"),
+    ],
+)
+async def test_a_reply_subject_that_is_none(
+    shared_server: NatsServer, reply: bytes, text: str
+) -> None:
+    stream = make_stream(shared_server.url, 5)
+    fault = Once(nth_delivery(3), lambda frame: msg(frame, reply) + frame)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
+        ):
+            found, errors = await all_of(subscription, 5)
+            assert found == [1, 2, 3, 4, 5]
+            assert [type(error) for error in errors] == [ProtocolError]
+            assert text in str(errors[0])
+        assert fault.done
+
+
+async def test_eleven_tokens_are_read(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 5)
+
+    def longer(frame: bytes) -> bool | bytes:
+        if not is_delivery(frame):
+            return True
+        return frame.replace(b"$JS.ACK.", b"$JS.ACK.hub.hash.", 1)
+
+    with Proxy(shared_server.port, longer) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
+        ):
+            message = await subscription.next(15)
+            assert message.metadata.domain == "hub"
+            assert message.reply.startswith("$JS.ACK.hub.hash.")
+            assert (await all_of(subscription, 5)) == ([2, 3, 4, 5], [])

@@ -1,0 +1,158 @@
+"""A Spark driver that comes to grief at a point of a micro-batch that is chosen beforehand.
+
+Run as a program with one argument, a JSON file::
+
+    {"servers": "nats://…", "master": "local[8]", "conf": {…},
+     "to_the_end": false,
+     "queries": [{"format": …, "options": {…}, "directory": …, "streaming": true,
+                  "point": "reading", "batch": 0}, …]}
+
+Each query has its checkpoint in ``<directory>/checkpoint``. Its sink is idempotent: each task
+writes its rows to ``<directory>/rows/<micro-batch>-<split>.json``, all or nothing. At its point, in
+the micro-batch ``batch``, a query leaves ``<directory>/at`` and then what follows. A batch read,
+which is not ``streaming``, is its micro-batch 0; it is read while the queries before it run.
+
+=============  ==============================================================================
+``planned``    waits for ever before a row is asked for
+``reading``    waits for ever in the middle of the rows of a split
+``written``    waits for ever when all rows are written
+``task fails`` raises in a task, in the middle of its rows, once
+``task dies``  kills the task's Python worker there (-9), once
+``task slow``  lets one attempt of the first task wait there, until another one is through
+=============  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row
+
+from tests.support.paths import ROOT
+from tests.support.spark.session import LOCAL, configured
+from tests.support.spark.streaming_query import begin
+
+MIDDLE = 100  # rows
+IN_A_TASK = ("reading", "task fails", "task dies", "task slow")
+
+
+def sink(directory: Path, point: str, at: int) -> Callable[[DataFrame, int], None]:
+    """What ``foreachBatch`` gets."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        here = point if batch_id == at else ""
+        if here == "planned":
+            arrive(directory)
+        batch.foreachPartition(task(str(directory), batch_id, here))
+        if here == "written":
+            arrive(directory)
+
+    return write
+
+
+def arrive(directory: Path) -> None:
+    """Leave the mark, and wait to be killed."""
+    (directory / "at").touch()
+    threading.Event().wait()
+
+
+def task(directory: str, batch_id: int, point: str) -> Callable[[Iterator[Row]], None]:
+    """Writes the rows of one split; pickled to the workers."""
+
+    def write(rows: Iterator[Row]) -> None:
+        context = TaskContext.get()
+        assert context is not None
+        split = context.partitionId()
+        kept: list[list[Any]] = []
+        for row in rows:
+            kept.append(
+                [row.revision, bytes(row.value[:12]).decode()]
+                if "revision" in row
+                else [row.sequence, bytes(row.data[:12]).decode()]
+            )
+            if len(kept) == MIDDLE and point in IN_A_TASK:
+                trouble(Path(directory), point, split)
+        target = Path(directory, "rows", f"{batch_id}-{split}.json")
+        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
+        partial.write_text(json.dumps(kept))
+        # The first one counts: an attempt that Spark kills, because another one was faster, may
+        # see its rows end as if there were no more, and come here with some of them.
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, target)
+
+    return write
+
+
+def trouble(directory: Path, point: str, split: int) -> None:
+    """What befalls a task in the middle of its rows: the first one that gets there."""
+    if point == "reading":
+        arrive(directory)
+    if point == "task slow" and split:
+        return
+    try:
+        # Not by the number of the attempt: Spark may have lost one before it had any rows.
+        (directory / "at").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    if point == "task fails":
+        raise RuntimeError("the task fails, as it was told to")
+    if point == "task dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if point == "task slow":
+        # The other attempt has written its rows by then; this one is killed, or writes the same.
+        done = directory / "rows" / "0-0.json"
+        for _ in range(2000):
+            if done.exists():
+                (directory / "overtaken").touch()
+                break
+            threading.Event().wait(0.1)
+
+
+def main(request: dict[str, Any], scratch: Path) -> None:
+    # The executors of another process find the package as this one does.
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    settings = {
+        **LOCAL,
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **request.get("conf", {}),
+    }
+    spark = configured(settings, request["master"]).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    queries = []
+    for query in request["queries"]:
+        directory = Path(query["directory"])
+        (directory / "rows").mkdir(parents=True, exist_ok=True)
+        reads = spark.readStream if query["streaming"] else spark.read
+        loaded = (
+            reads.format(query["format"])
+            .options(servers=request["servers"], **query["options"])
+            .load()
+        )
+        if not query["streaming"]:
+            loaded.foreachPartition(task(str(directory), 0, query["point"]))
+            continue
+        writes = loaded.writeStream.foreachBatch(
+            sink(directory, query["point"], query["batch"])
+        ).option("checkpointLocation", str(directory / "checkpoint"))
+        if request.get("to_the_end"):
+            writes = writes.trigger(availableNow=True)
+        # One after the other: each start is a Python process.
+        queries.append(begin(writes.start))
+    for running in queries:
+        running.awaitTermination()
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    main(json.loads(path.read_text()), path.parent)

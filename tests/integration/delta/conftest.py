@@ -1,0 +1,49 @@
+"""Fixtures of the Delta tests: a table's path, DataFrames of entries, buckets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from nats_stream_source.delta import ReconcileResult, reconcile
+from nats_stream_source.embedded import NatsServer
+from tests.integration.delta.kv_bucket import Bucket, Reconciled
+from tests.integration.delta.merge_model import SCHEMA, Entry, Frame
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Path of a table that does not exist yet."""
+    return tmp_path / "fleet"
+
+
+@pytest.fixture
+def frame(spark: SparkSession) -> Frame:
+    """Function that builds a DataFrame, with the columns of ``nats_kv``, from entries."""
+
+    def make(*entries: Entry) -> DataFrame:
+        return spark.createDataFrame([entry.row() for entry in entries], SCHEMA)
+
+    return make
+
+
+@pytest.fixture
+def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
+    """Bucket named after the test, on the server of the module."""
+    name = re.sub(r"\W", "_", request.node.name)
+    return Bucket(shared_server.url, name).create()
+
+
+@pytest.fixture
+def reconciled(spark: SparkSession, table: Path, bucket: Bucket) -> Reconciled:
+    """``reconcile`` with the test's table and bucket as defaults."""
+
+    def run(**arguments: Any) -> ReconcileResult:
+        arguments = {"bucket": bucket.name, "servers": bucket.url, **arguments}
+        return reconcile(spark, str(table), **arguments)
+
+    return run

@@ -1,0 +1,67 @@
+"""A bucket on a server, for the tests that compare a table with its bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from nats_stream_source.delta import ReconcileResult
+from nats_stream_source.jetstream.times import nanoseconds
+from tests.integration.delta.merge_model import Entry
+from tests.support.nats import buckets
+
+
+class Bucket:
+    """A bucket whose writes return the entries that the source would deliver for them."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.name = name
+
+    def create(self, **config: Any) -> Bucket:
+        info = buckets.create_bucket(self.url, self.name, history=3, **config)
+        micros = nanoseconds(info["created"]) // 1000
+        self.stream_created = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(
+            microseconds=micros
+        )
+        return self
+
+    def delete(self) -> None:
+        buckets.delete_bucket(self.url, self.name)
+
+    def write(self, *entries: tuple[str, str]) -> list[Entry]:
+        """Write (key, operation) pairs."""
+        messages_of = {
+            "PUT": (b"x", None),
+            "DEL": (b"", buckets.DEL),
+            "PURGE": (b"", buckets.PURGE),
+        }
+        messages = [
+            (f"$KV.{self.name}.{key}", *messages_of[operation]) for key, operation in entries
+        ]
+        return [
+            Entry(
+                key,
+                seq,
+                operation,
+                b"x" if operation == "PUT" else None,
+                self.stream_created,
+                self.name,
+            )
+            for (key, operation), seq in zip(
+                entries, buckets.publish(self.url, messages), strict=True
+            )
+        ]
+
+    def purge_subjects(self, *keys: str) -> None:
+        """Purge the subjects of keys through the API, which leaves no marker."""
+        for key in keys:
+            request = {"filter": f"$KV.{self.name}.{key}"}
+            buckets.api(self.url, f"STREAM.PURGE.KV_{self.name}", request)
+
+    def state(self) -> dict[str, Any]:
+        return buckets.stream_state(self.url, self.name)
+
+
+Reconciled = Callable[..., ReconcileResult]

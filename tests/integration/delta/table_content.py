@@ -1,0 +1,32 @@
+"""Reads Delta tables with the package `deltalake`, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+
+def stored(table: Path | str) -> list[dict[str, Any]]:
+    """Return the table's rows, sorted by bucket and key."""
+    rows: list[dict[str, Any]] = DeltaTable(table).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row.get("bucket") or "", row["key"]))
+
+
+def version(table: Path) -> int:
+    return DeltaTable(table).version()
+
+
+def live(table: Path) -> dict[str, int]:
+    """Return the revision of each key that is not marked as deleted."""
+    return {row["key"]: row["revision"] for row in stored(table) if not row.get("deleted")}
+
+
+def marks(table: Path) -> dict[str, tuple[int, str]]:
+    """Return revision and operation of each key that is marked as deleted."""
+    return {
+        row["key"]: (row["revision"], row["operation"])
+        for row in stored(table)
+        if row.get("deleted")
+    }

@@ -1,0 +1,196 @@
+"""``merge`` after failed batches, crashes of the query and replays, and with concurrent writers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+)
+from delta.tables import DeltaTable as DeltaLake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from nats_stream_source.delta import Deletes, merge, merge_changes
+from tests.integration.delta.merge_model import (
+    CREATED,
+    SCHEMA,
+    Entry,
+    Frame,
+    Model,
+    both_modes,
+    delete,
+    purge,
+    put,
+)
+from tests.integration.delta.table_content import live, marks, stored, version
+
+pytestmark = pytest.mark.delta
+# Delta's conflict errors share no base class.
+CONFLICTS = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+)
+
+
+@both_modes
+def test_a_batch_that_fails_half_way_leaves_the_table_as_it_was(
+    frame: Frame, table: Path, deletes: Deletes
+) -> None:
+    merge(frame(put("a", 1)), str(table), deletes=deletes)
+    rows, before = stored(table), version(table)
+    batch = [put("a", 2), put("b", 3), delete("c", 4)]
+    fails = F.when(F.col("revision") == 3, F.raise_error(F.lit("torn"))).otherwise(F.col("value"))
+    with pytest.raises(Exception, match="torn"):
+        merge(frame(*batch).withColumn("value", fails), str(table), deletes=deletes)
+    assert (version(table), stored(table)) == (before, rows)
+    merge(frame(*batch), str(table), deletes=deletes)
+    model = Model(deletes)
+    model.merge([put("a", 1), *batch])
+    assert stored(table) == model.stored()
+
+
+def test_the_batch_is_read_once_and_nothing_stays_cached(spark: SparkSession, table: Path) -> None:
+    read = spark.sparkContext.accumulator(0)
+
+    def counted(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        read.add(1)
+        return row
+
+    rows = [put(f"k{index}", index + 1).row() for index in range(10)]
+    for _ in range(2):
+        batch = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2).map(counted), SCHEMA)
+        merge(batch, str(table))
+    assert read.value == 2 * len(rows)
+    java: Any = spark._jsparkSession
+    assert java.sharedState().cacheManager().isEmpty()
+
+
+@both_modes
+def test_a_query_that_crashes_and_starts_again(
+    spark: SparkSession, frame: Frame, table: Path, tmp_path: Path, deletes: Deletes
+) -> None:
+    """`foreachBatch` calls the function in a clone of the session."""
+    log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), put("b", 5), purge("c", 6)]
+    for index in range(3):
+        part = tmp_path / "log" / f"part={index}"
+        frame(*log[2 * index : 2 * index + 2]).coalesce(1).write.parquet(str(part))
+        for file in part.iterdir():
+            os.utime(file, (1_700_000_000 + index, 1_700_000_000 + index))
+    function = merge_changes(str(table), deletes=deletes)
+    crashes = iter(["before", "after", None, "before", "after"])
+
+    def crashing(batch: DataFrame, batch_id: int) -> None:
+        crash = next(crashes, None)
+        if crash == "before":
+            raise RuntimeError("crash")
+        function(batch, batch_id)
+        if crash == "after":
+            raise RuntimeError("crash")
+
+    for _ in range(5):
+        stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        query = (
+            stream.parquet(str(tmp_path / "log" / "*"))
+            .writeStream.foreachBatch(crashing)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            assert "crash" in str(error)  # noqa: PT017 - another error fails the test
+            continue
+        break
+    else:
+        pytest.fail("the query did not finish in five attempts")
+    assert next(crashes, "all") == "all"
+    model = Model(deletes)
+    model.merge(log)
+    assert stored(table) == model.stored()
+
+
+@both_modes
+def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes) -> None:
+    """Random PUT, DEL and PURGE entries, re-created buckets, and failed or replayed batches."""
+    rng = random.Random(7)
+    log: list[Entry] = []
+    model, made, revision, merged = Model(deletes), CREATED, 0, 0
+    for step in rng.sample(["on", "again", "fail", "replay", "replay"], 5):
+        for _ in range(rng.randrange(1, 30)):
+            revision += 1
+            make = rng.choice([put, put, delete, purge])
+            log.append(make(rng.choice("abcdefghijklmnop"), revision, made))
+        if rng.random() < 0.2:
+            made, revision = made + timedelta(seconds=1), 0
+        start, end = merged, len(log)
+        if step == "replay":
+            start = rng.randrange(len(log))
+            end = rng.randrange(start, len(log)) + 1
+        batch = log[start:end]
+        rng.shuffle(batch)
+        if step == "fail":
+            torn = F.raise_error(F.lit("torn")).cast("binary")
+            with pytest.raises(Exception, match="torn"):
+                merge(frame(*batch).withColumn("value", torn), str(table), deletes=deletes)
+        for _ in range(2 if step == "again" else 1):
+            merge(frame(*batch), str(table), deletes=deletes)
+        model.merge(batch)
+        assert stored(table) == model.stored(), (step, batch)
+        if step != "replay":
+            merged = len(log)
+    merge(frame(*log), str(table), deletes=deletes)
+    model.merge(log)
+    assert stored(table) == model.stored()
+    # The live rows depend on the log only, not on its division into batches.
+    whole = Model("remove")
+    whole.merge(log)
+    live = [row for row in stored(table) if row["operation"] == "PUT"]
+    assert [row["revision"] for row in live] == [
+        entry.revision for _, entry in sorted(whole.rows.items())
+    ]
+
+
+@both_modes
+def test_the_merge_compares_for_itself(frame: Frame, table: Path, deletes: Deletes) -> None:
+    """MERGE compares revisions again: the table may have changed since the batch was filtered."""
+    merge(frame(put("a", 5), put("b", 6), put("c", 3)), str(table), deletes=deletes)
+    chosen = frame(put("a", 1), delete("b", 4), put("c", 7), delete("d", 8))
+    chosen = chosen.drop("delta", "initial")
+    if deletes == "mark":
+        chosen = chosen.withColumn("deleted", F.col("operation") != "PUT")
+    # `nats_stream_source.delta.merge` as an attribute is the function, not the module.
+    module = importlib.import_module("nats_stream_source.delta.merge")
+    target = DeltaLake.forPath(chosen.sparkSession, str(table))
+    module._execute_merge(target, chosen, ["bucket", "key"], deletes)
+    assert live(table) == {"a": 5, "b": 6, "c": 7}
+    assert marks(table) == ({"d": (8, "DEL")} if deletes == "mark" else {})
+
+
+def test_two_writers_at_once(frame: Frame, table: Path) -> None:
+    """Each merge succeeds or raises a Delta conflict; no key has two rows."""
+    merge(frame(), str(table))
+    batches = [[put(key, revision) for key in "abc"] for revision in (1, 2, 3)]
+
+    def write(batch: list[Entry]) -> int:
+        try:
+            merge(frame(*batch), str(table))
+        except CONFLICTS:
+            return 0
+        return batch[0].revision
+
+    with ThreadPoolExecutor(3) as threads:
+        newest = max(threads.map(write, batches))
+    assert live(table) == dict.fromkeys("abc", newest)
+    assert len(stored(table)) == 3

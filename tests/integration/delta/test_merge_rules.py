@@ -1,0 +1,117 @@
+"""``merge`` against the model: which entry of a key wins, markers, replays, empty batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from nats_stream_source.delta import Deletes, merge
+from tests.integration.delta.merge_model import (
+    RECREATED,
+    Entry,
+    Frame,
+    Model,
+    both_modes,
+    delete,
+    purge,
+    put,
+)
+from tests.integration.delta.table_content import stored, version
+
+pytestmark = pytest.mark.delta
+CASES: dict[str, list[list[Entry]]] = {
+    "the newest entry of a batch wins, at any position": [
+        [put("a", 3), put("a", 1), put("a", 2), put("b", 4)]
+    ],
+    "an older entry does not overwrite": [[put("a", 5)], [put("a", 4), delete("b", 3)]],
+    "an older marker does not remove": [[put("a", 5)], [delete("a", 4), purge("a", 3)]],
+    "DEL and PURGE": [[put("a", 1), put("b", 2), put("c", 3)], [delete("a", 4), purge("b", 5)]],
+    "put and deleted within one batch": [[put("a", 1), delete("a", 2)]],
+    "deleted and put again within one batch": [[put("a", 1)], [delete("a", 2), put("a", 3)]],
+    "a newer PUT clears a mark": [[put("a", 1)], [delete("a", 2)], [put("a", 3)]],
+    "a marker of a key without a row": [[put("a", 1)], [delete("b", 2)]],
+    "the same entry twice in a batch": [[put("a", 1), put("a", 1)], [put("a", 1)] * 2],
+    "replay from an earlier sequence": [
+        [put("a", 1), put("b", 2)],
+        [delete("a", 3)],
+        [put("a", 1), put("b", 2), delete("a", 3)],
+    ],
+    "a re-created bucket": [
+        [put("a", 8), put("b", 9)],
+        [put("a", 1, RECREATED), delete("b", 2, RECREATED)],
+    ],
+    "late entries of the deleted bucket": [[put("a", 1, RECREATED)], [put("a", 9)]],
+    "both buckets in one batch": [[put("a", 9), put("a", 1, RECREATED), delete("b", 9)]],
+    "metaOnly": [[put("a", 1, value=None)], [put("a", 2, value=None), delete("a", 3)]],
+    "an empty value is not null": [[put("a", 1, value=b"")]],
+}
+
+
+@both_modes
+def test_rules(frame: Frame, table: Path, deletes: Deletes) -> None:
+    # A MERGE of any size takes about a second: all cases share a batch, each with its own keys.
+    model = Model(deletes)
+    for turn in range(max(map(len, CASES.values()))):
+        batch = [
+            dataclasses.replace(entry, key=f"{case}/{entry.key}")
+            for case, batches in CASES.items()
+            if turn < len(batches)
+            for entry in batches[turn]
+        ]
+        merge(frame(*batch), str(table), deletes=deletes)
+        model.merge(batch)
+        assert stored(table) == model.stored()
+
+
+@both_modes
+def test_empty_batches(frame: Frame, table: Path, deletes: Deletes) -> None:
+    for _ in range(2):
+        merge(frame(), str(table), deletes=deletes)
+        assert (version(table), stored(table)) == (0, [])
+    names = DeltaTable(table).to_pyarrow_table().column_names
+    assert set(names) == set(put("a", 1).stored(deletes))
+
+
+def test_the_model_itself() -> None:
+    # Expected rows written by hand, so that the model does not repeat an error of the code.
+    removed, marked = Model("remove"), Model("mark")
+    for model in (removed, marked):
+        model.merge([put("a", 1), put("a", 3), put("b", 2)])
+        model.merge([delete("a", 4), put("b", 1), delete("c", 5)])
+    assert list(removed.rows.values()) == [put("b", 2)]
+    assert list(marked.rows.values()) == [delete("a", 4), put("b", 2), delete("c", 5)]
+
+
+@both_modes
+def test_the_same_batch_again_makes_no_version(frame: Frame, table: Path, deletes: Deletes) -> None:
+    batch = [put("a", 1), put("b", 2), delete("a", 3), delete("c", 4)]
+    merge(frame(put("c", 1)), str(table), deletes=deletes)
+    merge(frame(*batch), str(table), deletes=deletes)
+    before, rows = version(table), stored(table)
+    merge(frame(*batch), str(table), deletes=deletes)
+    merge(frame(), str(table), deletes=deletes)
+    assert (version(table), stored(table)) == (before, rows)
+
+
+def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path) -> None:
+    log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), purge("b", 5), put("b", 6)]
+    merge(frame(*log), str(table), deletes="mark")
+    rows, before = stored(table), version(table)
+    for start, end in [(0, 1), (0, 2), (1, 4), (3, 5)]:
+        merge(frame(*log[start:end]), str(table), deletes="mark")
+    assert (version(table), stored(table)) == (before, rows)
+
+
+def test_removed_rows_come_back_with_a_replay_that_ends_before_the_marker(
+    frame: Frame, table: Path
+) -> None:
+    # The example in docs/delta.md: `deletes="remove"` does not prevent this.
+    merge(frame(put("a", 1), put("b", 2)), str(table))
+    merge(frame(delete("a", 3)), str(table))
+    merge(frame(put("a", 1)), str(table))
+    assert [row["key"] for row in stored(table)] == ["a", "b"]
+    merge(frame(delete("a", 3)), str(table))
+    assert [row["key"] for row in stored(table)] == ["b"]

@@ -1,0 +1,107 @@
+"""``merge`` with user columns, shared tables, catalog tables, and tables that do not match."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from nats_stream_source.delta import Deletes, merge, merge_changes
+from nats_stream_source.errors import (
+    ConfigurationError,
+)
+from tests.integration.delta.merge_model import Entry, Frame, delete, put
+from tests.integration.delta.table_content import stored, version
+
+pytestmark = pytest.mark.delta
+
+
+def test_columns_of_the_users_own(frame: Frame, table: Path) -> None:
+    """Parsed and dropped columns, a column name with a hyphen, and a column of the table only."""
+
+    def parsed(*entries: Entry) -> DataFrame:
+        text = F.col("value").cast("string")
+        columns = frame(*entries).drop("value", "bucket", "created", "initial")
+        return (
+            frame(*entries)
+            .withColumn("at", F.split(text, "@")[1].cast("int"))
+            .withColumn("tags", F.create_map(F.lit("text"), text))
+            .withColumn("a-b", F.lit(True))
+            .select(*columns.columns, "at", "tags", "a-b")
+        )
+
+    merge(parsed(put("a", 1), put("b", 2)), str(table), deletes="mark")
+    spark = frame().sparkSession
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN note STRING")
+    spark.sql(f"UPDATE delta.`{table}` SET note = 'mine' WHERE key = 'a'")
+    merge(parsed(put("a", 3), delete("b", 4), put("c", 5)), str(table), deletes="mark")
+    assert [
+        (row["key"], row["at"], row["tags"], row["note"], row["deleted"]) for row in stored(table)
+    ] == [
+        ("a", 3, [("text", "a@3")], "mine", False),
+        ("b", None, [("text", None)], None, True),
+        ("c", 5, [("text", "c@5")], None, False),
+    ]
+    assert not {"value", "bucket", "created", "delta", "initial"} & set(stored(table)[0])
+
+
+def test_buckets_that_share_a_table(frame: Frame, table: Path) -> None:
+    merge(frame(put("a", 1), put("a", 9, bucket="yard")), str(table))
+    assert [(row["bucket"], row["revision"]) for row in stored(table)] == [
+        ("fleet", 1),
+        ("yard", 9),
+    ]
+    merge(frame(put("a", 2), delete("a", 3)), str(table))
+    assert [(row["bucket"], row["revision"]) for row in stored(table)] == [("yard", 9)]
+
+
+def test_a_table_in_the_catalog(spark: SparkSession, frame: Frame) -> None:
+    spark.sql("CREATE DATABASE IF NOT EXISTS lake")
+    for _ in range(2):
+        merge_changes("lake.fleet")(frame(put("a", 1)), 0)
+    assert [row.key for row in spark.table("lake.fleet").collect()] == ["a"]
+    spark.sql("DROP TABLE lake.fleet")
+
+
+def test_a_table_that_is_not_deltas_is_not_replaced(spark: SparkSession, frame: Frame) -> None:
+    spark.sql("CREATE TABLE plain (key STRING) USING parquet")
+    with pytest.raises(Exception, match=r"(?i)not a delta table"):
+        merge(frame(put("a", 1)), "plain")
+    spark.sql("DROP TABLE plain")
+
+
+@pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
+def test_a_needed_column_is_missing(frame: Frame, table: Path, column: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"could not merge the batch: it has no column '{column}'"
+    ):
+        merge(frame(put("a", 1)).drop(column), str(table))
+    assert not table.exists()
+
+
+def test_tables_that_do_not_fit(spark: SparkSession, frame: Frame, tmp_path: Path) -> None:
+    batch = frame(put("a", 1))
+    removed, marked, other = (str(tmp_path / name) for name in ("removed", "marked", "other"))
+    merge(batch, removed)
+    merge(batch, marked, deletes="mark")
+    spark.range(1).write.format("delta").save(other)
+    refused: list[tuple[DataFrame, str, Deletes, str]] = [
+        (batch, removed, "mark", "deletes='mark': it has no column 'deleted'.*deletes='remove'"),
+        (batch, marked, "remove", "deletes='remove': it has a column 'deleted'.*deletes='mark'"),
+        (batch, other, "remove", "table .* the table has no column 'key'"),
+        (batch.withColumn("deleted", F.lit(1)), marked, "mark", "its own column 'deleted'"),
+        (batch.withColumn("speed", F.lit(1)), removed, "remove", "no column 'speed'.*ALTER TABLE"),
+        (batch.drop("bucket"), removed, "remove", "no column 'bucket'"),
+        (batch.withColumn("key", F.lit(None)), removed, "remove", "null in one of"),
+        (batch.withColumn("operation", F.lit("put")), removed, "remove", "other than PUT"),
+        (batch, removed, "drop", "deletes is 'drop'"),  # type: ignore[list-item]
+    ]
+    for frame_, table, deletes, message in refused:
+        before = [version(Path(one)) for one in (removed, marked, other)]
+        with pytest.raises(ConfigurationError, match=message):
+            merge(frame_, table, deletes=deletes)
+        assert [version(Path(one)) for one in (removed, marked, other)] == before
+    with pytest.raises(ConfigurationError, match="expected 'remove' or 'mark'"):
+        merge_changes(removed, deletes="drop")  # type: ignore[arg-type]

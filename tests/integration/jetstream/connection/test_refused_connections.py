@@ -1,0 +1,354 @@
+"""Wrong credentials, certificates and settings: each is refused, and the error names the reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nats_stream_source.connection.connection import ConnectionSettings
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    ConnectError,
+    NatsSourceError,
+    TlsError,
+)
+from tests.integration.jetstream.connection.authentication import (
+    HANDSHAKE_FIRST,
+    JWT,
+    MAPPED,
+    MARKS,
+    MUTUAL,
+    NKEY,
+    PASSWORD,
+    SECRET,
+    SECURE_WEBSOCKET,
+    TLS,
+    TOKEN,
+    WEBSOCKET,
+    Server,
+    Way,
+    World,
+    let_in,
+    tls_server,
+)
+from tests.support.nats.certificates import Pair
+from tests.support.nats.jwt_operator import CREDENTIALS, Nkey, Operator
+
+pytestmark = MARKS
+
+Wrong = tuple[Way, Callable[[World], dict[str, Any]], type[NatsSourceError], str]
+
+
+def _cert(pair: Callable[[World], Pair]) -> Callable[[World], dict[str, Any]]:
+    return lambda world: {"tls_cert_file": pair(world).cert, "tls_key_file": pair(world).key}
+
+
+def _file(option: str, name: str, text: str) -> Callable[[World], dict[str, Any]]:
+    return lambda world: {option: world.write(name, text)}
+
+
+NO_JWT = CREDENTIALS.replace("NATS USER JWT", "SOMETHING ELSE").format(jwt="x", seed="SUAX")
+NO_SEED = CREDENTIALS.partition("****")[0].format(jwt="e30.e30.sig")
+BAD_SEED = CREDENTIALS.format(jwt="e30.e30.sig", seed="SUXXX")
+
+WRONG: dict[str, Wrong] = {
+    "a wrong password": (
+        PASSWORD,
+        lambda world: {"password": "hunter2"},
+        AuthorizationError,
+        "refused the credentials: check 'user' and 'password'",
+    ),
+    "a wrong token": (
+        TOKEN,
+        lambda world: {"token": "hunter2"},
+        AuthorizationError,
+        "refused the credentials: check 'token'",
+    ),
+    "no credentials": (
+        PASSWORD,
+        lambda world: {"user": None, "password": None},
+        AuthorizationError,
+        "refused the credentials: none are set.*'credentials', 'nkey_seed_file', 'user'",
+    ),
+    "an nkey that the server does not know": (
+        NKEY,
+        lambda world: {"nkey_seed_file": world.write("new.seed", Nkey("USER").seed)},
+        AuthorizationError,
+        "refused the credentials: check 'nkey_seed_file'",
+    ),
+    "an nkey where the server wants none": (
+        PASSWORD,
+        lambda world: {"user": None, "password": None, "nkey_seed_file": world.nkey_file},
+        AuthorizationError,
+        "refused the credentials: check 'nkey_seed_file'",
+    ),
+    "credentials of another operator": (
+        JWT,
+        lambda world: {"credentials": world.write("x.creds", Operator().credentials())},
+        AuthorizationError,
+        "refused the credentials: check 'credentials'",
+    ),
+    "credentials that have expired": (
+        JWT,
+        lambda world: {"credentials": world.write("o.creds", world.operator.credentials(lasts=-9))},
+        AuthorizationError,
+        r"refused the credentials: the user JWT in 'credentials' expired at 20\d\d-",
+    ),
+    "no credentials file": (
+        JWT,
+        lambda world: {"credentials": str(world.directory / "none.creds")},
+        ConfigurationError,
+        r"'credentials': .*none\.creds cannot be read \(No such file.*on every machine",
+    ),
+    "credentials that cannot be read": (
+        JWT,
+        lambda world: {"credentials": str(world.directory)},
+        ConfigurationError,
+        "'credentials': .* cannot be read",
+    ),
+    "credentials that are no text": (
+        JWT,
+        lambda world: {"credentials": _bytes(world, "b.creds", b"\xff\xfe\x80")},
+        ConfigurationError,
+        "'credentials': .* is not a text file",
+    ),
+    "credentials without a JWT": (
+        JWT,
+        _file("credentials", "j.creds", NO_JWT),
+        ConfigurationError,
+        "'credentials': .*j.creds holds no user JWT; it must be a whole",
+    ),
+    "credentials without a seed": (
+        JWT,
+        _file("credentials", "s.creds", NO_SEED),
+        ConfigurationError,
+        "'credentials': .*s.creds holds no nkey seed",
+    ),
+    "an empty credentials file": (
+        JWT,
+        _file("credentials", "e.creds", ""),
+        ConfigurationError,
+        "holds no user JWT and no nkey seed",
+    ),
+    "credentials with a broken seed": (
+        JWT,
+        _file("credentials", "k.creds", BAD_SEED),
+        ConfigurationError,
+        "k.creds: its seed is not a user's nkey seed",
+    ),
+    "content without a seed": (
+        JWT,
+        lambda world: {"credentials": None, "credentials_content": NO_SEED},
+        ConfigurationError,
+        "'credentials_content' holds no nkey seed",
+    ),
+    "no seed file": (
+        NKEY,
+        lambda world: {"nkey_seed_file": str(world.directory / "none.seed")},
+        ConfigurationError,
+        r"'nkey_seed_file': .*none\.seed cannot be read",
+    ),
+    "a seed file without a seed": (
+        NKEY,
+        _file("nkey_seed_file", "no.seed", "hunter2\n"),
+        ConfigurationError,
+        r"'nkey_seed_file': .*no\.seed holds no user's nkey seed",
+    ),
+    "an account's seed": (
+        NKEY,
+        lambda world: {"nkey_seed_file": world.write("a.seed", Nkey("ACCOUNT").seed)},
+        ConfigurationError,
+        r"a\.seed holds no user's nkey seed",
+    ),
+    "a seed cut short": (
+        NKEY,
+        lambda world: {"nkey_seed_file": world.write("c.seed", world.nkey.seed[:20])},
+        ConfigurationError,
+        "its seed is not a user's nkey seed",
+    ),
+    "two ways at once": (
+        PASSWORD,
+        lambda world: {"credentials": world.creds},
+        ConfigurationError,
+        "'credentials' and 'user' exclude each other",
+    ),
+    "a server that does not encrypt": (
+        PASSWORD,
+        lambda world: {"tls_ca_file": world.ca.path},
+        TlsError,
+        "does not encrypt, and TLS was asked for.*nothing was sent",
+    ),
+    "an authority that nobody knows": (
+        TLS,
+        lambda world: {"tls_ca_file": None},
+        TlsError,
+        "unknown authority .*'tls_ca_file'",
+    ),
+    "another authority": (
+        TLS,
+        lambda world: {"tls_ca_file": world.other_ca.path},
+        TlsError,
+        "unknown authority .*'tls_ca_file'",
+    ),
+    "another host's certificate": (
+        tls_server(lambda world: world.elsewhere),
+        lambda world: {},
+        TlsError,
+        "certificate is for another host .*'servers'",
+    ),
+    "a certificate that has expired": (
+        tls_server(lambda world: world.expired),
+        lambda world: {},
+        TlsError,
+        "certificate has expired",
+    ),
+    "an expired certificate, handshake first": (
+        Way(
+            lambda world: world.tls(world.expired, "handshake_first: true"),
+            HANDSHAKE_FIRST.client,
+        ),
+        lambda world: {},
+        TlsError,
+        "certificate has expired",
+    ),
+    "no client's certificate": (
+        MUTUAL,
+        lambda world: {"tls_cert_file": None, "tls_key_file": None},
+        TlsError,
+        "asks for a client's certificate; set 'tls_cert_file'",
+    ),
+    "a client's certificate of another authority": (
+        MUTUAL,
+        _cert(lambda world: world.stranger),
+        TlsError,
+        "'tls_cert_file'",
+    ),
+    "a client's certificate that has expired": (
+        MUTUAL,
+        _cert(lambda world: world.expired_client),
+        TlsError,
+        "'tls_cert_file'",
+    ),
+    "a certificate of no user": (
+        MAPPED,
+        _cert(lambda world: world.server),
+        AuthorizationError,
+        "none are set beside the certificate in 'tls_cert_file'",
+    ),
+    "a key without a certificate": (
+        MUTUAL,
+        lambda world: {"tls_cert_file": None},
+        ConfigurationError,
+        "'tls_cert_file' and 'tls_key_file' belong together",
+    ),
+    "another certificate's key": (
+        MUTUAL,
+        lambda world: {"tls_key_file": world.server.key},
+        ConfigurationError,
+        "'tls_cert_file' and 'tls_key_file': .* are not a PEM certificate and its private key",
+    ),
+    "a key with a passphrase": (
+        MUTUAL,
+        _cert(lambda world: world.locked),
+        ConfigurationError,
+        "'tls_key_file': .*locked-key.pem is encrypted",
+    ),
+    "no key file": (
+        MUTUAL,
+        lambda world: {"tls_key_file": str(world.directory / "none.pem")},
+        ConfigurationError,
+        r"'tls_key_file': .*none\.pem cannot be read",
+    ),
+    "no file of authorities": (
+        TLS,
+        lambda world: {"tls_ca_file": str(world.directory / "none.pem")},
+        ConfigurationError,
+        r"'tls_ca_file': .*none\.pem cannot be read",
+    ),
+    "authorities that are none": (
+        TLS,
+        _file("tls_ca_file", "text.pem", "nothing\n"),
+        ConfigurationError,
+        r"'tls_ca_file': .*text\.pem holds no PEM certificate",
+    ),
+    "a handshake first that nobody expects": (
+        TLS,
+        lambda world: {"tls_handshake_first": True, "connect_timeout": 1.0},
+        ConnectError,
+        # Which one, the greeting decides: it comes before the handshake begins, or into it.
+        "leave 'tls_handshake_first' out|'tls_handshake_first' must be left out",
+    ),
+    "no handshake where the server waits for it": (
+        HANDSHAKE_FIRST,
+        lambda world: {"tls_handshake_first": False, "connect_timeout": 1.0},
+        ConnectError,
+        "within 1 s .*'tls_handshake_first' must be set",
+    ),
+    "wss with another authority": (
+        SECURE_WEBSOCKET,
+        lambda world: {"tls_ca_file": world.other_ca.path},
+        TlsError,
+        "unknown authority .*'tls_ca_file'",
+    ),
+    "ws with options of TLS": (
+        WEBSOCKET,
+        lambda world: {"tls_ca_file": world.ca.path},
+        ConfigurationError,
+        "'tls_ca_file' requires TLS, and a ws:// URL does not",
+    ),
+    "wss with the handshake first": (
+        SECURE_WEBSOCKET,
+        lambda world: {"tls_handshake_first": True},
+        ConfigurationError,
+        "'tls_handshake_first' is not for wss",
+    ),
+}
+
+
+def _bytes(world: World, name: str, data: bytes) -> str:
+    (world.directory / name).write_bytes(data)
+    return str(world.directory / name)
+
+
+@pytest.fixture(scope="module")
+def servers(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One server for each different configuration that the wrong clients meet."""
+    started: dict[str, tuple[NatsServer, int | None]] = {}
+
+    def at(way: Way) -> str:
+        key = f"{way.config(world)} {way.websocket}" if way is not JWT else "JWT"
+        if key not in started:
+            text, port = way.config(world), None
+            if way.websocket is not None:
+                port = free_port()
+                how = world.tls() if way.websocket == "tls" else way.websocket
+                text += f"\nwebsocket {{ listen: '127.0.0.1:{port}', {how} }}\n"
+            config = tmp_path_factory.mktemp("server") / "server.conf"
+            config.write_text(text)
+            started[key] = Server(config=config), port
+            started[key][0].start()
+        server, port = started[key]
+        return f"{way.scheme}://127.0.0.1:{port or server.port}"
+
+    yield at
+    for server, _ in started.values():
+        server.stop()
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+async def test_refused_with_the_reason(
+    wrong: Wrong, world: World, servers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    way, changed, error, message = wrong
+    given = {"connect_timeout": 10.0, **way.client(world), **changed(world)}
+    with pytest.raises(error, match=message) as caught:
+        await let_in(ConnectionSettings(servers=(servers(way),), **given))
+    shown = repr(caught.value)
+    for secret in (SECRET, "hunter2", world.nkey.seed, world.content.splitlines()[1]):
+        assert secret not in shown + caplog.text

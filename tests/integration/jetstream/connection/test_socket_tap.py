@@ -1,0 +1,350 @@
+"""The bridge to nats-py: the private names exist, and both sides get what is theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport, Transport
+
+from nats_stream_source.connection.nats_py import socket_tap
+from nats_stream_source.connection.nats_py.socket_tap import (
+    _BufferedReader,
+    open_inbox,
+    tapped_client,
+)
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.wire.frames import Frames
+from tests.support.nats.buckets import flushed
+
+pytestmark = pytest.mark.servers
+
+
+def test_the_private_names_of_nats_py_are_as_the_bridge_needs_them() -> None:
+    parser = Client()._ps
+    assert inspect.iscoroutinefunction(parser.parse)
+    assert list(inspect.signature(parser.parse).parameters) == ["data"]
+    assert callable(parser.reset)
+    assert Client()._transport is None
+    assert callable(Transport.close)
+    # The read loop must ask the client for its parser each time, not keep one.
+    read_loop = inspect.getsource(Client._read_loop)
+    assert "await self._ps.parse(b)" in read_loop
+    # And of the transport it must use nothing but these, which the bridge stands in for.
+    assert set(re.findall(r"self\._transport\.(\w+)", read_loop)) == {"at_eof", "read"}
+    transport = TcpTransport()
+    assert transport._io_reader is None
+    assert transport._io_writer is None
+    assert "await self._io_reader.read(" in inspect.getsource(TcpTransport.read)
+    assert "self._io_reader.at_eof()" in inspect.getsource(TcpTransport.at_eof)
+    # The parser is reset before a new connection's first bytes are read, and not after.
+    init = inspect.getsource(Client._process_connect_init)
+    assert init.index("self._ps.reset()") < init.index("self._read_loop()")
+
+
+async def test_an_end_before_the_first_bytes_is_noticed() -> None:
+    """A server that hangs up at once after the handshake (2.10 and 2.11 send nothing more then)."""
+    lost, connected = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","max_payload":1024,"headers":true}\r\n')
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"PONG\r\n")
+        await connected.wait()
+        writer.close()
+
+    async def on_disconnect() -> None:
+        lost.set()
+
+    assert asyncio.StreamReader()._eof is False  # type: ignore[attr-defined]
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = tapped_client()
+    await client.connect(
+        f"nats://127.0.0.1:{port}", allow_reconnect=False, disconnected_cb=on_disconnect
+    )
+    for _ in range(10):  # turns of the loop, in which the read loop begins to wait
+        await asyncio.sleep(0)
+    connected.set()
+    await asyncio.wait_for(lost.wait(), 60)
+    await client.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_subscription_has_its_sid(shared_server: NatsServer) -> None:
+    client = tapped_client()
+    await client.connect(shared_server.url)
+    try:
+        inbox = await open_inbox(client, "x")
+        assert inbox.sid in client._subs
+        await inbox.close()
+        assert inbox.sid not in client._subs
+    finally:
+        await client.close()
+
+
+async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: NatsServer) -> None:
+    """Interleaved messages, payloads that look like frames, and frames larger than a read."""
+    payloads = [b"x" * (i * 37 % 5000) + b"\r\nMSG tapped 1 3\r\nabc\r\n" for i in range(400)]
+    payloads[7] = b"y" * 900_000
+
+    client = tapped_client()
+    await client.connect(shared_server.url)
+    plain: list[bytes] = []
+    tapped: list[Frames] = []
+
+    async def on_message(message: Msg) -> None:
+        plain.append(message.data)
+
+    try:
+        inbox = await open_inbox(client, "tapped")
+        await client.subscribe("plain", cb=on_message)
+        for index, payload in enumerate(payloads):
+            headers = {"N": str(index)} if index % 3 == 0 else None
+            await client.publish("tapped", payload, headers=headers)
+            await client.publish("plain", payload)
+            if index % 50 == 0:
+                await client.flush()
+        # Not flush(): nats-py's PING overtakes the messages that it still buffers.
+        deadline = asyncio.get_running_loop().time() + 10
+        while min(len(plain), sum(map(len, tapped))) < len(payloads):
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+            tapped += inbox.take()
+        await inbox.close()
+    finally:
+        await client.close()
+    tapped = [frames.payload(i) for frames in tapped for i in range(len(frames))]
+    assert plain == payloads
+    assert tapped == payloads
+
+
+async def test_closing_an_inbox_in_the_middle_of_a_flood_keeps_the_rest_sound(
+    shared_server: NatsServer,
+) -> None:
+    """A frame that is cut by the read's end must not reach nats-py's parser in two halves."""
+    client, writer = tapped_client(), Client()
+    await client.connect(shared_server.url)
+    await writer.connect(shared_server.url)
+    answers = []
+
+    async def echo(message: Msg) -> None:
+        await message.respond(message.data)
+
+    try:
+        await writer.subscribe("echo", cb=echo)
+        await flushed(writer)
+        for round_ in range(5):
+            inbox = await open_inbox(client, "flood")
+            await flushed(client)
+            for _ in range(300):
+                await writer.publish("flood", b"z" * 1000)
+            await writer.flush()
+            assert await inbox.wait(5)
+            await inbox.close()
+            answers.append((await client.request("echo", b"%d" % round_, 5)).data)
+    finally:
+        await client.close()
+        await writer.close()
+    assert answers == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_after_a_reconnect_both_kinds_of_subscription_live(nats_server: NatsServer) -> None:
+    client = tapped_client()
+    again = asyncio.Event()
+
+    async def on_reconnect() -> None:
+        again.set()
+
+    options: dict[str, Any] = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
+    await client.connect(nats_server.url, reconnected_cb=on_reconnect, **options)
+    try:
+        inbox = await open_inbox(client, "tapped")
+
+        async def echo(message: Msg) -> None:
+            await message.respond(message.data)
+
+        await client.subscribe("echo", cb=echo)
+        await asyncio.to_thread(nats_server.restart)
+        await asyncio.wait_for(again.wait(), 60)
+        await client.publish("tapped", b"1")
+        answer = (await client.request("echo", b"2", 5)).data
+        frames = sum(len(one) for one in inbox.take())
+        await inbox.close()
+        assert (frames, answer) == (1, b"2")
+    finally:
+        await client.close()
+
+
+async def flood(client: Client, count: int = 300, size: int = 4000) -> list[bytes]:
+    """Send to a tapped inbox of the same connection; the payloads that arrived."""
+    inbox = await open_inbox(client, "flood")
+    sent = [b"%06d" % i + b"\r\n" * (size // 2) for i in range(count)]
+    found: list[bytes] = []
+    for payload in sent:
+        await client.publish("flood", payload)
+    await client.flush()
+    while len(found) < count and await inbox.wait(5):
+        found += [one.payload(i) for one in inbox.take() for i in range(len(one))]
+    await inbox.close()
+    assert found == sent
+    return found
+
+
+def reads_of(client: Client) -> object:
+    assert client._transport is not None
+    return client._transport._io_reader  # type: ignore[attr-defined]
+
+
+async def test_it_reads_past_the_stream_as_soon_as_something_comes(
+    shared_server: NatsServer,
+) -> None:
+    client = tapped_client()
+    await client.connect(shared_server.url)
+    try:
+        await client.flush()
+        assert isinstance(reads_of(client), _BufferedReader)
+        await flood(client)
+    finally:
+        await client.close()
+
+
+async def test_a_transport_that_is_not_known_is_read_as_it_comes(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What websocket and another version of nats-py meet: slower, and the same."""
+    monkeypatch.setattr(socket_tap, "TcpTransport", type("Another", (), {}))
+
+    client = tapped_client()
+    await client.connect(shared_server.url)
+    try:
+        await flood(client)
+        assert isinstance(reads_of(client), asyncio.StreamReader)
+    finally:
+        await client.close()
+
+
+async def test_a_read_loop_that_is_behind_makes_the_server_wait(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_tap, "_MAX_UNREAD", 100_000)
+    paused: list[int] = []
+
+    client, writer = tapped_client(), Client()
+    await client.connect(shared_server.url)
+    await writer.connect(shared_server.url)
+    try:
+        inbox = await open_inbox(client, "behind")
+        await flushed(client)
+        reads = reads_of(client)
+        assert isinstance(reads, _BufferedReader)
+        free = asyncio.Event()
+
+        # A parser that does not come back, as one that waits in nats-py's own parser.
+        parse = client._ps.parse
+
+        async def slow(data: bytes = b"") -> None:
+            await parse(data)
+            await free.wait()
+
+        client._ps.parse = slow  # type: ignore[method-assign]
+        for _ in range(2500):
+            await writer.publish("behind", bytes(4000))
+        await writer.flush()
+        deadline = asyncio.get_running_loop().time() + 10
+        while not reads._paused:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        paused.append(reads._unread)
+        free.set()
+        count = 0
+        while count < 2500 and await inbox.wait(5):
+            count += sum(map(len, inbox.take()))
+        assert count == 2500
+    finally:
+        await client.close()
+        await writer.close()
+    assert 100_000 < paused[0] < 2_000_000  # of 10,000,000
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
+    try:
+        subprocess.run(
+            ["openssl", *command.split(), *names, *files], check=True, capture_output=True
+        )
+    except FileNotFoundError:
+        pytest.skip("openssl is not there to make a certificate")
+    return directory
+
+
+@pytest.fixture
+def tls_server(tls_files: Path) -> Iterator[NatsServer]:
+    config = tls_files / "server.conf"
+    config.write_text(
+        f'tls {{ cert_file: "{tls_files / "cert.pem"}", key_file: "{tls_files / "key.pem"}" }}\n'
+    )
+    with NatsServer(config=config) as server:
+        yield server
+
+
+async def test_over_tls_it_reads_past_the_stream_too(
+    tls_files: Path, tls_server: NatsServer
+) -> None:
+    """nats-py's TLS upgrade puts another transport and another stream in place."""
+    context = ssl.create_default_context(cafile=str(tls_files / "cert.pem"))
+
+    client = tapped_client()
+    again = asyncio.Event()
+
+    async def on_reconnect() -> None:
+        again.set()
+
+    options: dict[str, Any] = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
+    url = tls_server.url.replace("nats://", "tls://")
+    await client.connect(url, tls=context, reconnected_cb=on_reconnect, **options)
+    try:
+        await flood(client)
+        assert isinstance(reads_of(client), _BufferedReader)
+        await asyncio.to_thread(tls_server.restart)
+        await asyncio.wait_for(again.wait(), 60)
+        await flood(client, 600)
+        assert isinstance(reads_of(client), _BufferedReader)
+    finally:
+        await client.close()
+
+
+async def test_few_frames_that_wait_do_not_keep_what_came_with_them(
+    shared_server: NatsServer,
+) -> None:
+    client = tapped_client()
+    await client.connect(shared_server.url)
+    try:
+        slow = await open_inbox(client, "slow")
+        await client.publish("slow", b"first")
+        await flushed(client)
+        for _ in range(3):
+            await client.publish("slow", b"few")
+            await flood(client)
+        assert await slow.wait(5)
+        first, *others = slow.take()
+        assert len(first) == 1
+        assert sum(map(len, others)) == 3
+        assert all(len(one.buffer) == one.nbytes for one in others)
+        await slow.close()
+    finally:
+        await client.close()

@@ -1,0 +1,28 @@
+"""Streams of numbered messages, and the server versions that a test needs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from nats_stream_source.jetstream.api import StoredMessage
+from tests.support.nats.buckets import api, publish
+from tests.support.nats.direct_get import version
+
+
+async def listed(messages: AsyncIterator[StoredMessage]) -> list[StoredMessage]:
+    return [message async for message in messages]
+
+
+def make(url: str, name: str, count: int = 10, **config: Any) -> None:
+    """A stream with ``count`` messages: ``<name>.<n % 4>``, payload ``v<n>``, from n = 1."""
+    wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
+    api(url, f"STREAM.CREATE.{name}", wanted)
+    publish(url, [(f"{name}.{n % 4}", b"v%d" % n, None) for n in range(1, count + 1)])
+
+
+def skip_before(url: str, minor: int) -> None:
+    if version(url) < (2, minor):
+        pytest.skip(f"needs nats-server 2.{minor}")

@@ -1,0 +1,84 @@
+"""How many messages match: by Direct Get where it can be trusted, by a consumer where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.direct_get.count import count_messages
+from tests.support.nats.buckets import api, consumers, create_bucket, put_many, stream_state
+
+pytestmark = pytest.mark.servers
+
+
+async def counts(url: str, bucket: str, *asked: tuple[int, tuple[str, ...]]) -> list[int]:
+    connection = await Connection.open(ConnectionSettings(servers=(url,)))
+    try:
+        jetstream = JetStream(connection)
+        return [await count_messages(jetstream, f"KV_{bucket}", seq, f) for seq, f in asked]
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "by consumer"])
+async def test_counts(shared_server: NatsServer, allow_direct: bool) -> None:
+    bucket = f"counts{allow_direct}"
+    url = shared_server.url
+    create_bucket(url, bucket, history=1, allow_direct=allow_direct)
+    put_many(url, bucket, ((f"k{i % 10}.x", b"v") for i in range(100)))
+    one, two = f"$KV.{bucket}.k3.x", f"$KV.{bucket}.k9.*"
+    asked: list[tuple[tuple[int, tuple[str, ...]], int]] = [
+        ((1, ()), 10),
+        ((91, ()), 10),
+        ((96, ()), 5),
+        ((100, ()), 1),
+        ((101, ()), 0),
+        ((5000, ()), 0),
+        ((1, (one,)), 1),
+        ((95, (one,)), 0),
+        ((1, (one, two)), 2),
+        ((95, (one, two)), 1),
+        ((101, (one, two)), 0),
+    ]
+    assert await counts(url, bucket, *(question for question, _ in asked)) == [n for _, n in asked]
+    assert consumers(url, bucket) == []
+
+
+async def test_an_empty_stream(shared_server: NatsServer) -> None:
+    create_bucket(shared_server.url, "empty")
+    assert await counts(shared_server.url, "empty", (1, ()), (1, ("$KV.empty.a",))) == [0, 0]
+
+
+async def test_a_partial_mirror_never_answers_for_the_stream(shared_server: NatsServer) -> None:
+    """Direct Get is answered by whoever is there; the mirror below holds half of the keys."""
+    url = shared_server.url
+    create_bucket(url, "whole", history=1)
+    put_many(url, "whole", ((f"{'ab'[i % 2]}.{i}", b"v") for i in range(100)))
+    mirror: dict[str, Any] = {
+        "name": "PART",
+        "mirror": {"name": "KV_whole", "filter_subject": "$KV.whole.a.>"},
+        "allow_direct": True,
+        "mirror_direct": True,
+    }
+    api(url, "STREAM.CREATE.PART", mirror)
+    for _ in range(500):
+        if api(url, "STREAM.INFO.PART")["state"]["messages"] == 50:
+            break
+    assert api(url, "STREAM.INFO.PART")["state"]["messages"] == 50
+
+    connection = await Connection.open(ConnectionSettings(servers=(url,)))
+    try:
+        names = set()
+        for _ in range(60):
+            answer = await connection.request("$JS.API.DIRECT.GET.KV_whole", b'{"seq": 1}')
+            names.add((answer.headers or {})["Nats-Stream"])
+        assert names == {"KV_whole", "PART"}
+    finally:
+        await connection.close()
+    assert set(await counts(url, "whole", *[(1, ())] * 40)) == {100}
+    assert set(await counts(url, "whole", *[(90, ("$KV.whole.b.>",))] * 40)) == {6}
+    assert stream_state(url, "whole")["last_seq"] == 100

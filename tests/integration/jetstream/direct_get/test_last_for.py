@@ -1,0 +1,98 @@
+"""Direct Get of the last messages of many subjects (ADR-31)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import TooManySubjectsError
+from nats_stream_source.jetstream.times import nanoseconds
+from tests.integration.jetstream.direct_get.streams import make, skip_before
+from tests.support.nats.buckets import create_bucket, publish
+from tests.support.nats.direct_get import direct_get, seqs
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
+async def test_last_for(shared_server: NatsServer, complete: bool) -> None:
+    url, name = shared_server.url, f"MULTI{complete}"
+    skip_before(url, 11)
+    make(url, name, 20)
+
+    async with direct_get(url, name) as get:
+
+        async def read(*subjects: str, **options: Any) -> list[int]:
+            subjects = tuple(f"{name}.{one}" for one in subjects)
+            return await seqs(get.last_for(subjects, complete=complete, **options))
+
+        assert await read("1", "2") == [17, 18]
+        assert await read("*") == [17, 18, 19, 20]
+        assert await read("*", "1", ">") == [17, 18, 19, 20]
+        assert await read("9") == []
+        assert await read("1", "9") == [17]
+        assert await read("*", batch=1) == [17, 18, 19, 20]
+        assert await read("*", batch=3) == [17, 18, 19, 20]
+        assert await read("*", max_bytes=1) == [17, 18, 19, 20]
+        assert await read("*", up_to_seq=6) == [3, 4, 5, 6]
+        assert await read("*", up_to_seq=6, batch=2) == [3, 4, 5, 6]
+        assert await read("*", up_to_seq=2) == [1, 2]
+        assert await read("2", up_to_seq=1) == []
+        assert await read("*", up_to_seq=5000) == [17, 18, 19, 20]
+        sixth = (await get.get(6)).time
+        assert await read("*", up_to_time=nanoseconds(sixth) + 1, batch=3) == [3, 4, 5, 6]
+        assert await read("*", up_to_time=sixth) == [2, 3, 4, 5]  # before, not at: so servers do
+        assert await read("*", up_to_time="2001-01-01T00:00:00Z") == []
+        assert await read("*", up_to_time="2099-01-01T00:00:00Z") == [17, 18, 19, 20]
+        assert await seqs(get.last_for(f"{name}.1", complete=complete)) == [17]
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
+async def test_pages_of_one_point_in_time(shared_server: NatsServer, complete: bool) -> None:
+    """What is written between two pages does not show in the later one."""
+    url, name = shared_server.url, f"POINT{complete}"
+    skip_before(url, 11)
+    make(url, name, 8)
+
+    async with direct_get(url, name) as get:
+        found = []
+        async for message in get.last_for([f"{name}.>"], batch=1, complete=complete):
+            found.append(message.data)
+            for n in range(4):
+                await get.jetstream.connection.client.request(f"{name}.{n}", b"new")
+        assert found == [b"v5", b"v6", b"v7", b"v8"]
+
+
+async def test_a_key_overwritten_between_two_pages_is_not_lost(shared_server: NatsServer) -> None:
+    """A bucket with history 1 forgets the value of the point in time: the newer one comes."""
+    url = shared_server.url
+    skip_before(url, 11)
+    create_bucket(url, "pages", history=1)
+    publish(url, [(f"$KV.pages.{key}", b"old", None) for key in "abcd"])
+
+    async with direct_get(url, "KV_pages") as get:
+        found = {}
+        async for message in get.last_for(["$KV.pages.>"], batch=1):
+            if not found:
+                await get.jetstream.connection.client.request("$KV.pages.c", b"new")
+            found[message.subject[-1]] = message.data
+        assert found == {"a": b"old", "b": b"old", "c": b"new", "d": b"old"}
+
+
+async def test_at_most_1024_subjects(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    skip_before(url, 11)
+    make(url, "WIDE", 0)
+    publish(url, [(f"WIDE.{n}", b"", None) for n in range(1024)])
+
+    async with direct_get(url, "WIDE") as get:
+        assert len(await seqs(get.last_for(["WIDE.>"]))) == 1024
+    publish(url, [("WIDE.more", b"", None)])
+
+    async with direct_get(url, "WIDE") as get:
+        for complete in (True, False):
+            with pytest.raises(TooManySubjectsError, match="narrower subjects") as caught:
+                await seqs(get.last_for(["WIDE.>"], complete=complete))
+            assert caught.value.code == 413

@@ -1,0 +1,98 @@
+"""Direct Get where mirrors may answer: complete reads, and reads that need not be (ADR-31)."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.direct_get.request import send_request
+from tests.integration.jetstream.direct_get.streams import make, skip_before
+from tests.support.nats.buckets import api, consumers, create_bucket, publish
+from tests.support.nats.direct_get import direct_get, seqs, version
+
+pytestmark = pytest.mark.servers
+
+
+async def test_a_mirror_that_holds_a_part_never_speaks_for_the_stream(
+    shared_server: NatsServer,
+) -> None:
+    url = shared_server.url
+    create_bucket(url, "whole", history=5)
+    publish(url, [(f"$KV.whole.{'ab'[n % 2]}.{n % 10}", b"v%d" % n, None) for n in range(100)])
+    part = {
+        "name": "PART",
+        "mirror": {"name": "KV_whole", "filter_subject": "$KV.whole.a.>"},
+        "allow_direct": True,
+        "mirror_direct": True,
+    }
+    late = {
+        "name": "LATE",
+        "mirror": {"name": "KV_whole", "opt_start_seq": 71},
+        "allow_direct": True,
+        "mirror_direct": True,
+    }
+    for mirror, count in ((part, 25), (late, 30)):
+        api(url, f"STREAM.CREATE.{mirror['name']}", mirror)
+        for _ in range(500):
+            if api(url, f"STREAM.INFO.{mirror['name']}")["state"]["messages"] == count:
+                break
+        assert api(url, f"STREAM.INFO.{mirror['name']}")["state"]["messages"] == count
+
+    async with direct_get(url, "KV_whole") as get:
+        asked = [
+            await send_request(get.jetstream.connection, "DIRECT.GET.KV_whole", {"seq": 99})
+            for _ in range(100)
+        ]
+        assert {reply.page.answers[0].stream for reply in asked if reply.page} == {
+            "KV_whole",
+            "PART",
+            "LATE",
+        }
+
+    async with direct_get(url, "KV_whole") as get:
+        assert {
+            (
+                (await get.get(52)).seq,
+                (await get.last("$KV.whole.b.1")).seq,
+                (await get.last("$KV.whole.>")).seq,
+                (await get.last("$KV.whole.*.3")).seq,
+                (await get.next("$KV.whole.>", seq=60)).seq,
+                (await get.next("$KV.whole.b.*", seq=61)).seq,
+            )
+            for _ in range(100)
+        } == {(52, 92, 100, 94, 60, 62)}
+    if version(url) < (2, 11):
+        return
+
+    async with direct_get(url, "KV_whole") as get:
+        for n in range(30):
+            assert await seqs(get.batch(batch=40)) == list(range(51, 101))
+            assert await seqs(get.batch("$KV.whole.b.>", seq=90)) == list(range(90, 101, 2))
+            if n < 10:
+                assert await seqs(get.last_for(["$KV.whole.>"])) == list(range(91, 101))
+                point = await seqs(get.last_for(["$KV.whole.>"], up_to_seq=70, batch=4))
+                assert point == list(range(61, 71))
+    assert consumers(url, "whole") == []
+
+
+async def test_without_completeness_a_mirror_may_answer(shared_server: NatsServer) -> None:
+    """The other half of the bargain: what is near by, as far as it goes."""
+    url = shared_server.url
+    skip_before(url, 11)
+    make(url, "UP", 20)
+    mirror = {
+        "name": "DOWN",
+        "mirror": {"name": "UP", "opt_start_seq": 11},
+        "allow_direct": True,
+        "mirror_direct": True,
+    }
+    api(url, "STREAM.CREATE.DOWN", mirror)
+    for _ in range(500):
+        if api(url, "STREAM.INFO.DOWN")["state"]["messages"] == 10:
+            break
+
+    async with direct_get(url, "UP") as get:
+        assert {tuple(await seqs(get.batch(complete=False))) for _ in range(60)} == {
+            tuple(range(1, 21)),
+            tuple(range(11, 21)),
+        }

@@ -1,0 +1,242 @@
+"""Read-after-write for single reads and batches, by the test plan of ADR-53 and with real lag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    MessageNotFoundError,
+    MinLastSequenceError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.direct_get.request import send_request
+from nats_stream_source.jetstream.leader import (
+    leader_message,
+    supports_min_last_seq,
+    wait_for_last_seq,
+)
+from tests.support.nats.buckets import api, publish
+from tests.support.nats.cluster import Cluster
+from tests.support.nats.direct_get import (
+    direct_get,
+    outsider,
+    pause_a_responder,
+    seqs,
+    version,
+)
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.servers
+
+Read = Callable[[DirectGet, int, float], Awaitable[list[int]]]
+
+
+def make(url: str, name: str, count: int = 3, **config: Any) -> None:
+    wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
+    api(url, f"STREAM.CREATE.{name}", wanted)
+    publish(url, [(f"{name}.a", b"v%d" % n, None) for n in range(1, count + 1)])
+
+
+async def _get(get: DirectGet, least: int, timeout: float) -> list[int]:
+    return [(await get.get(2, min_last_seq=least, timeout=timeout)).seq]
+
+
+async def _last(get: DirectGet, least: int, timeout: float) -> list[int]:
+    return [(await get.last(f"{get.stream}.a", min_last_seq=least, timeout=timeout)).seq]
+
+
+async def _next(get: DirectGet, least: int, timeout: float) -> list[int]:
+    return [(await get.next(f"{get.stream}.*", min_last_seq=least, timeout=timeout)).seq]
+
+
+async def _batch(get: DirectGet, least: int, timeout: float) -> list[int]:
+    return await seqs(get.batch(min_last_seq=least, timeout=timeout))
+
+
+async def _last_for(get: DirectGet, least: int, timeout: float) -> list[int]:
+    subjects = [f"{get.stream}.>"]
+    return await seqs(get.last_for(subjects, min_last_seq=least, timeout=timeout))
+
+
+async def _leader(get: DirectGet, least: int, timeout: float) -> list[int]:
+    message = await leader_message(
+        get.jetstream, get.stream, seq=3, min_last_seq=least, timeout=timeout
+    )
+    return [message.seq if message else 0]
+
+
+READS = {
+    "get": (_get, [2]),
+    "last": (_last, [4]),
+    "next": (_next, [1]),
+    "batch": (_batch, [1, 2, 3, 4]),
+    "last_for": (_last_for, [4]),
+    "message get": (_leader, [3]),
+}
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
+@pytest.mark.parametrize("name", READS)
+async def test_a_sequence_that_is_too_high_and_the_write_that_reaches_it(
+    shared_server: NatsServer, name: str, allow_direct: bool
+) -> None:
+    """ADR-53, "Note about testing": the error; then the publish, and the read succeeds."""
+    url = shared_server.url
+    if name in ("batch", "last_for") and version(url) < (2, 11):
+        pytest.skip("needs nats-server 2.11")
+    read, expected = READS[name]
+    stream = f"PLAN_{name.replace(' ', '_')}_{allow_direct}"
+    make(url, stream, allow_direct=allow_direct)
+
+    async with direct_get(url, stream) as get:
+        with pytest.raises(MinLastSequenceError) as caught:
+            await read(get, 4, 0.3)
+        assert (caught.value.code, caught.value.err_code) == (412, 10180)
+        waiting = asyncio.ensure_future(read(get, 4, 20.0))
+        done, _ = await asyncio.wait({waiting}, timeout=0.1)
+        assert not done
+        await get.jetstream.connection.client.request(f"{stream}.a", b"v4")
+        assert await waiting == expected
+
+
+async def test_what_is_not_there_is_reported_after_the_sequence_is_reached(
+    shared_server: NatsServer,
+) -> None:
+    make(shared_server.url, "GONE")
+
+    async with direct_get(shared_server.url, "GONE") as get:
+        with pytest.raises(MessageNotFoundError):
+            await get.last("GONE.x", min_last_seq=3)
+        with pytest.raises(MinLastSequenceError):
+            await get.last("GONE.x", min_last_seq=4, timeout=0.3)
+
+
+async def test_waiting_for_what_cannot_come(nats_server: NatsServer) -> None:
+    make(nats_server.url, "DEAF")
+
+    async with direct_get(nats_server.url, "DEAF") as get:
+        jetstream = get.jetstream
+        assert (await wait_for_last_seq(jetstream, "DEAF", 3)).last_seq == 3
+        with pytest.raises(StreamNotFoundError):
+            await wait_for_last_seq(jetstream, "NOWHERE", 1)
+        nats_server.pause()
+        try:
+            with pytest.raises(RequestTimeoutError):
+                await wait_for_last_seq(jetstream, "DEAF", 3, timeout=0.2)
+        finally:
+            nats_server.resume()
+        assert (await wait_for_last_seq(jetstream, "DEAF", 3)).last_seq == 3
+
+
+async def test_no_released_server_honours_the_field(shared_server: NatsServer) -> None:
+    """Direct Get ignores it, message get ignores or refuses it: this is why it is not relied on."""
+    make(shared_server.url, "FIELD")
+
+    async with direct_get(shared_server.url, "FIELD") as get:
+        connection = get.jetstream.connection
+        reply = await send_request(
+            connection, "DIRECT.GET.FIELD", {"seq": 1, "min_last_seq": 1 << 62}
+        )
+        assert reply.page.sequences.tolist() == [1]
+        assert not await supports_min_last_seq(get.jetstream, "FIELD")
+
+
+async def test_a_server_that_would_honour_it_is_asked_to(shared_server: NatsServer) -> None:
+    """The probe's answer is replaced by a 412; from then on the field is sent along, once probed.
+
+    The real server refuses the field (or ignores it), so the answer comes by the other way.
+    """
+    make(shared_server.url, "FUTURE")
+    probes = 0
+    refused = 0
+    body = (
+        b'{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error":'
+        b'{"code":412,"err_code":10180,"description":"min last sequence"}}'
+    )
+
+    def verdict(frame: bytes) -> bool | bytes:
+        nonlocal probes, refused
+        if b"stream_msg_get_response" not in frame:
+            return True
+        if not probes:
+            probes += 1
+            *words, _ = frame.split(b"\r\n")[0].split(b" ")
+            if words[0] == b"HMSG":
+                words = [b"MSG", *words[1:-1]]
+            return b" ".join([*words, b"%d" % len(body)]) + b"\r\n" + body + b"\r\n"
+        refused += b'unknown field \\"min_last_seq\\"' in frame
+        return True
+
+    with Proxy(shared_server.port, verdict) as proxy:
+        async with direct_get(proxy.url, "FUTURE") as get:
+            for _ in range(3):
+                assert await _leader(get, 3, 1.0) == [3]
+            known = get.jetstream.connection.client.connected_server_version
+            refuses = (known.major, known.minor) >= (2, 12)
+    assert probes == 1
+    assert refused == (3 if refuses else 0)
+
+
+async def test_a_follower_that_lags_is_never_read_from_too_early() -> None:
+    """A real R3 stream: a paused follower wakes up and answers from what it had."""
+    with Cluster(4) as cluster:
+        make(cluster.url, "LAG", num_replicas=3)
+        cluster.wait_current("LAG")
+        asked, leader = outsider(cluster, "LAG"), cluster.leader_of("LAG")
+        batches = version(leader.url) >= (2, 11)
+        for round_ in range(3):
+            follower = await pause_a_responder(cluster, "LAG")
+            (least,) = publish(leader.url, [("LAG.a", b"new%d" % round_, None)])
+
+            async def work(get: DirectGet, least: int, follower: NatsServer) -> None:
+                reads = [get.last("LAG.a", min_last_seq=least) for _ in range(10)]
+                gathered = asyncio.gather(*reads)
+                follower.resume()
+                assert {one.seq for one in await gathered} == {least}
+                wild = [await get.last("LAG.*", min_last_seq=least) for _ in range(10)]
+                assert {one.seq for one in wild} == {least}
+                if batches:
+                    assert await _batch(get, least, 5.0) == list(range(1, least + 1))
+                    assert await _last_for(get, least, 5.0) == [least]
+
+            async with direct_get(asked.url, "LAG") as get:
+                await work(get, least=least, follower=follower)
+            cluster.wait_current("LAG")
+
+
+async def test_a_mirror_is_not_fresh_because_it_answers(nats_server: NatsServer) -> None:
+    """A mirror whose limits keep it behind answers Direct Gets; what it says is not taken."""
+    url = nats_server.url
+    make(url, "SRC", 3)
+    stuck = {
+        "name": "STUCK",
+        "mirror": {"name": "SRC"},
+        "allow_direct": True,
+        "mirror_direct": True,
+        "max_msgs": 3,
+        "discard": "new",
+    }
+    api(url, "STREAM.CREATE.STUCK", stuck)
+    wait_until(
+        lambda: bool(api(url, "STREAM.INFO.STUCK")["state"]["messages"] == 3),
+        "the mirror has 3",
+    )
+    (least,) = publish(url, [("SRC.a", b"new", None)])
+
+    async with direct_get(url, "SRC") as get:
+        connection = get.jetstream.connection
+        raw = [
+            await send_request(connection, "DIRECT.GET.SRC", {"last_by_subj": "SRC.a"})
+            for _ in range(60)
+        ]
+        assert {reply.page.answers[0].seq for reply in raw} == {3, 4}  # the mirror is behind
+        found = {(await get.last("SRC.a", min_last_seq=least)).seq for _ in range(60)}
+        assert found == {least}

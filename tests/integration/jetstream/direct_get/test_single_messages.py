@@ -1,0 +1,220 @@
+"""Direct Get of one message: each form of the request, and each answer (ADR-31)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    BadRequestError,
+    ConfigurationError,
+    MessageNotFoundError,
+    PermissionDeniedError,
+    ServerTooOldError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.direct_get.request import send_request
+from nats_stream_source.jetstream.times import nanoseconds
+from tests.integration.jetstream.direct_get.streams import listed, make
+from tests.support.nats.buckets import api
+from tests.support.nats.direct_get import direct_get, seqs, version
+from tests.support.nats.topology import with_user
+
+pytestmark = pytest.mark.servers
+
+
+async def test_single_messages(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    make(url, "ONE")
+
+    async with direct_get(url, "ONE") as get:
+        found = [
+            await get.get(3),
+            await get.last("ONE.2"),
+            await get.last("ONE.*"),
+            await get.next("ONE.1", seq=2),
+            await get.next(seq=10),
+        ]
+    assert [(one.subject, one.seq, one.data) for one in found] == [
+        ("ONE.3", 3, b"v3"),
+        ("ONE.2", 10, b"v10"),
+        ("ONE.2", 10, b"v10"),
+        ("ONE.1", 5, b"v5"),
+        ("ONE.2", 10, b"v10"),
+    ]
+    assert [one.headers for one in found] == [b""] * 5
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
+async def test_what_is_not_there(shared_server: NatsServer, allow_direct: bool) -> None:
+    name = f"NONE{allow_direct}"
+    make(shared_server.url, name, allow_direct=allow_direct)
+
+    async with direct_get(shared_server.url, name) as get:
+        for missing in (
+            lambda: get.get(11),
+            lambda: get.last(f"{name}.9"),
+            lambda: get.last("other.*"),
+            lambda: get.next(f"{name}.1", seq=10),
+        ):
+            with pytest.raises(MessageNotFoundError) as caught:
+                await missing()
+            assert caught.value.code == 404
+        assert await seqs(get.batch("other.>")) == []
+        for bad in (lambda: get.get(0), lambda: get.next(seq=0), lambda: get.last("a..b")):
+            with pytest.raises(BadRequestError):
+                await bad()
+
+
+async def test_a_stream_that_is_not_there(shared_server: NatsServer) -> None:
+    async with direct_get(shared_server.url, "NOWHERE") as get:
+        for call in (get.get(1), get.last("x"), seqs(get.batch()), seqs(get.last_for(["x"]))):
+            with pytest.raises(StreamNotFoundError):
+                await call
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
+async def test_from_a_time(shared_server: NatsServer, allow_direct: bool) -> None:
+    url, name = shared_server.url, f"TIME{allow_direct}"
+    make(url, name, allow_direct=allow_direct)
+
+    async with direct_get(url, name) as get:
+        fifth = await get.get(5)
+        moment = datetime.fromtimestamp(nanoseconds(fifth.time) // 10**9, timezone.utc)
+        if version(url) < (2, 11):
+            with pytest.raises(ServerTooOldError, match=r"2\.11"):
+                await get.next(start_time=moment + timedelta(days=1))
+            return
+        assert (await get.next(start_time=fifth.time)).seq == 5
+        assert (await get.next(start_time=nanoseconds(fifth.time) + 1)).seq == 6
+        assert (await get.next(f"{name}.1", start_time=fifth.time)).seq == 5
+        assert (await get.next(f"{name}.0", start_time=fifth.time)).seq == 8
+        assert (await get.next(start_time=moment - timedelta(days=1))).seq == 1
+        with pytest.raises(MessageNotFoundError):
+            await get.next(start_time=moment + timedelta(days=1))
+        assert await seqs(get.batch(start_time=fifth.time)) == [5, 6, 7, 8, 9, 10]
+        assert await seqs(get.batch(f"{name}.1", start_time=fifth.time, batch=1)) == [5, 9]
+        assert await seqs(get.batch(start_time=fifth.time, max_bytes=1)) == [5, 6, 7, 8, 9, 10]
+        assert await seqs(get.batch(start_time=moment + timedelta(days=1))) == []
+        with pytest.raises(ConfigurationError, match="time zone"):
+            await get.next(start_time=datetime(2026, 1, 1))
+
+
+async def test_a_publishers_headers_are_data(shared_server: NatsServer) -> None:
+    """Whatever a publisher writes, also what looks like the server's own words.
+
+    See docs/internals/measurements.md, Servers 17.
+    """
+    url = shared_server.url
+    make(url, "HDR", count=0)
+    blocks = [
+        b"NATS/1.0\r\nStatus: 404\r\nNats-Sequence: 77\r\nNats-Stream: OTHER\r\n\r\n",
+        b"NATS/1.0\r\na: 1\r\na: 2\r\n\r\n",
+        b"NATS/1.0\r\nStatus: 503\r\n\r\n",
+        b"NATS/1.0 404 Message Not Found\r\nx: y\r\n\r\n",
+    ]
+
+    async def put(url: str) -> None:
+        port = int(url.rsplit(":", 1)[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
+        for block in blocks:
+            sizes = b"%d %d" % (len(block), len(block) + 2)
+            writer.write(b"HPUB HDR.a " + sizes + b"\r\n" + block + b"hi\r\n")
+        writer.write(b"PING\r\n")
+        await writer.drain()
+        while b"PONG" not in await reader.readline():
+            pass
+        writer.close()
+        await writer.wait_closed()
+
+    await put(url)
+
+    async with direct_get(url, "HDR") as get:
+        one_by_one = [await get.get(n) for n in range(1, 5)]
+        assert [one.headers for one in one_by_one[:3]] == blocks[:3]
+        assert one_by_one[3].data == b"hi"  # servers take the status line out
+        assert [one.seq for one in one_by_one] == [1, 2, 3, 4]
+        assert {one.subject for one in one_by_one} == {"HDR.a"}
+        assert await get.last("HDR.a") == one_by_one[3]
+        leaders = [await get.jetstream.message("HDR", seq=n) for n in range(1, 5)]
+        assert one_by_one == leaders
+        if version(url) >= (2, 11):
+            assert await listed(get.batch()) == one_by_one
+            assert await listed(get.last_for(["HDR.a"])) == [one_by_one[3]]
+
+
+async def test_the_subject_appended_form_is_what_a_restricted_user_may_ask(tmp_path: Path) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(
+        """
+        authorization { users: [
+            { user: all, password: all }
+            { user: one, password: one, permissions: {
+                publish: ["$JS.API.DIRECT.GET.RES.RES.1", "$JS.API.DIRECT.GET.RES.none"]
+                subscribe: "_INBOX.>" } }
+        ] }
+        """
+    )
+
+    with NatsServer(config=config) as server:
+        make(with_user(server.url, "all"), "RES")
+        async with direct_get(with_user(server.url, "one"), "RES") as get:
+            assert (await get.last("RES.1")).seq == 9
+            with pytest.raises(PermissionDeniedError):
+                await get.last("RES.2")
+            with pytest.raises(PermissionDeniedError):
+                await get.last("RES.*")
+            with pytest.raises(MessageNotFoundError, match="leader could not be queried"):
+                await get.last("none")
+
+
+async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
+    """408, as the server says it: for a body in the subject-appended form and other nonsense."""
+    url = shared_server.url
+    make(url, "BAD")
+
+    async with direct_get(url, "BAD") as get:
+        connection = get.jetstream.connection
+        asked = {
+            "appended": ("DIRECT.GET.BAD.BAD.1", {"seq": 1, "next_by_subj": "BAD.1"}),
+            "both": ("DIRECT.GET.BAD", {"seq": 1, "last_by_subj": "BAD.1"}),
+            "nothing": ("DIRECT.GET.BAD", {}),
+            "no body": ("DIRECT.GET.BAD", None),
+        }
+        assert set(
+            {
+                name: (await send_request(connection, *one)).code for name, one in asked.items()
+            }.values()
+        ) == {408}
+
+    async with direct_get(url, "BAD") as get:
+        for call in (
+            lambda: seqs(get.batch(seq=1, start_time="2026-01-01T00:00:00Z")),
+            lambda: seqs(get.batch(seq=0)),
+            lambda: seqs(get.batch(batch=0)),
+            lambda: seqs(get.batch(max_bytes=0)),
+            lambda: seqs(get.last_for([])),
+            lambda: seqs(get.last_for(["a"], up_to_seq=1, up_to_time=0)),
+            lambda: seqs(get.last_for(["a"], up_to_seq=0)),
+        ):
+            with pytest.raises(BadRequestError):
+                await call()
+
+
+async def test_allow_direct_is_for_who_makes_the_stream_to_ask(shared_server: NatsServer) -> None:
+    """No released server sets it because of ``max_msgs_per_subject``; where off, 503 at once."""
+    url = shared_server.url
+    for name, more in (("ASKED", {"allow_direct": True}), ("UNASKED", {})):
+        wanted = {"name": name, "subjects": [f"{name}.>"], "max_msgs_per_subject": 1, **more}
+        config = api(url, f"STREAM.CREATE.{name}", wanted)["config"]
+        assert bool(config.get("allow_direct")) == bool(more)
+
+    async with direct_get(url, "UNASKED") as get:
+        assert (
+            await send_request(get.jetstream.connection, "DIRECT.GET.UNASKED", {"seq": 1})
+        ).code == 503

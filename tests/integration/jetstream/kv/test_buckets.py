@@ -1,0 +1,145 @@
+"""The configuration of key-value buckets (ADR-8): create, open, update, delete, limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ApiError,
+    BucketExistsError,
+    BucketNotFoundError,
+    InvalidNameError,
+    MessageTooLargeError,
+    StreamFullError,
+    UnsupportedStreamError,
+)
+from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig, Republish
+from nats_stream_source.jetstream.kv.store import KeyValue
+from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.support.nats.buckets import api, flushed, server_version
+
+pytestmark = pytest.mark.servers
+
+
+async def test_the_servers_configuration_is_the_documents(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("made", history=5)) as kv:
+        status = await kv.status()
+        config = status.stream_info["config"]
+        wanted = KeyValueConfig("made", history=5).stream_config()
+        assert {name: config.get(name) for name in wanted if name != "description"} == {
+            name: value for name, value in wanted.items() if name != "description"
+        }
+        assert status.config == KeyValueConfig("made", history=5)
+        assert status.config.stream_config() == wanted
+        assert (status.bucket, status.history, status.values) == ("made", 5, 0)
+        assert (status.ttl, status.backing_store) == (None, "JetStream")
+
+
+PROPERTIES = [
+    KeyValueConfig(
+        "p1",
+        description="all of it",
+        history=3,
+        ttl=60,
+        max_value_size=1000,
+        max_bytes=100_000,
+        storage="memory",
+        compression=False,
+        metadata={"who": "me"},
+    ),
+    KeyValueConfig("p2", compression=True, ttl=600),
+    KeyValueConfig("p3", republish=Republish("$KV.p3.>", "copy.>", headers_only=True)),
+]
+
+
+@pytest.mark.parametrize("config", PROPERTIES)
+async def test_properties_on_the_server(shared_server: NatsServer, config: KeyValueConfig) -> None:
+    async with new_bucket(shared_server.url, config) as kv:
+        assert (await kv.status()).config == config
+
+
+async def test_create_twice_open_update_delete(shared_server: NatsServer) -> None:
+    async with jetstream(shared_server.url) as js:
+        config = KeyValueConfig("life", history=2)
+        with pytest.raises(BucketNotFoundError, match="'life' does not exist"):
+            await KeyValue.open(js, "life")
+        await (await KeyValue.create_bucket(js, config)).put("a", b"1")
+        again = await KeyValue.create_bucket(js, config)
+        assert (await again.get("a")).value == b"1"
+        with pytest.raises(BucketExistsError, match="update_bucket"):
+            await KeyValue.create_bucket(js, KeyValueConfig("life", history=3))
+        await KeyValue.update_bucket(js, KeyValueConfig("life", history=3))
+        opened = await KeyValue.open(js, "life")
+        assert opened.bucket.history == 3
+        assert (await opened.get("a")).value == b"1"
+        await KeyValue.delete_bucket(js, "life")
+        for gone in (
+            opened.status(),
+            opened.keys(),
+            opened.history("a"),
+            KeyValue.delete_bucket(js, "life"),
+            KeyValue.update_bucket(js, config),
+        ):
+            with pytest.raises(ApiError, match=r"not found|does not exist"):
+                await gone
+
+
+async def test_an_update_ends_what_it_leaves_out(shared_server: NatsServer) -> None:
+    new = server_version(shared_server.url) >= (2, 11)
+    full = KeyValueConfig(
+        "less",
+        compression=True,
+        metadata={"a": "b"},
+        republish=Republish("$KV.less.>", "less.>"),
+        sources=[ExternalSource("other")],
+        limit_marker_ttl=2 if new else None,
+    )
+
+    async with new_bucket(shared_server.url, full) as kv:
+        assert (await kv.status()).config.stream_config() == full.stream_config()
+        less = KeyValueConfig("less", history=3)
+        await KeyValue.update_bucket(kv.jetstream, less)
+        assert (await kv.status()).config == less
+
+
+async def test_what_is_no_bucket(shared_server: NatsServer) -> None:
+    api(shared_server.url, "STREAM.CREATE.KV_x1", {"name": "KV_x1", "subjects": ["x1.>"]})
+
+    async with jetstream(shared_server.url) as js:
+        with pytest.raises(UnsupportedStreamError, match="is not a bucket"):
+            await KeyValue.open(js, "x1")
+        with pytest.raises(InvalidNameError):
+            await KeyValue.open(js, "a.b")
+        with pytest.raises(InvalidNameError):
+            await KeyValue.delete_bucket(js, "*")
+
+
+async def test_limits(shared_server: NatsServer) -> None:
+    config = KeyValueConfig("limits", max_value_size=5000, max_bytes=10_000, storage="memory")
+    async with new_bucket(shared_server.url, config) as kv:
+        with pytest.raises(MessageTooLargeError, match="10054"):
+            await kv.put("a", b"x" * 5001)
+        await kv.put("k0", b"x" * 4000)
+        await kv.put("k1", b"x" * 4000)
+        with pytest.raises(StreamFullError, match="10077"):
+            await kv.put("k2", b"x" * 4000)
+        assert sorted(await kv.keys()) == ["k0", "k1"], "nobody's key made room"
+
+
+async def test_republish(shared_server: NatsServer) -> None:
+    config = KeyValueConfig("republish", republish=Republish("$KV.republish.>", "said.>"))
+    async with new_bucket(shared_server.url, config) as kv:
+        heard = asyncio.get_running_loop().create_future()
+
+        async def hear(message: Any) -> None:
+            heard.set_result((message.subject, message.data, message.headers["Nats-Sequence"]))
+
+        client = kv.jetstream.connection.client
+        await client.subscribe("said.>", cb=hear)
+        await flushed(client)
+        revision = await kv.put("a.b", b"1")
+        assert await asyncio.wait_for(heard, 60) == ("said.a.b", b"1", str(revision))

@@ -1,0 +1,103 @@
+"""The list of keys and the history of a key, under writes too (ADR-8)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import KeyNotFoundError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.support.nats.buckets import create_bucket, publish
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize("history", [1, 3])
+async def test_keys(shared_server: NatsServer, history: int) -> None:
+    async with new_bucket(
+        shared_server.url, KeyValueConfig(f"keys{history}", history=history)
+    ) as kv:
+        for key in ("a.x", "a.y", "b.x", "b.y.z", "c"):
+            await kv.put(key, b"1")
+            await kv.put(key, b"2")
+        await kv.delete("a.y")
+        await kv.purge("c")
+        assert sorted(await kv.keys()) == ["a.x", "b.x", "b.y.z"]
+        assert sorted(await kv.keys("a.>", "b.*")) == ["a.x", "b.x"]
+        assert await kv.keys("nothing.*") == []
+        assert await kv.keys("a.y") == []
+
+
+@pytest.mark.parametrize("history", [1, 2])
+async def test_keys_are_complete_though_they_are_overwritten_meanwhile(
+    nats_server: NatsServer, history: int
+) -> None:
+    """All keys get a new revision between the look at the stream's end and the read."""
+    names = [f"k{i}" for i in range(300)]
+    create_bucket(nats_server.url, "b", history=history)
+    publish(nats_server.url, [(f"$KV.b.{name}", b"1", None) for name in names])
+    overwritten = []
+
+    class Overwriting(JetStream):
+        async def stream_info(self, stream: str) -> Any:
+            info = await super().stream_info(stream)
+            if not overwritten:
+                publisher = self.connection.service(Publisher)
+                for _ in range(history):
+                    futures = [
+                        await publisher.send(f"$KV.b.{name}", b"2", headers={"X": "y"})
+                        for name in names
+                    ]
+                    overwritten.extend(await asyncio.gather(*futures))
+                await publisher.publish("$KV.b.k0", b"", headers={"KV-Operation": "DEL"})
+            return info
+
+    async with jetstream(nats_server.url) as js:
+        kv = await KeyValue.open(js, "b")
+        kv.jetstream = Overwriting(js.connection)
+        assert sorted(await kv.keys()) == sorted(names[1:])
+    assert len(overwritten) == 300 * history
+
+
+async def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("long", history=64)) as kv:
+        for i in range(70):
+            await kv.put("a", b"%d" % i)
+            await kv.put(f"other{i}", b"")
+        entries = await kv.history("a")
+        assert [entry.value for entry in entries] == [b"%d" % i for i in range(6, 70)]
+        assert [entry.delta for entry in entries] == list(range(63, -1, -1))
+        assert await api_consumers(kv) == []
+
+
+async def test_history_of_a_key_that_is_overwritten_while_it_is_read(
+    shared_server: NatsServer,
+) -> None:
+    """What is read is gone by then, each time: the key is there nevertheless, with its latest."""
+    overwritten: list[int] = []
+
+    class Overwritten(KeyValue):
+        async def _read_entries(self, *args: Any, **how: Any) -> Any:
+            overwritten.append(await self.put("a", b"new"))
+            return await super()._read_entries(*args, **how)
+
+    async with new_bucket(shared_server.url, KeyValueConfig("over")) as kv:
+        await kv.put("a", b"old")
+        entries = await Overwritten(kv.jetstream, kv.bucket).history("a")
+        assert len(overwritten) > 1
+        assert [(one.revision, one.delta) for one in entries] == [(overwritten[-1], 0)]
+        await kv.jetstream.call("STREAM.PURGE.KV_over")
+        with pytest.raises(KeyNotFoundError):
+            await kv.history("a")
+
+
+async def api_consumers(kv: KeyValue) -> list[str]:
+    answer = await kv.jetstream.call(f"CONSUMER.NAMES.{kv.bucket.stream}")
+    return list(answer.get("consumers") or [])

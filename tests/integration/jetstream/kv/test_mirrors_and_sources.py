@@ -1,0 +1,158 @@
+"""Mirrors and sources of a bucket, also of another domain, and a bucket through an API prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConfigurationError, KeyExistsError
+from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig
+from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.subjects import api_prefix
+from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+
+async def test_a_mirror_reads_and_writes_the_mirrored_bucket(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("main", history=3)) as main:
+        await main.put("a", b"1")
+        mirror = await KeyValue.create_bucket(
+            main.jetstream, KeyValueConfig("copy", history=3, mirror=ExternalSource("main"))
+        )
+        revision = await mirror.put("b", b"2")
+        assert (await main.get("b", min_last_revision=revision)).value == b"2"
+        entry = await mirror.get("b", min_last_revision=revision)
+        assert (entry.bucket, entry.key, entry.revision) == ("copy", "b", revision)
+        assert sorted(await mirror.keys(min_last_revision=revision)) == ["a", "b"]
+        assert [e.value for e in await mirror.history("a")] == [b"1"]
+        deleted = await mirror.delete("a")
+        created = await mirror.create("a", b"3")
+        assert created == deleted + 1
+        async with mirror.watch(min_last_revision=created) as watch:
+            assert {e.key: e.value for e in await watch.initial()} == {"a": b"3", "b": b"2"}
+        with pytest.raises(ConfigurationError, match="mirrors 'main'"):
+            await mirror.purge_deletes()
+        read_only = mirror.read_only()
+        assert type(read_only) is ReadOnlyKeyValue
+        assert not hasattr(read_only, "put")
+        assert (await read_only.get("a", min_last_revision=created)).value == b"3"
+
+
+async def test_sources(shared_server: NatsServer) -> None:
+    async with jetstream(shared_server.url) as js:
+        for name in ("one", "two"):
+            kv = await KeyValue.create_bucket(js, KeyValueConfig(name))
+            await kv.put(f"from.{name}", name.encode())
+            await kv.put("skipped", b"")
+        both = await KeyValue.create_bucket(
+            js,
+            KeyValueConfig(
+                "both",
+                sources=[
+                    ExternalSource("one", keys="from.>"),
+                    ExternalSource("two", keys="from.*"),
+                ],
+            ),
+        )
+        await both.put("own", b"3")
+
+        async def all_there() -> bool:
+            return sorted(await both.keys()) == ["from.one", "from.two", "own"]
+
+        await wait_until_async(all_there, "all there")
+        assert (await both.get("from.two")).value == b"two"
+
+
+async def test_a_mirror_and_sources_in_another_domain() -> None:
+    """The bucket is at the hub, its replicas at a leaf node."""
+
+    async def whole(both: HubAndLeaf) -> None:
+        async with jetstream(both.hub.url) as hub, jetstream(both.leaf.url) as leaf:
+            main = await KeyValue.create_bucket(hub, KeyValueConfig("main", history=3))
+            assert await main.put("a", b"1") == 1
+            upstream = ExternalSource("main", domain="hub")
+            mirror = await KeyValue.create_bucket(
+                leaf, KeyValueConfig("copy", history=3, mirror=upstream)
+            )
+            revision = await mirror.put("b", b"2")
+            assert (await main.get("b")).revision == revision == 2
+            assert (await mirror.get("b", min_last_revision=revision)).value == b"2"
+            await mirror.delete("a")
+            created = await mirror.create("a", b"3")
+            assert created == 4
+            with pytest.raises(KeyExistsError):
+                await mirror.create("a", b"4")
+            assert sorted(await mirror.keys(min_last_revision=created)) == ["a", "b"]
+            assert [e.revision for e in await mirror.history("a")] == [1, 3, 4]
+            async with mirror.watch(min_last_revision=created) as watch:
+                assert [(e.key, e.value) for e in await watch.initial()] == [
+                    ("b", b"2"),
+                    ("a", b"3"),
+                ]
+            for name, keys in (("main", None), ("other", "b")):
+                upstream = ExternalSource("main", domain="hub", keys=keys)
+                config = KeyValueConfig(name, sources=[upstream])
+                sourced = await KeyValue.create_bucket(leaf, config)
+                expected = [keys] if keys else ["a", "b"]
+
+                async def there(kv: KeyValue = sourced, keys: list[str] = expected) -> bool:
+                    return sorted(await kv.keys()) == keys
+
+                await wait_until_async(there, "there")
+                assert (await sourced.get("b")).value == b"2"
+        async with jetstream(both.hub.url, api_prefix=api_prefix(domain="leaf")) as js:
+            mirror = await KeyValue.open(js, "copy")
+            revision = await mirror.put("c", b"1")
+            assert (await mirror.get("c", min_last_revision=revision)).value == b"1"
+
+    with hub_and_leaf() as both:
+        await whole(both)
+
+
+async def test_through_an_api_prefix(tmp_path: Path) -> None:
+    """ADR-19: writes go to ``fromA.$KV.…``, through the account's import; so does a mirror's."""
+    config = tmp_path / "accounts.conf"
+    config.write_text(
+        """jetstream: enabled
+        accounts: {
+          A: { users: [{user: a, password: a}], jetstream: enabled, exports: [
+            {service: "$JS.API.>", response_type: stream}, {service: "$KV.>"},
+            {service: "$JS.FC.>"}, {stream: "forI.>"} ] }
+          I: { users: [{user: i, password: i}], imports: [
+            {service: {account: A, subject: "$JS.API.>"}, to: "fromA.>"}
+            {service: {account: A, subject: "$KV.>"}, to: "fromA.$KV.>"}
+            {service: {account: A, subject: "$JS.FC.>"}}
+            {stream: {account: A, subject: "forI.>"}} ] }
+        }"""
+    )
+    with NatsServer(config=config) as server:
+        url = server.url
+        async with (
+            jetstream(url, user="a", password="a") as inside,
+            jetstream(
+                url, user="i", password="i", api_prefix="fromA", inbox_prefix="forI"
+            ) as outside,
+        ):
+            there = await KeyValue.create_bucket(outside, KeyValueConfig("bin", history=3))
+            here = await KeyValue.open(inside, "bin")
+            assert (await here.status()).stream_info["config"]["subjects"] == ["$KV.bin.>"]
+            revision = await there.put("key", b"1")
+            assert (await here.get("key", min_last_revision=revision)).value == b"1"
+            assert await there.update("key", b"2", revision) == 2
+            assert (await there.get("key", min_last_revision=2)).value == b"2"
+            assert await there.keys() == ["key"]
+            assert len(await there.history("key")) == 2
+            await there.delete("key")
+            assert await there.create("key", b"4") == 4
+            async with there.watch() as watch:
+                assert [e.value for e in await watch.initial()] == [b"4"]
+                await here.put("key", b"5")
+                entry = await watch.__anext__()
+                assert entry is not None
+                assert (entry.key, entry.value) == ("key", b"5")

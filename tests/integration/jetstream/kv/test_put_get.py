@@ -1,0 +1,136 @@
+"""Write and read entries of a key-value bucket (ADR-8): put, get, delete, purge, key names."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    KeyDeletedError,
+    KeyNotFoundError,
+)
+from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.kv.store import KeyValue
+from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.support.nats.buckets import create_bucket, publish, put
+
+pytestmark = pytest.mark.servers
+
+
+async def test_put_get_delete_purge(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("basic", history=10)) as kv:
+        assert await kv.put("auth.username", b"bob") == 1
+        entry = await kv.get("auth.username")
+        assert (entry.bucket, entry.key, entry.value) == ("basic", "auth.username", b"bob")
+        assert (entry.revision, entry.delta, entry.operation) == (1, 0, "PUT")
+        assert entry.created.tzinfo is not None
+        assert entry.headers is None
+        assert await kv.put("auth.username", b"alice") == 2
+        assert (await kv.get("auth.username")).value == b"alice"
+        assert (await kv.get_revision("auth.username", 1)).value == b"bob"
+        assert await kv.delete("auth.username") == 3
+        with pytest.raises(KeyDeletedError, match="DEL at revision 3") as caught:
+            await kv.get("auth.username")
+        assert (caught.value.revision, caught.value.operation) == (3, "DEL")
+        with pytest.raises(KeyDeletedError):
+            await kv.get_revision("auth.username", 3)
+        history = await kv.history("auth.username")
+        assert [(e.value, e.revision, e.delta, e.operation) for e in history] == [
+            (b"bob", 1, 2, "PUT"),
+            (b"alice", 2, 1, "PUT"),
+            (b"", 3, 0, "DEL"),
+        ]
+        assert await kv.purge("auth.username") == 4
+        (only,) = await kv.history("auth.username")
+        assert (only.revision, only.operation, only.delta) == (4, "PURGE", 0)
+        with pytest.raises(KeyNotFoundError, match="revision 2 not found"):
+            await kv.get_revision("auth.username", 2)
+        # What is sent is what the document says.
+        headers = only.headers
+        assert headers is not None
+        assert headers.get("KV-Operation") == "PURGE"
+        assert headers.get("Nats-Rollup") == "sub"
+        assert history[2].headers is not None
+        assert history[2].headers.fields == (("KV-Operation", "DEL"),)
+
+
+async def test_keys_that_are_not_there(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("missing")) as kv:
+        for missing in (kv.get("a"), kv.history("a"), kv.get_revision("a", 1)):
+            with pytest.raises(KeyNotFoundError, match="'a'"):
+                await missing
+        assert await kv.keys() == []
+        first = await kv.put("a", b"1")
+        await kv.put("b", b"2")
+        with pytest.raises(KeyNotFoundError, match="belongs to another key"):
+            await kv.get_revision("b", first)
+        with pytest.raises(ConfigurationError, match="start at 1"):
+            await kv.get_revision("b", 0)
+
+
+async def test_names_are_checked_in_every_call(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("names")) as kv:
+        for name in ("", ".a", "a.", "a..b", "a b", "a*", "*", ">", "a.>"):
+            for call in (
+                kv.get(name),
+                kv.get_revision(name, 1),
+                kv.history(name),
+                kv.put(name, b""),
+                kv.create(name, b""),
+                kv.update(name, b"", 1),
+                kv.delete(name),
+                kv.purge(name),
+            ):
+                with pytest.raises(InvalidNameError):
+                    await call
+        with pytest.raises(InvalidNameError):
+            await kv.keys("a.>.b")
+        with pytest.raises(ConfigurationError, match="overlap"):
+            await kv.keys("a.*", "a.b")
+        assert (await kv.status()).last_revision == 0, "nothing was written"
+
+
+async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
+    """``_kv…`` is read where it is asked for by name, not listed, and never written."""
+    async with new_bucket(shared_server.url, KeyValueConfig("own")) as kv:
+        for name in ("_kv", "_kv.x", "_kvx"):
+            for call in (
+                kv.put(name, b""),
+                kv.create(name, b""),
+                kv.update(name, b"", 1),
+                kv.delete(name),
+                kv.purge(name),
+            ):
+                with pytest.raises(InvalidNameError, match="reserved"):
+                    await call
+        put(shared_server.url, "own", "_kv.x", b"internal")
+        publish(shared_server.url, [("$KV.own._kv.y", b"", {"KV-Operation": "DEL"})])
+        await kv.put("a._kv", b"1")
+        assert await kv.keys() == ["a._kv"]
+        assert (await kv.get("_kv.x")).value == b"internal"
+        assert await kv.keys("_kv.>") == ["_kv.x"]
+        async with kv.watch() as watch:
+            assert [entry.key for entry in await watch.initial()] == ["a._kv"]
+        assert await kv.purge_deletes(0) == 0
+
+
+async def test_a_repeated_put_with_a_message_id(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("dup", history=5)) as kv:
+        assert await kv.put("a", b"1", msg_id="x") == 1
+        assert await kv.put("a", b"1", msg_id="x") == 1
+        assert (await kv.status()).values == 1
+
+
+async def test_gets_without_direct_get(shared_server: NatsServer) -> None:
+    create_bucket(shared_server.url, "leader", history=3, allow_direct=False)
+
+    async with jetstream(shared_server.url) as js:
+        kv = await KeyValue.open(js, "leader")
+        await kv.put("a", b"1")
+        revision = await kv.put("a", b"2")
+        assert (await kv.get("a", min_last_revision=revision)).value == b"2"
+        assert (await kv.get_revision("a", 1)).value == b"1"
+        with pytest.raises(KeyNotFoundError):
+            await kv.get("b")

@@ -1,0 +1,49 @@
+"""Read-after-write in key-value buckets (ADR-53)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import MinLastSequenceError
+from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.kv.store import KeyValue
+from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+
+pytestmark = pytest.mark.servers
+
+
+async def test_min_last_revision_that_is_too_high_and_then_reached(
+    shared_server: NatsServer,
+) -> None:
+    """The document's own test: 412, then the write that reaches it, then the same read again."""
+    async with jetstream(shared_server.url, request_timeout=0.5) as js:
+        kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", history=5))
+        last = await kv.put("a", b"1")
+        reads: list[Callable[[int], Coroutine[Any, Any, Any]]] = [
+            lambda least: kv.get("a", min_last_revision=least),
+            lambda least: kv.get_revision("a", 1, min_last_revision=least),
+            lambda least: kv.history("a", min_last_revision=least),
+            lambda least: kv.keys(min_last_revision=least),
+            lambda least: kv.watch(min_last_revision=least).initial(),
+        ]
+        for read in reads:
+            with pytest.raises(MinLastSequenceError, match="412, 10180"):
+                await read(last + 1)
+            last = await kv.put("a", b"2")
+            assert await read(last)
+
+
+async def test_every_write_returns_a_revision_that_reads_accept(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("revisions", history=5)) as kv:
+        created = await kv.create("a", b"1")
+        put_ = await kv.put("a", b"2")
+        updated = await kv.update("a", b"3", put_)
+        deleted = await kv.delete("a")
+        purged = await kv.purge("a")
+        assert [created, put_, updated, deleted, purged] == [1, 2, 3, 4, 5]
+        assert await kv.keys(min_last_revision=purged) == []
+        assert len(await kv.history("a", min_last_revision=purged)) == 1

@@ -1,0 +1,136 @@
+"""The end-of-initial-data signal of a watch (ADR-8) under steady writes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.kv.watch import Watch
+from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.wire.batches import FrameBatcher
+from tests.integration.jetstream.kv.watches import take, watched_bucket
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize("history", [1, 3])
+async def test_a_dump_under_steady_writes_misses_no_key(
+    shared_server: NatsServer, history: int
+) -> None:
+    """Keys are overwritten between the start and their turn: their entry comes later, but comes."""
+    count = 2000
+    name = f"steady{history}"
+
+    async with watched_bucket(shared_server.url, name, history) as kv:
+        publisher = kv.jetstream.connection.service(Publisher)
+        names = [f"$KV.{name}.k{i}" for i in range(count)]
+        await asyncio.gather(*[await publisher.send(subject, b"1") for subject in names])
+        stop = False
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            while not stop:
+                for subject in names[::-7]:
+                    await publisher.publish(subject, b"2")
+                    written += 1
+
+        writers = [asyncio.create_task(write()) for _ in range(4)]
+        try:
+            for _ in range(4):
+                before = written
+                async with kv.watch() as watch:
+                    entries = await asyncio.wait_for(watch.initial(), 60)
+                assert written > before, "somebody wrote meanwhile"
+                assert {entry.key for entry in entries} == {f"k{i}" for i in range(count)}
+                revisions = [entry.revision for entry in entries]
+                assert revisions == sorted(set(revisions))
+        finally:
+            stop = True
+            await asyncio.gather(*writers)
+
+
+@pytest.mark.parametrize("history", [1, 3])
+async def test_the_signal_waits_for_keys_that_were_overtaken(
+    shared_server: NatsServer, history: int
+) -> None:
+    """Overwritten after the start, before their turn: they come after what was last then."""
+    async with watched_bucket(shared_server.url, f"overtaken{history}", history) as kv:
+        for i in range(100):
+            await kv.put(f"k{i}", b"1")
+        async with kv.watch() as watch:
+            reader = watch.reader
+            assert reader is not None
+            reader._batcher = FrameBatcher(10, 1 << 20)  # small steps, as where there are many keys
+            for i in range(20):
+                await kv.put(f"k{i}", b"2")
+            entries = await watch.initial()
+            assert [(entry.key, entry.revision) for entry in entries] == [
+                *((f"k{i}", i + 1) for i in range(20, 100)),
+                *((f"k{i}", i + 101) for i in range(20)),
+            ]
+
+
+@pytest.mark.parametrize(
+    ("lasts", "signals_at"),
+    [
+        ([10], 10),  # nothing was written meanwhile
+        ([20, 20], 20),
+        ([100, 150, 160, 160], 160),  # the stretches become shorter: until nothing is new
+        ([100, 200], 100),  # they do not: the writers are faster
+        ([100, 150, 200], 150),
+    ],
+)
+async def test_how_long_a_watch_goes_on_catching_up(lasts: list[int], signals_at: int) -> None:
+    watch = Watch.__new__(Watch)
+    watch._initial_end, watch._catch_up_target, watch._catch_up_length, watch._seen = (
+        10,
+        None,
+        0,
+        [],
+    )
+    answers = iter(lasts)
+
+    async def last() -> int:
+        return next(answers)
+
+    watch._last_matching_seq = last  # type: ignore[method-assign]
+    through = 10
+    while not await watch._catch_up_is_complete(through):
+        through += 1
+        assert through <= signals_at
+    assert through == signals_at
+    assert next(answers, None) is None, "every answer was needed"
+
+
+@pytest.mark.parametrize("meta_only", [False, True])
+async def test_a_key_that_was_overtaken_is_sent_before_the_signal_and_once(
+    shared_server: NatsServer, meta_only: bool
+) -> None:
+    """Where waiting does not help: the leader has it, and it is sent ahead of its turn."""
+
+    class Outrun(Watch):
+        async def _catch_up_is_complete(self, through: int) -> bool:
+            return True
+
+    async with watched_bucket(shared_server.url, f"outrun{meta_only}") as kv:
+        for i in range(100):
+            await kv.put(f"k{i}", b"1")
+        options = WatchOptions(meta_only=meta_only)
+        async with Outrun(kv._connection, kv.bucket, options) as watch:
+            reader = watch.reader
+            assert reader is not None
+            reader._batcher = FrameBatcher(10, 1 << 20)
+            for i in range(20):
+                await kv.put(f"k{i}", b"22")
+            await kv.delete("k3")
+            initial = [(e.key, e.revision, e.operation) for e in await watch.initial()]
+            assert initial[:80] == [(f"k{i}", i + 1, "PUT") for i in range(20, 100)]
+            overtaken = {(f"k{i}", i + 101, "PUT") for i in range(20)} - {("k3", 104, "PUT")}
+            assert set(initial[80:]) == overtaken | {("k3", 121, "DEL")}
+            assert len(initial) == 100
+            await kv.put("end", b"")
+            assert await take(watch, 1) == [("end", 122, "PUT")], "nothing comes twice"

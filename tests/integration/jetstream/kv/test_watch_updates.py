@@ -1,0 +1,224 @@
+"""Reading a watch: updates, batches, cancelled and slow readers, deleted and replaced buckets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError, StreamNotFoundError
+from nats_stream_source.jetstream.kv.entry import Entry
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.wire.columns import ack_tokens
+from tests.integration.jetstream.kv.watches import FAST, opened, take, watched_bucket
+from tests.support.nats.buckets import create_bucket, publish
+
+pytestmark = pytest.mark.servers
+
+
+async def test_initial_and_then_updates(shared_server: NatsServer) -> None:
+    async with watched_bucket(shared_server.url, "then") as kv:
+        await kv.put("a", b"1")
+        watch = kv.watch_all()
+        assert [entry.key for entry in await watch.initial()] == ["a"]
+        assert await watch.initial() == [], "there is no second one"
+        await kv.put("b", b"1")
+        async for entry in watch:
+            assert isinstance(entry, Entry)
+            assert entry.key == "b"
+            break
+        with pytest.raises(RuntimeError, match="already being read"):
+            watch.batches()
+        await watch.close()
+        await watch.close()
+        with pytest.raises(StopAsyncIteration):
+            await watch.__anext__()
+
+
+async def test_batches(shared_server: NatsServer) -> None:
+    """The same as frames: markers and reserved keys left out where the entries are."""
+    url = shared_server.url
+
+    async with watched_bucket(url, "cols", history=2) as kv:
+        messages: list[Any] = [(f"$KV.cols.k{i}", b"x", None) for i in range(1000)]
+        messages += [("$KV.cols._kv.x", b"x", None), ("$KV.cols.k0", b"", {"KV-Operation": "DEL"})]
+        await asyncio.to_thread(publish, url, messages)
+        async with kv.watch(include_history=True, ignore_deletes=True) as watch:
+            revisions: list[int] = []
+            async for frames in watch.batches():
+                if frames is None:
+                    break
+                assert len(frames)
+                revisions += ack_tokens(frames).stream_seq.tolist()
+            assert revisions == list(range(1, 1001))
+
+
+async def test_a_cancelled_reader_leaves_nothing_behind(shared_server: NatsServer) -> None:
+    async with watched_bucket(shared_server.url, "cancel") as kv:
+        for options in ({}, {"updates_only": True}):
+            async with kv.watch(**options) as watch:
+                await watch.initial()
+                waiting = asyncio.ensure_future(watch.__anext__())
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(kv.watch("x", updates_only=True).__anext__(), 0)
+
+
+async def test_a_read_that_is_cancelled_loses_nothing(shared_server: NatsServer) -> None:
+    """Whoever waits with a deadline reads on after it; that is no end of the watch."""
+    async with watched_bucket(shared_server.url, "patient", history=5) as kv:
+        await kv.put("k", b"")
+        async with kv.watch() as watch:
+
+            async def cancelled(turns: int) -> None:
+                reading = asyncio.ensure_future(watch.__anext__())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                assert reading.cancel(), "there was nothing to read yet"
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+
+            await cancelled(1)
+            assert await take(watch, 2) == [("k", 1, "PUT"), None]
+            for turns in range(10):
+                await cancelled(turns)
+                await kv.put("k", b"")
+                assert await take(watch, 1) == [("k", turns + 2, "PUT")]
+
+
+async def test_closing_a_watch_that_is_being_read_elsewhere(shared_server: NatsServer) -> None:
+    async with watched_bucket(shared_server.url, "elsewhere") as kv:
+        watch = kv.watch()
+        await watch.initial()
+        readers = [asyncio.ensure_future(anext(watch, "end")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await watch.close()
+        assert await asyncio.gather(*readers) == ["end", "end"]
+
+
+async def test_a_revision_far_to_come_outlives_a_reconnect(shared_server: NatsServer) -> None:
+    async with watched_bucket(shared_server.url, "far", history=9) as kv:
+        await kv.put("a", b"1")
+        async with kv.watch(resume_from_revision=5, heartbeat=FAST) as watch:
+            assert await take(watch, 1) == [None]
+            waiting = asyncio.ensure_future(watch.__anext__())
+            while watch.reader is None or not watch.reader.cursor.rebuilds:
+                kv.jetstream.connection.reconnect()
+                await kv.jetstream.connection.wait_connected(5)
+                await asyncio.wait({waiting}, timeout=0.1)
+                assert not waiting.done() or waiting.result()
+            for _ in range(5):
+                await kv.put("a", b"2")
+            entry = await asyncio.wait_for(waiting, 60)
+            assert entry is not None
+            assert (entry.revision, entry.key) == (5, "a")
+            assert await take(watch, 1) == [("a", 6, "PUT")]
+
+
+async def test_many_watches_on_one_connection(shared_server: NatsServer) -> None:
+    async with watched_bucket(shared_server.url, "many") as kv:
+        for i in range(20):
+            await kv.put(f"k{i}", b"1")
+
+        async def follow(i: int) -> list[tuple[str, int, str] | None]:
+            async with kv.watch(f"k{i}") as watch:
+                found = await take(watch, 2)
+                await kv.put(f"k{i}", b"2")
+                return found + await take(watch, 1)
+
+        found = await asyncio.gather(*(follow(i) for i in range(20)))
+        for i, (initial, signal, update) in enumerate(found):
+            assert (initial, signal) == ((f"k{i}", i + 1, "PUT"), None)
+            assert update is not None
+            assert update[0] == f"k{i}"
+
+
+async def test_the_bucket_is_deleted(shared_server: NatsServer) -> None:
+    create_bucket(shared_server.url, "deleted")
+
+    async with opened(shared_server.url, "deleted") as kv:
+        await kv.put("a", b"1")
+        async with kv.watch(heartbeat=FAST) as watch:
+            await watch.initial()
+            await KeyValue.delete_bucket(kv.jetstream, "deleted")
+            with pytest.raises(StreamNotFoundError):
+                await asyncio.wait_for(watch.__anext__(), 60)
+            with pytest.raises(StopAsyncIteration):
+                await watch.__anext__()
+
+
+async def test_the_bucket_is_replaced(shared_server: NatsServer) -> None:
+    url = shared_server.url
+
+    async with watched_bucket(url, "replaced") as kv:
+        await kv.put("a", b"1")
+        async with kv.watch(heartbeat=FAST) as watch:
+            await watch.initial()
+            await KeyValue.delete_bucket(kv.jetstream, "replaced")
+            await asyncio.to_thread(create_bucket, url, "replaced")
+            with pytest.raises(DataLossError, match="was re-created"):
+                await asyncio.wait_for(watch.__anext__(), 60)
+
+
+async def test_a_watch_that_nobody_reads_is_bounded_and_loses_nothing(
+    nats_server: NatsServer,
+) -> None:
+    """Flow control stops the server: what waits here stays far below what there is."""
+    count, size = 20_000, 2000  # 40 MB
+    create_bucket(nats_server.url, "b", 64, storage="memory")
+
+    async with (
+        opened(nats_server.url, "b") as kv,
+        opened(nats_server.url, "b") as other,
+        kv.watch(heartbeat=1.0) as watch,
+    ):
+        assert await watch.initial() == []
+        waiting = asyncio.ensure_future(watch.__anext__())
+        publisher = other.jetstream.connection.service(Publisher)
+        futures = []
+        for i in range(count):
+            future = await publisher.send(f"$KV.b.k{i % 1000}", b"%d" % i + b"x" * size)
+            futures.append(future)
+        await asyncio.gather(*futures)
+        first = await waiting
+        assert first is not None
+        reader = watch.reader
+        assert reader is not None
+        inbox = reader._consumer.inbox
+        assert inbox is not None
+        # Nobody has read since the first entry, and the server waits: it says so.
+        deadline = asyncio.get_running_loop().time() + 20
+        while (await consumer(other))["delivered"]["consumer_seq"] == 0 or not (
+            await stands_still(other)
+        ):
+            assert asyncio.get_running_loop().time() < deadline
+        delivered = (await consumer(other))["delivered"]["consumer_seq"]
+        assert delivered < count // 4, "the server does not wait"
+        assert inbox.nbytes < 8 << 20
+        assert inbox.dropped == 0
+        revisions = [first.revision]
+        while revisions[-1] < count:
+            entry = await asyncio.wait_for(watch.__anext__(), 60)
+            assert entry is not None
+            revisions.append(entry.revision)
+        assert revisions == list(range(1, count + 1))
+        assert reader.cursor.rebuilds == []
+
+
+async def consumer(kv: KeyValue) -> dict[str, Any]:
+    answer = await kv.jetstream.call("CONSUMER.LIST.KV_b")
+    (info,) = answer["consumers"]
+    return dict(info)
+
+
+async def stands_still(kv: KeyValue) -> bool:
+    """Whether the consumer delivers nothing for a while."""
+    before = (await consumer(kv))["delivered"]["consumer_seq"]
+    await asyncio.sleep(0.4)
+    return bool((await consumer(kv))["delivered"]["consumer_seq"] == before)

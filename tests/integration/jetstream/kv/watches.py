@@ -1,0 +1,43 @@
+"""Open watches and read their entries, for the tests of watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.kv.watch import Watch
+from tests.support.nats.buckets import consumers, create_bucket
+
+FAST = 0.1  # seconds between heartbeats
+
+
+@asynccontextmanager
+async def opened(url: str, name: str, **more: Any) -> AsyncIterator[KeyValue]:
+    connection = await Connection.open(ConnectionSettings(servers=(url,), **more))
+    try:
+        yield await KeyValue.open(JetStream(connection), name)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def watched_bucket(url: str, name: str, history: int = 1) -> AsyncIterator[KeyValue]:
+    """A new bucket; at the end of the block, no watch may have left a consumer."""
+    create_bucket(url, name, history, storage="memory")
+    async with opened(url, name) as kv:
+        yield kv
+    assert consumers(url, name) == [], "a watch leaves no consumer behind"
+
+
+async def take(watch: Watch, count: int) -> list[tuple[str, int, str] | None]:
+    """The next items as (key, revision, operation), the signal as None."""
+    found: list[tuple[str, int, str] | None] = []
+    while len(found) < count:
+        entry = await asyncio.wait_for(watch.__anext__(), 60)
+        found.append(entry and (entry.key, entry.revision, entry.operation))
+    return found

@@ -1,0 +1,265 @@
+"""The ordered reader without an end, as watches use it: at once, bounded, through real trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConnectError, MinLastSequenceError, StreamNotFoundError
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.frames import Frames
+from tests.support.event_loop import deadline
+from tests.support.nats.buckets import (
+    api,
+    consumers,
+    create_bucket,
+    delete_bucket,
+    put,
+    put_many,
+    stream_info,
+)
+from tests.support.proxy.fault_proxy import Proxy, is_delivery
+from tests.support.wait import wait_until_async
+
+DEADLINE = 60.0  # seconds for what takes milliseconds, or some on a busy machine
+
+UNHEARD = 30.0
+"""Seconds: a heartbeat for tests of other things, so that a server that is held up is not lost."""
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    connection = await Connection.open(ConnectionSettings(servers=(url,)))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def following(
+    url: str, server: NatsServer, **request: Any
+) -> AsyncIterator[tuple[OrderedReader, AsyncIterator[Frames]]]:
+    """An endless, eager reader of the bucket ``b``, and its batches."""
+    created = stream_info(server.url, "b")["created"]
+    request = {"start": 0, "end": ENDLESS, "eager": True, "heartbeat": 0.1, **request}
+    async with connected(url) as connection:
+        reader = OrderedReader(
+            SharedConnection(connection), RangeRequest("KV_b", created, **request)
+        )
+        async with aclosing(reader.batches()) as batches, deadline(DEADLINE):
+            yield reader, batches
+
+
+async def rows(batches: AsyncIterator[Frames], count: int) -> list[int]:
+    """The next ``count`` stream sequences."""
+    found: list[int] = []
+    while len(found) < count:
+        found += ack_tokens(await anext(batches)).stream_seq.tolist()
+    return found
+
+
+async def test_what_is_written_comes_at_once(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "b", history=5)
+    put_many(url, "b", ((f"k{i}", b"v") for i in range(10)))
+
+    async with following(url, nats_server) as (_, batches):
+        assert await rows(batches, 10) == list(range(1, 11))
+        for revision in range(11, 14):
+            put(url, "b", "later", b"v")
+            assert await rows(batches, 1) == [revision]
+    assert consumers(url, "b") == []
+
+
+async def test_the_reach_is_told_by_an_empty_batch_when_no_message_tells_it(
+    nats_server: NatsServer,
+) -> None:
+    url = nats_server.url
+    create_bucket(url, "b")
+    put_many(url, "b", [("a", b"1"), ("other", b"2"), ("other", b"3")])
+
+    async with following(url, nats_server, filters=("$KV.b.a",), min_last_seq=3) as (
+        reader,
+        batches,
+    ):
+        assert await rows(batches, 1) == [1]
+        assert len(await anext(batches)) == 0
+        assert reader.cursor.seen_through == 3
+        put(url, "b", "a", b"4")
+        assert await rows(batches, 1) == [4]
+
+
+async def test_an_empty_bucket_tells_its_reach_first(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+
+    async with following(nats_server.url, nats_server) as (_, batches):
+        assert len(await anext(batches)) == 0
+
+
+async def test_a_reach_that_never_comes(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+    put(nats_server.url, "b", "k", b"v")
+
+    async with following(nats_server.url, nats_server, min_last_seq=5, catch_up_timeout=0.3) as (
+        _,
+        batches,
+    ):
+        assert await rows(batches, 1) == [1]
+        with pytest.raises(MinLastSequenceError, match=r"up to sequence 5: .* has reached 1 "):
+            await anext(batches)
+    assert consumers(nats_server.url, "b") == []
+
+
+async def test_the_list_of_last_values_begins_anew_after_a_gap(nats_server: NatsServer) -> None:
+    """Each key's last value comes once, none of the older ones, though a message was lost."""
+    url = nats_server.url
+    create_bucket(url, "b", history=10)
+    put_many(url, "b", ((f"k{i % 50}", b"v") for i in range(200)))
+    lost = iter([True])
+    hit = b"$KV.b.k30 "
+
+    with Proxy(
+        nats_server.port, lambda f: not (is_delivery(f) and hit in f and next(lost, False))
+    ) as proxy:
+        async with following(
+            proxy.url,
+            nats_server,
+            filters=("$KV.b.>",),
+            last_per_subject=True,
+            min_last_seq=200,
+            heartbeat=UNHEARD,
+        ) as (reader, batches):
+            assert await rows(batches, 50) == list(range(151, 201))
+            put(url, "b", "k1", b"w")
+            assert await rows(batches, 1) == [201]
+            assert reader.cursor.rebuilds == [Rebuild.GAP]
+        assert len(proxy.dropped) == 1
+
+
+async def test_after_the_list_a_rebuild_brings_all_that_was_written(
+    nats_server: NatsServer,
+) -> None:
+    """Behind the initial values every change counts, not only the last of each key."""
+    url = nats_server.url
+    create_bucket(url, "b", history=10)
+    put_many(url, "b", ((f"k{i}", b"v") for i in range(5)))
+
+    async with following(
+        nats_server.url, nats_server, filters=("$KV.b.>",), last_per_subject=True, min_last_seq=5
+    ) as (reader, batches):
+        assert await rows(batches, 5) == [1, 2, 3, 4, 5]
+        nats_server.terminate()
+        nats_server.start()
+        put_many(url, "b", (("k1", b"w") for _ in range(3)))
+        assert await rows(batches, 3) == [6, 7, 8]
+        assert reader.cursor.rebuilds
+    assert consumers(url, "b") == []
+
+
+async def test_a_reader_that_is_away_holds_a_bounded_backlog(nats_server: NatsServer) -> None:
+    """Flow control makes the server wait; nothing is lost, and no consumer is rebuilt."""
+    url = nats_server.url
+    create_bucket(url, "b", history=64)
+    count, size = 60_000, 1000
+
+    async with following(nats_server.url, nats_server, heartbeat=UNHEARD) as (reader, batches):
+        assert len(await anext(batches)) == 0
+        inbox = reader._consumer.inbox
+        assert inbox is not None
+        writing = asyncio.get_running_loop().run_in_executor(
+            None, put_many, url, "b", ((f"k{i % 2000}", b"x" * size) for i in range(count))
+        )
+        most = 0
+        while not writing.done():
+            await asyncio.sleep(0.01)
+            most = max(most, inbox.nbytes)
+        await writing
+        assert 0 < most < count * size / 2
+        assert await rows(batches, count) == list(range(1, count + 1))
+        assert reader.cursor.rebuilds == []
+        assert inbox.dropped == 0
+
+
+async def test_without_flow_control_too_much_is_a_gap(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "b", history=64)
+
+    async with following(nats_server.url, nats_server) as (reader, batches):
+        reader._consumer.flow_control = False
+        assert len(await anext(batches)) == 0
+        inbox = reader._consumer.inbox
+        assert inbox is not None
+        inbox.max_bytes = 100_000
+        put_many(url, "b", ((f"k{i % 100}", b"x" * 1000) for i in range(1000)))
+        await wait_until_async(lambda: inbox.dropped, "the inbox drops messages")
+        assert await rows(batches, 1000) == list(range(1, 1001))
+        assert Rebuild.GAP in reader.cursor.rebuilds
+
+
+async def test_a_stream_deleted_meanwhile(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+
+    async with following(nats_server.url, nats_server) as (_, batches):
+        assert len(await anext(batches)) == 0
+        delete_bucket(nats_server.url, "b")
+        with pytest.raises(StreamNotFoundError):
+            await anext(batches)
+
+
+async def test_many_restarts_while_idle_are_no_reason_to_give_up(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+
+    async with following(nats_server.url, nats_server, attempts=2) as (reader, batches):
+        assert len(await anext(batches)) == 0
+        cursor = reader.cursor
+        waiting = asyncio.ensure_future(rows(batches, 1))
+        for times in range(1, 4):
+            # A consumer of its own is enough to be lost: the server need not go down for that.
+            for name in await asyncio.to_thread(consumers, nats_server.url, "b"):
+                await asyncio.to_thread(api, nats_server.url, f"CONSUMER.DELETE.KV_b.{name}")
+            await wait_until_async(
+                lambda n=times: len(cursor.rebuilds) >= n and not cursor.failed_rebuilds,
+                "the consumer is rebuilt",
+            )
+        put(nats_server.url, "b", "k", b"v")
+        assert await waiting == [1]
+
+
+async def test_two_readers_survive_a_connection_that_one_of_them_gives_up(
+    nats_server: NatsServer,
+) -> None:
+    """A shared connection is made anew, not closed; a paused server is no end either."""
+    url = nats_server.url
+    create_bucket(url, "b", history=5)
+    created = stream_info(url, "b")["created"]
+
+    async def whole() -> None:
+        async with connected(url) as connection:
+            link = SharedConnection(connection)
+            request = RangeRequest("KV_b", created, 0, ENDLESS, eager=True, heartbeat=0.1)
+            readers = [OrderedReader(link, request) for _ in range(2)]
+            async with aclosing(readers[0].batches()) as one, aclosing(readers[1].batches()) as two:
+                for batches in (one, two):
+                    assert len(await anext(batches)) == 0
+                put(url, "b", "k", b"v")
+                assert [await rows(one, 1), await rows(two, 1)] == [[1], [1]]
+                await link.drop()
+                put(url, "b", "k", b"w")
+                assert [await rows(one, 1), await rows(two, 1)] == [[2], [2]]
+                assert connection.reconnects == 1
+        with pytest.raises(ConnectError):
+            await link.connection()
+
+    await asyncio.wait_for(whole(), DEADLINE)
+    assert consumers(url, "b") == []

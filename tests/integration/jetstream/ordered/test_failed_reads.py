@@ -1,0 +1,165 @@
+"""Reads of the ordered reader that end with an error, and replicas that lag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConnectError,
+    ConsumerLostError,
+    DataLossError,
+    MinLastSequenceError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.cursor import CursorAction
+from tests.integration.jetstream.ordered.reads import UNHEARD, linked, read, read_range, request_for
+from tests.support.nats.buckets import api, consumers, create_bucket, delete_bucket, put_many
+from tests.support.nats.topology import wait_for_seq
+from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_header
+
+pytestmark = pytest.mark.servers
+
+
+async def test_a_consumer_that_is_always_lost(filled: NatsServer) -> None:
+    with Proxy(filled.port, lambda f: not (is_delivery(f) and b".1500." in f)) as proxy:
+        request = request_for(filled.url, "b", 3000, attempts=3)
+        with pytest.raises(ConsumerLostError, match=r"after sequence 1499: 4 consumers.*gap"):
+            await read_range(proxy.url, request)
+        assert len(proxy.dropped) >= 4
+    assert consumers(filled.url, "b") == []
+
+
+async def test_large_values_at_the_end_of_a_range_still_come(nats_server: NatsServer) -> None:
+    """The last window's guess is wrong there: the answer that was held back is given after all."""
+    create_bucket(nats_server.url, "b", history=64)
+    put_many(nats_server.url, "b", ((f"k{i % 500}", b"x" * 100) for i in range(30_000)))
+    put_many(nats_server.url, "b", ((f"k{i}", b"x" * 900_000) for i in range(25)))
+    held = []
+    # A heartbeat would tell of the flow control that waits, and be answered first. Without one, the
+    # server says nothing more until it has its answer.
+    request = request_for(nats_server.url, "b", 30_025, heartbeat=UNHEARD)
+
+    async with linked(nats_server.url) as link:
+        reader = OrderedReader(link, request)
+        idle = reader.cursor.idle
+
+        def noted() -> CursorAction:
+            held.append(reader.cursor.position)
+            return idle()
+
+        reader.cursor.idle = noted  # type: ignore[method-assign]
+        assert await read(reader) == list(range(1, 30_026))
+    assert held
+
+
+async def test_a_consumer_that_nothing_is_heard_of(filled: NatsServer) -> None:
+    """As where the inbox prefix is not imported: the advice is another one."""
+    with Proxy(filled.port, lambda f: not (is_delivery(f) or is_status(f, b""))) as proxy:
+        request = request_for(filled.url, "b", 3000, attempts=1)
+        with pytest.raises(ConsumerLostError, match=r"\(missed heartbeat.*'inbox_prefix'") as lost:
+            await read_range(proxy.url, request)
+        assert proxy.dropped
+    assert "request_timeout" not in str(lost.value)
+
+
+def lagging(after: int, start: int) -> Callable[[bytes], bool | bytes]:
+    """What a replica that has stopped at ``after`` lets through to a consumer from ``start``."""
+
+    def verdict(frame: bytes) -> bool | bytes:
+        if is_delivery(frame):
+            return int(frame.split(b"\r\n", 1)[0].split(b".")[-4]) <= after
+        if is_status(frame, b"Idle"):
+            behind = with_header(frame, b"Nats-Last-Stream", b"%d" % after)
+            return with_header(behind, b"Nats-Last-Consumer", b"%d" % (after - start))
+        return True
+
+    return verdict
+
+
+async def test_a_replica_that_stays_behind_fails_the_read(filled: NatsServer) -> None:
+    """The leader has the end, what delivers has not: never a short batch (ADR-53)."""
+    with Proxy(filled.port, lagging(after=2995, start=2990)) as proxy:
+        request = request_for(filled.url, "b", 3000, 2990, catch_up_timeout=0.5)
+        with pytest.raises(
+            MinLastSequenceError, match=r"up to sequence 3000: .* has reached 2995 "
+        ) as caught:
+            await read_range(proxy.url, request)
+        assert len([frame for frame in proxy.dropped if is_delivery(frame)]) == 5
+    assert (caught.value.code, caught.value.err_code) == (412, 10180)
+    assert consumers(filled.url, "b") == []
+
+
+async def test_a_replica_that_catches_up_is_waited_for(filled: NatsServer) -> None:
+    with Proxy(filled.port, lagging(after=2995, start=2990)) as proxy:
+
+        async def catch_up(reader: OrderedReader) -> None:
+            proxy.verdict = lambda frame: True
+
+        request = request_for(filled.url, "b", 3000, 2990, batch_rows=1)
+        rows, _ = await read_range(proxy.url, request, catch_up)
+    assert rows == list(range(2991, 3001))
+
+
+async def test_a_stream_that_was_set_back_meanwhile(filled: NatsServer) -> None:
+    """A plan beyond the leader's end: the stream has lost what was planned."""
+    request = request_for(filled.url, "b", 3001, 2990, catch_up_timeout=0.5)
+    with pytest.raises(DataLossError, match="rolled back to sequence 3000"):
+        await read_range(filled.url, request)
+    assert consumers(filled.url, "b") == []
+
+
+async def test_a_mirror_that_has_not_got_the_end_yet_lags(filled: NatsServer) -> None:
+    """Its upstream may have it: nothing is lost, and the error is the one that says so."""
+    mirror = {"name": "M", "mirror": {"name": "KV_b"}}
+    created = api(filled.url, "STREAM.CREATE.M", mirror)["created"]
+    wait_for_seq(filled.url, "M", 3000)
+    request = RangeRequest("M", created, 2990, 3001, heartbeat=0.1, catch_up_timeout=0.5)
+    with pytest.raises(MinLastSequenceError, match=r"up to sequence 3001: .* has reached 3000 "):
+        await read_range(filled.url, request)
+
+
+async def test_waiting_ends_when_the_end_is_written(filled: NatsServer) -> None:
+    async with linked(filled.url) as link:
+        reader = OrderedReader(link, request_for(filled.url, "b", 3002, 2999, batch_rows=1))
+        rows: list[int] = []
+        async for frames in reader.batches():
+            rows += ack_tokens(frames).stream_seq.tolist()
+            if len(rows) == 1:
+                await asyncio.to_thread(put_many, filled.url, "b", [("x", b"1"), ("y", b"2")])
+        assert rows == [3000, 3001, 3002]
+
+
+async def test_stream_deleted_in_the_middle(filled: NatsServer) -> None:
+    async def drop(reader: OrderedReader) -> None:
+        delete_bucket(filled.url, "b")
+
+    # Reading from the end of a long wait: the range's last sequence does not exist yet.
+    request = request_for(filled.url, "b", 3005, 2990, batch_rows=1)
+    with pytest.raises(StreamNotFoundError):
+        await read_range(filled.url, request, drop)
+
+
+async def test_stream_replaced_in_the_middle(filled: NatsServer) -> None:
+    async def replace(reader: OrderedReader) -> None:
+        delete_bucket(filled.url, "b")
+        create_bucket(filled.url, "b")
+
+    request = request_for(filled.url, "b", 3005, 2990, batch_rows=1)
+    with pytest.raises(DataLossError, match="was re-created"):
+        await read_range(filled.url, request, replace)
+
+
+async def test_server_gone_for_good(filled: NatsServer) -> None:
+    async def kill(reader: OrderedReader) -> None:
+        filled.kill()
+
+    request = request_for(filled.url, "b", 3005, 2990, batch_rows=1)
+    with pytest.raises(ConnectError):
+        await read_range(filled.url, request, kill, connect_timeout=1.0)

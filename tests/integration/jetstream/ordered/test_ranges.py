@@ -1,0 +1,124 @@
+"""What the ordered reader returns of a range: all of it, batches, filters, ends, headers."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from tests.integration.jetstream.ordered.reads import (
+    ALL,
+    UNHEARD,
+    linked,
+    read,
+    read_range,
+    request_for,
+)
+from tests.support.nats.buckets import (
+    api,
+    consumers,
+    create_bucket,
+    delete,
+    put,
+    put_many,
+    stream_state,
+)
+
+pytestmark = pytest.mark.servers
+
+
+async def test_a_range_is_read_whole_and_leaves_nothing_behind(filled: NatsServer) -> None:
+    rows, reader = await read_range(
+        filled.url, request_for(filled.url, "b", 3000, heartbeat=UNHEARD)
+    )
+    assert rows == ALL
+    assert reader.cursor.rebuilds == []
+    assert consumers(filled.url, "b") == []
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (999, 1000), (2999, 3000), (10, 2500), (7, 7)])
+async def test_parts(filled: NatsServer, start: int, end: int) -> None:
+    rows, _ = await read_range(filled.url, request_for(filled.url, "b", end, start))
+    assert rows == list(range(start + 1, end + 1))
+
+
+async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> None:
+    async def sizes(**bounds: int) -> list[tuple[int, int]]:
+        async with linked(filled.url) as link:
+            reader = OrderedReader(link, request_for(filled.url, "b", 3000, **bounds))
+            return [(len(frames), frames.nbytes) async for frames in reader.batches()]
+
+    by_rows = await sizes(batch_rows=700)
+    assert [rows for rows, _ in by_rows] == [700, 700, 700, 700, 200]
+    by_bytes = await sizes(batch_bytes=100_000)
+    assert sum(rows for rows, _ in by_bytes) == 3000
+    assert all(50_000 < size <= 100_000 for _, size in by_bytes[:-1])
+    alone = await sizes(batch_bytes=10)
+    assert [rows for rows, _ in alone] == [1] * 3000
+
+
+async def test_one_message_larger_than_a_batch(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+    put(nats_server.url, "b", "small", b"1")
+    put(nats_server.url, "b", "large", b"x" * 900_000)
+    request = request_for(nats_server.url, "b", 2, batch_bytes=1000)
+    assert (await read_range(nats_server.url, request))[0] == [1, 2]
+
+
+async def test_only_the_filtered_subjects_and_the_end_by_heartbeat(filled: NatsServer) -> None:
+    request = request_for(filled.url, "b", 3000, filters=("$KV.b.k7", "$KV.b.k42"))
+    rows, reader = await read_range(filled.url, request)
+    assert rows == [s for s in ALL if (s - 1) % 100 in (7, 42)]
+    assert reader.cursor.seen_through >= 3000
+
+
+async def test_last_per_subject(filled: NatsServer) -> None:
+    request = request_for(filled.url, "b", 3000, last_per_subject=True, filters=("$KV.b.>",))
+    assert (await read_range(filled.url, request))[0] == list(range(2901, 3001))
+
+
+async def test_a_range_whose_end_was_overwritten_ends(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b", history=1)
+    put_many(nats_server.url, "b", [("a", b"1"), ("b", b"1"), ("c", b"1")])
+    put(nats_server.url, "b", "c", b"2")
+    assert (await read_range(nats_server.url, request_for(nats_server.url, "b", 3)))[0] == [1, 2]
+
+
+async def test_a_range_that_holds_nothing_any_more_ends(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", [("a", b"1"), ("b", b"1")])
+    api(nats_server.url, "STREAM.PURGE.KV_b")
+    assert (await read_range(nats_server.url, request_for(nats_server.url, "b", 2)))[0] == []
+
+
+async def test_a_reader_that_is_left_early_leaves_nothing_behind(filled: NatsServer) -> None:
+    async with linked(filled.url) as link:
+        reader = OrderedReader(link, request_for(filled.url, "b", 3000, batch_rows=10))
+        batches = reader.batches()
+        await batches.__anext__()
+        assert len(consumers(filled.url, "b")) == 1
+        await batches.aclose()
+        assert consumers(filled.url, "b") == []
+        # The connection is clean: the next reader gets its own rows only.
+        again = OrderedReader(link, request_for(filled.url, "b", 20, 10))
+        assert await read(again) == list(range(11, 21))
+
+
+async def test_markers_and_headers_come_through(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b", history=5)
+    put(nats_server.url, "b", "a", b"1", {"Status": "404", "X": "y"})
+    delete(nats_server.url, "b", "a")
+    put(nats_server.url, "b", "a", b"\r\nMSG x 1 5\r\nhello\r\n")
+
+    async with linked(nats_server.url) as link:
+        reader = OrderedReader(link, request_for(nats_server.url, "b", 3))
+        found = [
+            (frames.header(i), frames.payload(i))
+            async for frames in reader.batches()
+            for i in range(len(frames))
+        ]
+    assert b"Status: 404" in found[0][0]
+    assert found[0][1] == b"1"
+    assert b"KV-Operation: DEL" in found[1][0]
+    assert found[2] == (b"", b"\r\nMSG x 1 5\r\nhello\r\n")
+    assert stream_state(nats_server.url, "b")["last_seq"] == 3

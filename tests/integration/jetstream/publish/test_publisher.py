@@ -1,0 +1,358 @@
+"""Publishing with PubAcks: what the server says, and what it does not get around to say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    AckLostError,
+    AckTimeoutError,
+    ConfigurationError,
+    ConnectError,
+    MessageTooLargeError,
+    NoStreamError,
+    PermissionDeniedError,
+    ProtocolError,
+    PublishError,
+    StreamFullError,
+    WrongLastSequenceError,
+)
+from nats_stream_source.jetstream.publish.pub_ack import (
+    EXPECTED_LAST_MSG_ID,
+    EXPECTED_LAST_SEQUENCE,
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    EXPECTED_STREAM,
+    MSG_ID,
+    PubAck,
+)
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from tests.support.nats.buckets import api
+from tests.support.proxy.fault_proxy import Proxy
+
+
+@asynccontextmanager
+async def connected(url: str, **settings: Any) -> AsyncIterator[Connection]:
+    connection = await Connection.open(ConnectionSettings(servers=(url,), **settings))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def publishing(url: str, **settings: Any) -> AsyncIterator[Publisher]:
+    async with connected(url, **settings) as connection:
+        yield connection.service(Publisher)
+
+
+def create_stream(url: str, name: str, **config: Any) -> None:
+    """A stream with the subjects ``<name>.>``."""
+    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+
+
+ANSWERS: list[tuple[bytes, PubAck]] = [
+    (b'{"stream":"S","seq":7}', PubAck("S", 7)),
+    (b'{"stream":"S","seq":7,"duplicate":true}', PubAck("S", 7, duplicate=True)),
+    (b'{"stream":"S","domain":"hub","seq":1}', PubAck("S", 1, domain="hub")),
+    (b'{"stream":"S","seq":1,"domain":"","val":"3"}', PubAck("S", 1)),
+]
+
+
+@pytest.mark.parametrize(("payload", "expected"), ANSWERS)
+def test_pub_acks(payload: bytes, expected: PubAck) -> None:
+    assert PubAck.parse("s", payload) == expected
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"+OK", b"[]", b"7", b"{}", b'{"stream":"S"}', b'{"stream":"S","seq":"x"}']
+)
+def test_answers_that_are_no_pub_acks(payload: bytes) -> None:
+    with pytest.raises(ProtocolError, match="invalid PubAck for a message on 's'"):
+        PubAck.parse("s", payload)
+
+
+REFUSALS: list[tuple[int, str, type[PublishError], int | None]] = [
+    (10071, "wrong last sequence: 5", WrongLastSequenceError, 5),
+    (10071, "wrong last sequence", WrongLastSequenceError, None),
+    (10164, "wrong last sequence", WrongLastSequenceError, None),
+    (10077, "maximum bytes exceeded", StreamFullError, None),
+    (10054, "message size exceeds maximum allowed", MessageTooLargeError, None),
+    (10060, "expected stream does not match", PublishError, None),
+]
+
+
+@pytest.mark.parametrize(("err_code", "text", "kind", "last_seq"), REFUSALS)
+def test_refusals(err_code: int, text: str, kind: type[PublishError], last_seq: int | None) -> None:
+    payload = f'{{"error":{{"code":400,"err_code":{err_code},"description":"{text}"}}}}'
+    with pytest.raises(PublishError, match=text) as caught:
+        PubAck.parse("s", payload.encode())
+    assert type(caught.value) is kind
+    assert (caught.value.code, caught.value.err_code) == (400, err_code)
+    assert getattr(caught.value, "last_seq", None) == last_seq
+
+
+async def test_many_in_flight(shared_server: NatsServer) -> None:
+    create_stream(shared_server.url, "many")
+    most = 0
+
+    async with publishing(shared_server.url) as publisher:
+        futures = []
+        for i in range(3000):
+            futures.append(await publisher.send(f"many.{i % 7}", b"%d" % i))
+            most = max(most, sum(not future.done() for future in futures[-1100:]))
+        acks = await asyncio.gather(*futures)
+        assert acks == [PubAck("many", i) for i in range(1, 3001)]
+        assert repr(publisher) == "<Publisher 0 of 1000 in flight>"
+    assert 100 < most <= 1000
+
+
+async def test_room_for_one(shared_server: NatsServer) -> None:
+    create_stream(shared_server.url, "one")
+
+    async with connected(shared_server.url) as connection:
+        publisher = Publisher(connection, in_flight=1)
+        try:
+            first = await publisher.send("one.a")
+            second = await publisher.send("one.a")
+            assert first.done(), "the second had to wait for the first one's PubAck"
+            assert (await second).seq == 2
+        finally:
+            await publisher.close()
+
+
+async def test_headers_that_the_server_acts_on(shared_server: NatsServer) -> None:
+    create_stream(shared_server.url, "act")
+
+    async with publishing(shared_server.url) as publisher:
+
+        async def publish(subject: str, **headers: str) -> PubAck:
+            names = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await publisher.publish(subject, b"x", headers=names)
+
+        assert await publisher.publish("act.a", headers={MSG_ID: "m1"}) == PubAck("act", 1)
+        again = await publisher.publish("act.a", headers={MSG_ID: "m1"})
+        assert again == PubAck("act", 1, duplicate=True)
+        first = {EXPECTED_LAST_SUBJECT_SEQUENCE: "0"}
+        with pytest.raises(WrongLastSequenceError, match="wrong last sequence: 1") as caught:
+            await publisher.publish("act.a", headers=first)
+        assert caught.value.last_seq == 1
+        assert (await publisher.publish("act.b", headers=first)).seq == 2
+        assert (await publisher.publish("act.a", headers={EXPECTED_LAST_SEQUENCE: "2"})).seq == 3
+        for wrong in (
+            {EXPECTED_STREAM: "other"},
+            {EXPECTED_LAST_SEQUENCE: "2"},
+            {EXPECTED_LAST_MSG_ID: "m1"},
+        ):
+            with pytest.raises(PublishError):
+                await publisher.publish("act.a", headers=wrong)
+        assert (await publish("act.c", X="ü")).seq == 4
+
+
+async def test_a_full_stream(shared_server: NatsServer) -> None:
+    create_stream(shared_server.url, "full", max_msgs=1, discard="new")
+
+    async with publishing(shared_server.url) as publisher:
+        await publisher.publish("full.a")
+        with pytest.raises(StreamFullError, match="10077"):
+            await publisher.publish("full.a")
+
+
+async def test_a_message_that_is_too_large(shared_server: NatsServer) -> None:
+    create_stream(shared_server.url, "large", max_msg_size=100)
+
+    async with publishing(shared_server.url) as publisher:
+        with pytest.raises(MessageTooLargeError, match="10054"):
+            await publisher.publish("large.a", b"x" * 101)
+        for payload, headers in ((b"x" * (1 << 20), {"A": "b"}), (b"x" * (1 << 20) + b"y", None)):
+            with pytest.raises(MessageTooLargeError, match="max_payload of 1048576"):
+                await publisher.publish("large.a", payload, headers=headers)
+        # The connection has not suffered.
+        assert (await publisher.publish("large.a", b"x")).seq == 1
+
+
+async def test_no_stream(shared_server: NatsServer) -> None:
+    async with publishing(shared_server.url) as publisher:
+        with pytest.raises(NoStreamError, match=r"'nowhere\.x'"):
+            await publisher.publish("nowhere.x")
+
+
+@pytest.mark.parametrize(
+    ("subject", "headers"),
+    [
+        ("a b", None),
+        ("", None),
+        ("bad.a", {"A:": "b"}),
+        ("bad.a", {"": "b"}),
+        ("bad.a", {"A b": "c"}),
+        ("bad.a", {"A": "b\r\nC: d"}),
+        ("bad.a", {"A": " b"}),
+    ],
+)
+async def test_what_cannot_be_sent(
+    shared_server: NatsServer, subject: str, headers: dict[str, str] | None
+) -> None:
+    async with publishing(shared_server.url) as publisher:
+        with pytest.raises(ConfigurationError):
+            await publisher.publish(subject, headers=headers)
+        assert repr(publisher) == "<Publisher 0 of 1000 in flight>", "the room is free again"
+
+
+async def test_an_answer_that_is_none(shared_server: NatsServer) -> None:
+    async with publishing(shared_server.url) as publisher:
+        client = publisher._connection.client
+
+        async def answer(message: Any) -> None:
+            await client.publish(message.reply.rpartition(".")[0] + ".nobody", b"{}")
+            await message.respond(b"not JSON")
+
+        await client.subscribe("garbage", cb=answer)
+        with pytest.raises(ProtocolError, match="invalid PubAck for a message on 'garbage'"):
+            await publisher.publish("garbage")
+
+
+async def test_no_answer_in_time(shared_server: NatsServer) -> None:
+    async with publishing(shared_server.url, request_timeout=0.3) as publisher:
+        await publisher._connection.client.subscribe("silence")
+        futures = [await publisher.send("silence") for _ in range(3)]
+        for future in futures:
+            with pytest.raises(AckTimeoutError, match=r"'silence': no PubAck .* within 0\.3 s"):
+                await future
+        assert repr(publisher) == "<Publisher 0 of 1000 in flight>"
+
+
+async def test_a_loop_that_is_held_up_takes_nothing_for_lost(shared_server: NatsServer) -> None:
+    """The deadline is over before the messages have left."""
+    create_stream(shared_server.url, "held")
+
+    async with publishing(shared_server.url, request_timeout=1.0) as publisher:
+        await publisher.publish("held.a")
+        futures = [await publisher.send("held.a", b"x" * 100) for _ in range(500)]
+        time.sleep(1.5)  # noqa: ASYNC251
+        assert [(await future).seq for future in futures] == list(range(2, 502))
+
+
+async def test_a_lost_connection_fails_what_is_under_way_and_nothing_else(
+    nats_server: NatsServer,
+) -> None:
+    create_stream(nats_server.url, "s")
+    with Proxy(nats_server.port) as proxy:
+        async with publishing(proxy.url) as publisher:
+            assert (await publisher.publish("s.a")).seq == 1
+            proxy.verdict = lambda frame: b'"stream":"s"' not in frame
+            futures = [await publisher.send("s.a") for _ in range(10)]
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + 10
+            while len(proxy.dropped) < 10:
+                assert loop.time() < deadline
+                await asyncio.sleep(0.005)
+            proxy.cut()
+            for future in futures:
+                with pytest.raises(AckLostError, match="may or may not be stored"):
+                    await future
+            # They were: nobody could know.
+            proxy.verdict = lambda frame: True
+            assert (await publisher.publish("s.a")).seq == 12
+            assert publisher._connection.reconnects == 1
+        assert len(proxy.dropped) == 10
+
+
+async def test_publishing_waits_for_the_connection(tmp_path: Path) -> None:
+    async def work(publisher: Publisher) -> None:
+        await publisher.publish("s.a")
+        await asyncio.to_thread(server.stop)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 10
+        while publisher._connection.online.is_set():
+            assert loop.time() < deadline
+            await asyncio.sleep(0.005)
+        waiting = asyncio.create_task(publisher.publish("s.a"))
+        await asyncio.to_thread(server.start)
+        while True:
+            try:
+                assert (await waiting).seq == 2
+                return
+            except NoStreamError:  # the server serves clients before it has its streams
+                assert loop.time() < deadline
+                waiting = asyncio.create_task(publisher.publish("s.a"))
+
+    with NatsServer(store=tmp_path) as server:
+        create_stream(server.url, "s")
+        async with publishing(server.url) as publisher:
+            await work(publisher)
+
+
+async def test_no_connection_in_time(nats_server: NatsServer) -> None:
+    create_stream(nats_server.url, "s")
+
+    async with publishing(nats_server.url, request_timeout=1.0) as publisher:
+        await publisher.publish("s.a")
+        await asyncio.to_thread(nats_server.stop)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 10
+        while publisher._connection.online.is_set():
+            assert loop.time() < deadline
+            await asyncio.sleep(0.005)
+        with pytest.raises(ConnectError, match="within 1 s"):
+            await publisher.publish("s.a")
+
+
+async def test_after_closing(shared_server: NatsServer) -> None:
+    async with connected(shared_server.url) as connection:
+        publisher = connection.service(Publisher)
+        assert connection.service(Publisher) is publisher
+        await connection.client.subscribe("silence")
+        future = await publisher.send("silence")
+    with pytest.raises(AckLostError, match="was closed"):
+        await future
+    with pytest.raises(ConnectError, match="is closed"):
+        await publisher.publish("silence")
+
+
+async def test_who_stops_waiting_frees_the_room(shared_server: NatsServer) -> None:
+    create_stream(shared_server.url, "away")
+
+    async with connected(shared_server.url) as connection:
+        publisher = Publisher(connection, in_flight=1)
+        try:
+            (await publisher.send("away.a")).cancel()
+            waiting = asyncio.create_task(publisher.publish("away.a"))
+            assert (await waiting).seq == 2
+            blocked = asyncio.create_task(publisher.publish("away.a"))
+            blocked.cancel()
+            await asyncio.gather(blocked, return_exceptions=True)
+            assert (await publisher.publish("away.a")).stream == "away"
+        finally:
+            await publisher.close()
+
+
+async def test_denied(tmp_path: Path) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(
+        """authorization { users: [
+          {user: admin, password: p},
+          {user: writer, password: p, permissions: {publish: {deny: ["s.Secret"]}}},
+          {user: deaf, password: p, permissions: {subscribe: {deny: ["_INBOX.>"]}}},
+        ]}"""
+    )
+    with NatsServer(config=config) as server:
+        create_stream(server.url.replace("//", "//admin:p@"), "s")
+
+        async with publishing(server.url, user="writer", password="p") as publisher:
+            denied = await publisher.send("s.Secret")
+            allowed = await publisher.send("s.open")
+            with pytest.raises(PermissionDeniedError, match=r"'s\.Secret'"):
+                await denied
+            assert (await allowed).seq == 1
+        async with publishing(server.url, user="deaf", password="p") as publisher:
+            for _ in range(2):
+                with pytest.raises(PermissionDeniedError, match="inbox_prefix"):
+                    await publisher.publish("s.open")

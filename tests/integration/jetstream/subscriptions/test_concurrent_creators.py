@@ -1,0 +1,129 @@
+"""Two subscriptions that create the same consumer at the same time (ADR-15)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConsumerNotFoundError, DuplicateSubscriptionError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.subscriptions.push import Subscription
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from tests.integration.jetstream.subscriptions.sequences import sequences
+from tests.support.nats.subscriptions import (
+    connected,
+    consumers_of,
+    fill,
+    make_consumer,
+    make_stream,
+)
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+
+class Racing(JetStream):
+    """Says once that a consumer is missing, and only after all have asked."""
+
+    def __init__(self, jetstream: JetStream, barrier: asyncio.Event, others: list[int]) -> None:
+        super().__init__(jetstream.connection)
+        self._barrier = barrier
+        self._others = others
+        self.lost = False
+
+    async def consumer_info(self, stream: str, name: str) -> dict[str, Any]:
+        if self._barrier.is_set():
+            self.lost = True
+            return await super().consumer_info(stream, name)
+        with pytest.raises(ConsumerNotFoundError) as missing:
+            await super().consumer_info(stream, name)
+        self._others.append(1)
+        if len(self._others) == 2:
+            self._barrier.set()
+        await self._barrier.wait()
+        raise missing.value
+
+
+async def race(jetstream: JetStream, **how: Any) -> tuple[list[Any], list[Racing]]:
+    barrier, others = asyncio.Event(), list[int]()
+    racers = [Racing(jetstream, barrier, others) for _ in range(2)]
+    attempts = (subscribe(racer, durable="d", **how) for racer in racers)
+    outcome = await asyncio.gather(*attempts, return_exceptions=True)
+    assert sum(racer.lost for racer in racers) == 1
+    return outcome, racers
+
+
+async def test_of_two_creators_one_is_told_that_it_is_a_duplicate(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url, 3)
+
+    async with connected(shared_server.url) as jetstream:
+        outcome, _ = await race(jetstream, stream=stream)
+        (winner,) = (one for one in outcome if isinstance(one, Subscription))
+        (error,) = (one for one in outcome if isinstance(one, Exception))
+        assert isinstance(error, DuplicateSubscriptionError)
+        assert winner.consumer.created
+        assert await sequences(winner, 3) == [1, 2, 3]
+        await winner.unsubscribe()
+
+
+async def test_a_creator_that_was_faster_and_does_not_listen_is_a_duplicate_too(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url)
+
+    class Late(JetStream):
+        async def add_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
+            make_consumer(shared_server.url, stream, config["name"], deliver_subject="elsewhere")
+            return await super().add_consumer(stream, config)
+
+    async with connected(shared_server.url) as jetstream:
+        with pytest.raises(DuplicateSubscriptionError, match="at the same time"):
+            await subscribe(Late(jetstream.connection), stream=stream, durable="d")
+        assert consumers_of(shared_server.url, stream) == ["d"]
+
+
+async def test_of_two_creators_in_a_queue_group_one_joins_the_other(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        outcome, _ = await race(jetstream, stream=stream, queue="q")
+        assert all(isinstance(one, Subscription) for one in outcome)
+        assert sorted(one.consumer.created for one in outcome) == [False, True]
+        assert len({one.info.config["deliver_subject"] for one in outcome}) == 1
+        await asyncio.to_thread(fill, shared_server.url, stream, 100)
+
+        parts: list[list[int]] = [[] for _ in outcome]
+
+        async def take(subscription: Subscription, part: list[int]) -> None:
+            async for message in subscription:
+                part.append(message.metadata.stream_seq)
+                await message.ack()
+
+        taking = [asyncio.ensure_future(take(*one)) for one in zip(outcome, parts, strict=True)]
+        await wait_until_async(lambda: sum(map(len, parts)) >= 100, "all messages")
+        for one in taking:
+            one.cancel()
+        await asyncio.wait(taking)
+        assert all(parts)
+        assert sorted(seq for part in parts for seq in part) == list(range(1, 101))
+        for one in sorted(outcome, key=lambda one: bool(one.consumer.created)):
+            await one.unsubscribe()
+        assert consumers_of(shared_server.url, stream) == []
+
+
+async def test_of_two_creators_of_a_pull_consumer_one_owns_it(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 4)
+
+    async with connected(shared_server.url) as jetstream:
+        (one, two), _ = await race(jetstream, stream=stream, pull=True)
+        assert sorted((one.consumer.created, two.consumer.created)) == [False, True]
+        assert len(await one.fetch(2)) == len(await two.fetch(2)) == 2
+        await (two if one.consumer.created else one).unsubscribe()
+        assert consumers_of(shared_server.url, stream) == ["d"]

@@ -1,0 +1,172 @@
+"""Which consumers a subscription creates, binds to, shares and deletes (ADR-15)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ApiError,
+    ConsumerDiffersError,
+    ConsumerModeError,
+    ConsumerNotFoundError,
+    DeliverGroupError,
+    DuplicateSubscriptionError,
+    SubjectMismatchError,
+    SubscriptionClosedError,
+)
+from nats_stream_source.jetstream.subscriptions.message import JsMessage
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.integration.jetstream.subscriptions.sequences import sequences
+from tests.support.nats.subscriptions import (
+    connected,
+    consumer_info,
+    consumers_of,
+    fill,
+    make_consumer,
+    make_stream,
+)
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+
+async def test_what_was_created_is_deleted_at_the_end(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 1)
+
+    async with connected(shared_server.url) as jetstream:
+        ephemeral = await subscribe(jetstream, f"{stream}.>")
+        durable = await subscribe(jetstream, f"{stream}.>", durable="d")
+        pull = await subscribe(jetstream, f"{stream}.>", durable="p", pull=True)
+        ordered = await subscribe(jetstream, f"{stream}.>", ordered=True)
+        assert (await ordered.next(5)).metadata.stream_seq == 1
+        names = consumers_of(shared_server.url, stream)
+        assert {"d", "p", ephemeral.info.name} < set(names)
+        assert len(names) == 4
+        assert ephemeral.info.push_bound
+        for subscription in (ephemeral, durable, pull, ordered):
+            await subscription.unsubscribe()
+            await subscription.unsubscribe()
+        assert consumers_of(shared_server.url, stream) == []
+        with pytest.raises(SubscriptionClosedError):
+            await ephemeral.next()
+        assert [message async for message in ephemeral] == []
+        with pytest.raises(SubscriptionClosedError):
+            await pull.fetch()
+        assert [message async for message in pull] == []
+
+
+async def test_what_was_there_is_left_alone(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 5)
+    quick = {"deliver_subject": f"to.{stream}", "ack_wait": 200_000_000}
+    make_consumer(shared_server.url, stream, "push", **quick)
+    make_consumer(shared_server.url, stream, "pull")
+
+    async with connected(shared_server.url) as jetstream:
+        for how in ({"durable": "push"}, {"bind": "push"}):
+            async with await subscribe(jetstream, stream=stream, **how) as subscription:
+                assert len(await sequences(subscription, 2)) == 2
+        async with await subscribe(jetstream, stream=stream, bind="pull", pull=True) as pull:
+            assert len(await pull.fetch(5)) == 5
+        assert set(consumers_of(shared_server.url, stream)) == {"push", "pull"}
+
+
+async def test_a_consumer_to_bind_to_must_exist(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 1)
+
+    async with connected(shared_server.url) as jetstream:
+        with pytest.raises(ConsumerNotFoundError):
+            await subscribe(jetstream, stream=stream, bind="missing")
+        assert consumers_of(shared_server.url, stream) == []
+        # A pull subscription goes on, and works once the consumer is there.
+        async with await subscribe(jetstream, stream=stream, bind="later", pull=True) as pull:
+            make_consumer(shared_server.url, stream, "later")
+            assert len(await pull.fetch(1)) == 1
+        assert consumers_of(shared_server.url, stream) == ["later"]
+
+
+async def test_a_consumer_that_does_not_fit_is_refused(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    stream = make_stream(url, 1)
+    make_consumer(url, stream, "push", deliver_subject=f"to.{stream}", filter_subject=f"{stream}.a")
+    make_consumer(url, stream, "group", deliver_subject=f"tog.{stream}", deliver_group="g")
+    make_consumer(url, stream, "pull", max_deliver=7)
+
+    async with connected(url) as jetstream:
+
+        async def refused(kind: type[Exception], subject: str | None = None, **how: Any) -> None:
+            with pytest.raises(kind):
+                await subscribe(jetstream, subject, stream=stream, **how)
+
+        await refused(SubjectMismatchError, f"{stream}.b", bind="push")
+        await refused(ConsumerModeError, bind="push", pull=True)
+        await refused(ConsumerModeError, bind="pull")
+        await refused(DeliverGroupError, bind="push", queue="g")
+        await refused(DeliverGroupError, bind="group")
+        await refused(DeliverGroupError, bind="group", queue="other")
+        differs = ConsumerConfig(max_deliver=8)
+        await refused(ConsumerDiffersError, durable="pull", pull=True, config=differs)
+        same = ConsumerConfig(max_deliver=7)
+        (await subscribe(jetstream, stream=stream, durable="pull", pull=True, config=same))
+        async with await subscribe(jetstream, stream=stream, bind="push"):
+            # The server notes a subscription a moment later.
+            await wait_until_async(
+                lambda: bool(consumer_info(url, stream, "push").get("push_bound")), "bound"
+            )
+            await refused(DuplicateSubscriptionError, bind="push")
+        assert set(consumers_of(url, stream)) == {"push", "group", "pull"}
+
+
+async def test_what_the_server_refuses_leaves_nothing(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        subscriptions = jetstream.connection.client._subs
+        await jetstream.stream_info(stream)  # makes the inbox for answers
+        before = len(subscriptions)
+        # "server returns error if provided …" (ADR-15, the comments in the configuration).
+        for config in (
+            ConsumerConfig(max_waiting=5),
+            ConsumerConfig(opt_start_seq=3),
+            ConsumerConfig(opt_start_time="2026-01-01T00:00:00Z"),
+        ):
+            with pytest.raises(ApiError) as raised:
+                await subscribe(jetstream, f"{stream}.>", config=config)
+            assert raised.value.code == 400
+        assert len(subscriptions) == before
+        assert consumers_of(shared_server.url, stream) == []
+
+
+async def test_a_queue_group_shares_the_messages(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        got: dict[str, list[int]] = {"one": [], "two": []}
+
+        def to(name: str) -> Any:
+            async def callback(message: JsMessage) -> None:
+                got[name].append(message.metadata.stream_seq)
+                await message.ack()
+
+            return callback
+
+        one = await subscribe(jetstream, f"{stream}.>", queue="workers", callback=to("one"))
+        async with connected(shared_server.url) as elsewhere:
+            two = await subscribe(elsewhere, f"{stream}.>", queue="workers", callback=to("two"))
+            # Without a name of its own, the consumer is the queue's.
+            assert consumers_of(shared_server.url, stream) == ["workers"]
+            assert (one.consumer.created, two.consumer.created) == (True, False)
+            await asyncio.to_thread(fill, shared_server.url, stream, 200)
+            await wait_until_async(lambda: len(got["one"]) + len(got["two"]) >= 200, "all 200")
+            assert sorted(got["one"] + got["two"]) == list(range(1, 201))
+            assert got["one"]
+            assert got["two"]
+            # The member that found the consumer leaves it to the others.
+            await two.unsubscribe()
+            assert consumers_of(shared_server.url, stream) == ["workers"]
+        await one.unsubscribe()
+        # The member that created it takes it away, as the document says (and regrets).
+        assert consumers_of(shared_server.url, stream) == []

@@ -1,0 +1,66 @@
+"""Read-after-write: a subscription waits for ``min_last_seq`` (ADR-53)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import MinLastSequenceError
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from tests.support.nats.buckets import with_client
+from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
+async def test_a_consumer_waits_for_the_sequence(
+    shared_server: NatsServer, kind: dict[str, bool]
+) -> None:
+    stream = make_stream(shared_server.url, 5)
+
+    async with connected(shared_server.url) as jetstream:
+        asked: Any = subscribe
+        with pytest.raises(MinLastSequenceError) as raised:
+            await asked(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5, **kind)
+        assert (raised.value.code, raised.value.err_code) == (412, 10180)
+        assert consumers_of(shared_server.url, stream) == []
+        waiting = asyncio.create_task(asked(jetstream, stream=stream, min_last_seq=6, **kind))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        subscription = await waiting
+        if not kind:
+            info = await jetstream.consumer_info(stream, subscription.info.name)
+            assert info["delivered"]["stream_seq"] + info["num_pending"] == 6
+        if "pull" in kind:
+            assert subscription.info.num_pending == 6
+        found = [(await anext(subscription)).metadata.stream_seq for _ in range(6)]
+        assert found == [1, 2, 3, 4, 5, 6]
+        await subscription.unsubscribe()
+        assert consumers_of(shared_server.url, stream) == []
+
+
+def test_no_released_server_keeps_min_last_seq(shared_server: NatsServer) -> None:
+    """Why it is kept by the library: the field is refused, or has no effect."""
+    stream = make_stream(shared_server.url, 1)
+
+    async def work(client: Client) -> dict[str, Any]:
+        inbox = await client.subscribe("_INBOX.probe")
+        config = {"name": "n", "deliver_subject": "_INBOX.probe", "min_last_seq": 1000}
+        request = {"stream_name": stream, "config": {**config, "ack_policy": "none"}}
+        answer = await client.request(
+            f"$JS.API.CONSUMER.CREATE.{stream}.n", json.dumps(request).encode()
+        )
+        decoded: dict[str, Any] = json.loads(answer.data)
+        if "error" not in decoded:
+            await inbox.next_msg(5)  # delivered, though the stream is not there yet
+        return decoded
+
+    answer = with_client(shared_server.url, work)
+    assert "error" not in answer or answer["error"]["err_code"] == 10025

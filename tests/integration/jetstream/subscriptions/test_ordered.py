@@ -1,0 +1,104 @@
+"""Ordered subscriptions: where they start, and how they recover from a lost consumer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NextTimeoutError
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.integration.jetstream.subscriptions.sequences import sequences
+from tests.support.nats.buckets import api
+from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ConsumerConfig(), list(range(1, 31))),
+        (ConsumerConfig(deliver_policy="by_start_sequence", opt_start_seq=21), list(range(21, 31))),
+        (ConsumerConfig(deliver_policy="last"), [30]),
+        (ConsumerConfig(deliver_policy="last_per_subject"), list(range(21, 31))),
+        (ConsumerConfig(deliver_policy="new"), []),
+        (
+            ConsumerConfig(deliver_policy="by_start_time", opt_start_time="2000-01-01T00:00:00Z"),
+            list(range(1, 31)),
+        ),
+    ],
+)
+async def test_an_ordered_subscription_begins_where_it_shall(
+    shared_server: NatsServer, config: ConsumerConfig, expected: list[int]
+) -> None:
+    stream = make_stream(shared_server.url, 30)
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(jetstream, f"{stream}.>", ordered=True, config=config) as subscription,
+    ):
+        found = await sequences(subscription, len(expected))
+        with pytest.raises(NextTimeoutError):
+            await subscription.next(0.05)
+        await asyncio.to_thread(fill, shared_server.url, stream, 2)
+        assert found + await sequences(subscription, 2) == [*expected, 31, 32]
+    assert consumers_of(shared_server.url, stream) == []
+
+
+async def test_an_ordered_subscription_by_time_begins_in_the_middle(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url, 5)
+
+    async with connected(shared_server.url) as jetstream:
+        third = await jetstream.message(stream, seq=3)
+        assert third is not None
+        config = ConsumerConfig(deliver_policy="by_start_time", opt_start_time=third.time)
+        async with await subscribe(jetstream, stream=stream, ordered=True, config=config) as found:
+            assert await sequences(found, 3) == [3, 4, 5]
+
+
+async def test_an_ordered_subscription_survives_the_loss_of_its_consumer(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url, 10)
+
+    async with connected(shared_server.url) as jetstream:
+        config = ConsumerConfig(idle_heartbeat=0.1)
+        async with await subscribe(
+            jetstream, stream=stream, ordered=True, config=config
+        ) as subscription:
+            before = await sequences(subscription, 10)
+            (name,) = consumers_of(shared_server.url, stream)
+            api(shared_server.url, f"CONSUMER.DELETE.{stream}.{name}")
+            await asyncio.to_thread(fill, shared_server.url, stream, 10)
+            assert before + await sequences(subscription, 10) == list(range(1, 21))
+            assert subscription.reader.cursor.rebuilds
+
+
+@pytest.mark.parametrize("count", [0, 5])
+async def test_after_the_last_values_an_ordered_subscription_leaves_nothing_out(
+    shared_server: NatsServer, count: int
+) -> None:
+    """A consumer made anew does not skip what is not the last of its subject any more."""
+    url = shared_server.url
+    stream = make_stream(url, count)
+
+    async with connected(url) as jetstream:
+        config = ConsumerConfig(deliver_policy="last_per_subject", idle_heartbeat=0.1)
+        async with await subscribe(
+            jetstream, stream=stream, ordered=True, config=config
+        ) as subscription:
+            waiting = asyncio.create_task(sequences(subscription, count + 1))
+            await wait_until_async(lambda: bool(consumers_of(url, stream)), "a consumer")
+            await asyncio.to_thread(fill, url, stream, 1)
+            assert await waiting == list(range(1, count + 2))
+            (name,) = consumers_of(url, stream)
+            api(url, f"CONSUMER.DELETE.{stream}.{name}")
+            for _ in range(3):
+                await asyncio.to_thread(fill, url, stream, 1)  # always the same subject
+            assert await sequences(subscription, 3) == list(range(count + 2, count + 5))
+            assert subscription.reader.cursor.rebuilds

@@ -1,0 +1,382 @@
+"""Pull subscriptions on a real server (ADR-15, "Pull Mode Statuses" and what goes wrong)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConflictStatusError,
+    ConsumerDeletedError,
+    MissedHeartbeatError,
+    NoRespondersStatusError,
+    RequestTimeoutError,
+    SlowConsumerError,
+    SubscribeError,
+    UnknownStatusError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.subscriptions.fetch_request import FetchRequest
+from nats_stream_source.jetstream.subscriptions.message import JsMessage
+from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.support.nats.buckets import api, flushed
+from tests.support.nats.subscriptions import (
+    connected,
+    consumer_info,
+    consumers_of,
+    fill,
+    make_consumer,
+    make_stream,
+)
+from tests.support.proxy.fault_proxy import Proxy, is_status
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+
+async def pull_on(jetstream: JetStream, stream: str, **config: Any) -> PullSubscription:
+    return await subscribe(
+        jetstream, stream=stream, durable="d", pull=True, config=ConsumerConfig(**config)
+    )
+
+
+def seqs(messages: list[JsMessage]) -> list[int]:
+    return [message.metadata.stream_seq for message in messages]
+
+
+async def test_fetch_takes_what_is_there_and_hides_the_statuses(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 5)
+
+    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+        assert seqs(await pull.fetch(2)) == [1, 2]
+        # 404: no more now. Neither shown nor counted.
+        assert seqs(await pull.fetch(10, None)) == [3, 4, 5]
+        assert await pull.fetch(10, None) == []
+        # 408, with and without heartbeats in between.
+        assert await pull.fetch(10, 0.05) == []
+        assert await pull.fetch(10, 0.6) == []
+        waiting = asyncio.create_task(pull.fetch(3, 5))
+        await wait_until_async(
+            lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 1,
+            "the request waits",
+        )
+        await asyncio.to_thread(fill, shared_server.url, stream, 3)
+        assert seqs(await waiting) == [6, 7, 8]
+
+
+async def test_iterating_goes_on_over_many_requests(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 1000)
+
+    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+        pull.batch, pull.expires = 7, 0.5
+        found = []
+        async for message in pull:
+            await message.ack()
+            found.append(message.metadata.stream_seq)
+            if len(found) == 1000:
+                await asyncio.to_thread(fill, shared_server.url, stream, 5)
+            if len(found) == 1005:
+                break
+        assert found == list(range(1, 1006))
+
+
+async def test_the_consumers_limits_are_kept_when_iterating(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 20)
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await pull_on(jetstream, stream, max_batch=3, max_expires=1.0) as pull,
+    ):
+        assert (pull.batch, pull.expires) == (3, 1.0)
+        assert [(await anext(pull)).metadata.stream_seq for _ in range(20)] == [*range(1, 21)]
+        with pytest.raises(ConflictStatusError, match="Exceeded MaxRequestBatch of 3") as error:
+            await pull.fetch(4)
+        assert error.value.code == 409
+        with pytest.raises(ConflictStatusError, match="Exceeded MaxRequestExpires"):
+            await pull.fetch(1, 5.0)
+        assert await pull.fetch(3, 0.05) == []
+
+
+async def test_max_bytes_ends_a_request(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 10, 1000)
+
+    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+        assert seqs(await pull.fetch(10, 1, max_bytes=3500)) == [1, 2, 3]
+        # The batch is complete, bytes are left: "Batch Completed" is no error.
+        assert seqs(await pull.fetch(2, 1, max_bytes=3500)) == [4, 5]
+        with pytest.raises(ConflictStatusError, match="Message Size Exceeds MaxBytes"):
+            await pull.fetch(10, 1, max_bytes=100)
+        pull.max_bytes = 2500
+        assert [(await anext(pull)).metadata.stream_seq for _ in range(5)] == [6, 7, 8, 9, 10]
+
+
+async def test_a_bad_request_is_an_unknown_status(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 1)
+
+    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+        request = FetchRequest(pull.consumer, 1, 1.0, None)
+        request._heartbeat = 10.0  # longer than the request: "heartbeat value too large"
+        await request.open()
+        with pytest.raises(UnknownStatusError, match="400 Bad Request"):
+            await request.next()
+        await request.close()
+        for batch, timeout in ((0, 1.0), (1, 0.0)):
+            with pytest.raises(ValueError, match="could not fetch: batch is"):
+                await pull.fetch(batch, timeout)
+
+
+async def test_a_consumer_deleted_under_a_request(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        pull = await pull_on(jetstream, stream)
+        for ask in (lambda: pull.fetch(1, 10), lambda: anext(pull)):
+            waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())  # type: ignore[arg-type]
+            await wait_until_async(
+                lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 1,
+                "the request waits",
+            )
+            api(shared_server.url, f"CONSUMER.DELETE.{stream}.d")
+            with pytest.raises(ConsumerDeletedError):
+                await waiting
+            with pytest.raises(NoRespondersStatusError) as gone:
+                await pull.fetch(1, 1)
+            assert gone.value.code == 503
+            make_consumer(shared_server.url, stream, "d")
+        await pull.unsubscribe()
+
+
+async def test_a_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        async with await subscribe(jetstream, stream=stream, bind="later", pull=True) as pull:
+            make_consumer(shared_server.url, stream, "later", deliver_subject=f"to.{stream}")
+            with pytest.raises((ConflictStatusError, NoRespondersStatusError)):
+                await pull.fetch(1, 1)
+        with pytest.raises(SubscribeError, match="callback"):
+            await subscribe(jetstream, stream=stream, pull=True, callback=print)  # type: ignore[arg-type]
+
+
+async def test_what_a_cancelled_caller_had_is_given_back(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 5)
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await pull_on(jetstream, stream, ack_wait=60.0) as pull,
+    ):
+        waiting = asyncio.create_task(pull.fetch(10, 20))
+        await wait_until_async(
+            lambda: consumer_info(shared_server.url, stream, "d")["num_ack_pending"] == 5,
+            "five were delivered",
+        )
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        again = await pull.fetch(5, 5)
+        assert sorted(seqs(again)) == [1, 2, 3, 4, 5]
+        assert {message.metadata.delivered for message in again} == {2}
+
+
+async def test_what_nobody_iterates_over_is_given_back(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 5)
+    make_consumer(shared_server.url, stream, "d", ack_wait=60_000_000_000)
+
+    async with connected(shared_server.url) as jetstream:
+        async with await pull_on(jetstream, stream) as pull:
+            first = await anext(pull)
+            await first.ack()
+            await wait_until_async(
+                lambda: (
+                    consumer_info(shared_server.url, stream, "d")["delivered"]["stream_seq"] == 5
+                ),
+                "all have arrived",
+            )
+            await flushed(jetstream.connection.client)
+        async with await pull_on(jetstream, stream) as pull:
+            assert sorted(seqs(await pull.fetch(4, 5))) == [2, 3, 4, 5]
+
+
+async def test_a_timeout_around_the_iteration_loses_nothing(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 3)
+
+    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+        found = []
+        while len(found) < 6:
+            try:
+                message = await asyncio.wait_for(anext(pull), 0.05)
+            except asyncio.TimeoutError:
+                await asyncio.to_thread(fill, shared_server.url, stream, 3)
+                continue
+            found.append(message.metadata.stream_seq)
+        assert found == [1, 2, 3, 4, 5, 6]
+
+
+async def test_more_than_may_wait_is_an_error(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 300, 1000)
+
+    async with connected(shared_server.url) as jetstream:
+        async with await subscribe(
+            jetstream, stream=stream, pull=True, durable="d", pending_bytes=50_000
+        ) as pull:
+            # Iterating keeps below it by itself …
+            assert [(await anext(pull)).metadata.stream_seq for _ in range(300)] == [*range(1, 301)]
+        # … and where a caller asks for more and rests, nothing is lost without a word.
+        async with await subscribe(
+            jetstream, stream=stream, pull=True, pending_bytes=50_000
+        ) as pull:
+            pull.max_bytes = None
+            with pytest.raises(SlowConsumerError):
+                [await anext(pull) for _ in range(300)]
+
+
+# With a proxy between
+
+
+async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+    with Proxy(shared_server.port, lambda frame: not is_status(frame, b"Idle")) as proxy:
+        async with connected(proxy.url) as jetstream, await pull_on(jetstream, stream) as pull:
+            with pytest.raises(MissedHeartbeatError, match="neither message nor heartbeat"):
+                await pull.fetch(1, 1.0)
+            assert proxy.dropped
+            # It goes on: the next request is a new one.
+            proxy.verdict = lambda frame: True
+            await wait_until_async(
+                lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 0,
+                "the end of the first one",
+            )
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert seqs(await pull.fetch(1, 5)) == [1]
+
+
+async def test_no_answer_at_all_to_a_short_request(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+    with Proxy(shared_server.port, lambda frame: b"NATS/1.0 408" not in frame) as proxy:
+        async with (
+            connected(proxy.url, request_timeout=1.0) as jetstream,
+            await pull_on(jetstream, stream) as pull,
+        ):
+            with pytest.raises(RequestTimeoutError, match="no response to the request"):
+                await pull.fetch(1, 0.1)
+            assert proxy.dropped
+
+
+async def test_messages_before_an_error_are_not_lost(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 3)
+
+    def leader_changes(frame: bytes) -> bool | bytes:
+        if b"NATS/1.0 408 Request Timeout" not in frame:
+            return True
+        return changed(frame, b"408 Request Timeout", b"409 Leadership Change")
+
+    with Proxy(shared_server.port, leader_changes) as proxy:
+        async with connected(proxy.url) as jetstream:
+            errors: list[Exception] = []
+            async with await subscribe(
+                jetstream, stream=stream, durable="d", pull=True, on_error=errors.append
+            ) as pull:
+                assert seqs(await pull.fetch(10, 0.2)) == [1, 2, 3]
+                assert [type(error).__name__ for error in errors] == ["LeadershipChangedError"]
+                with pytest.raises(ConflictStatusError):
+                    await pull.fetch(10, 0.1)
+
+
+def changed(frame: bytes, old: bytes, new: bytes) -> bytes:
+    """An HMSG frame without payload, with a part of its header block replaced."""
+    line, block = frame.split(b"\r\n", 1)
+    block = block[:-2].replace(old, new)
+    *words, _, _ = line.split(b" ")
+    size = b"%d" % len(block)
+    return b" ".join([*words, size, size]) + b"\r\n" + block + b"\r\n"
+
+
+async def test_a_lost_connection_does_not_end_an_iteration(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url, 3)
+    make_consumer(shared_server.url, stream, "d", ack_wait=300_000_000)
+    with Proxy(shared_server.port) as proxy:
+        async with connected(proxy.url) as jetstream, await pull_on(jetstream, stream) as pull:
+            for expected in (1, 2, 3):
+                message = await anext(pull)
+                assert message.metadata.stream_seq == expected
+                await message.ack_sync()
+            waiting = asyncio.ensure_future(anext(pull))
+            await asyncio.to_thread(proxy.cut)
+            await wait_until_async(lambda: jetstream.connection.reconnects == 1, "a reconnect")
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 4
+
+
+async def test_what_is_refused_at_once_is_asked_again_after_a_while(
+    shared_server: NatsServer,
+) -> None:
+    url = shared_server.url
+    stream = make_stream(url)
+    make_consumer(url, stream, "d")
+
+    async with connected(url) as jetstream:
+        errors: list[Exception] = []
+        async with await subscribe(
+            jetstream, stream=stream, bind="d", pull=True, on_error=errors.append
+        ) as pull:
+            await asyncio.to_thread(make_consumer, url, stream, "d", max_batch=10)
+            waiting = asyncio.create_task(anext(pull))
+            await wait_until_async(lambda: len(errors) >= 4, "a few refusals")
+            assert len(errors) < 8
+            assert {type(error) for error in errors} == {ConflictStatusError}
+            pull.batch = 10
+            await asyncio.to_thread(fill, url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 1
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_drain_lets_a_fetch_return_what_it_has(shared_server: NatsServer, count: int) -> None:
+    stream = make_stream(shared_server.url, count)
+
+    async with connected(shared_server.url) as jetstream:
+        errors: list[Exception] = []
+        pull = await subscribe(jetstream, stream=stream, pull=True, on_error=errors.append)
+        fetching = asyncio.create_task(pull.fetch(10, 20))
+        name = pull.info.name
+        await wait_until_async(
+            lambda: consumer_info(shared_server.url, stream, name)["num_waiting"] == 1,
+            "the request",
+        )
+        await pull.drain()
+        assert seqs(await fetching) == list(range(1, count + 1))
+        assert errors == []
+        assert consumers_of(shared_server.url, stream) == []
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
+async def test_a_fetch_of_no_sensible_time_is_refused(
+    shared_server: NatsServer, timeout: float
+) -> None:
+    stream = make_stream(shared_server.url, 1)
+
+    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+        before = len(jetstream.connection.client._subs)
+        with pytest.raises(ValueError, match="could not fetch: batch is 1"):
+            await pull.fetch(1, timeout)
+        assert len(jetstream.connection.client._subs) == before
+
+
+async def test_two_subscriptions_and_a_fetch_at_once_on_one_connection(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url, 300)
+
+    async with connected(shared_server.url) as jetstream:
+        async with (
+            connected(shared_server.url) as other,
+            await pull_on(jetstream, stream) as one,
+            await pull_on(other, stream) as two,
+        ):
+            fetches = one.fetch(100, 5), one.fetch(100, 5), two.fetch(100, 5)
+            parts = await asyncio.gather(*fetches)
+            assert sorted(seq for part in parts for seq in seqs(part)) == list(range(1, 301))
+        assert consumers_of(shared_server.url, stream) == []

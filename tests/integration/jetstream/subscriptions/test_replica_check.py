@@ -1,0 +1,139 @@
+"""``min_last_seq`` where the consumer is not served by the stream's leader (ADR-53)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nats_stream_source.aio.retry import retry_transient
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import MinLastSequenceError
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from tests.support.nats.cluster import Cluster
+from tests.support.nats.subscriptions import (
+    connected,
+    consumer_info,
+    consumers_of,
+    fill,
+    make_consumer,
+    make_stream,
+)
+
+pytestmark = pytest.mark.servers
+
+
+def on_a_follower(cluster: Cluster, stream: str) -> tuple[str, NatsServer]:
+    """A pull consumer without replicas that a follower of the stream serves; and that server."""
+    leader = cluster.leader_of(stream)
+    for number in range(50):
+        name = f"c{number}"
+        made = make_consumer(leader.url, stream, name, num_replicas=1)
+        server = cluster.servers[made["cluster"]["leader"]]
+        if server is not leader:
+            return name, server
+    raise AssertionError("fifty consumers, and all were placed on the leader")
+
+
+async def test_a_follower_that_lags_is_waited_for(cluster: Cluster) -> None:
+    stream = make_stream(cluster.url, 10, num_replicas=3)
+    cluster.wait_current(stream)
+    name, follower = on_a_follower(cluster, stream)
+    leader = cluster.leader_of(stream)
+
+    async with connected(leader.url, request_timeout=1.0) as jetstream:
+        asked: dict[str, Any] = {"stream": stream, "bind": name, "pull": True}
+        pull = await subscribe(jetstream, min_last_seq=10, **asked)
+        assert pull.info.num_pending == 10
+        info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
+        assert cluster.servers[info.leader or ""] is follower
+        with pytest.raises(MinLastSequenceError):
+            await wait_for_consumer_replica(jetstream, info, 11, 0.3)
+
+        follower.pause()
+        try:
+            await asyncio.to_thread(fill, leader.url, stream, 5)
+            with pytest.raises(MinLastSequenceError, match="its replica lags"):
+                await wait_for_consumer_replica(jetstream, info, 15, 0.5)
+        finally:
+            follower.resume()
+        await wait_for_consumer_replica(jetstream, info, 15, 20.0)
+        assert ConsumerInfo.parse(await jetstream.consumer_info(stream, name)).num_pending == 15
+        await pull.unsubscribe()
+    # What was made to look is gone.
+    assert not [one for one in consumers_of(leader.url, stream) if "reach" in one]
+
+
+async def test_a_replicated_consumer_has_a_leader_too(cluster: Cluster) -> None:
+    stream = make_stream(cluster.url, 10, num_replicas=3)
+
+    async with connected(cluster.leader_of(stream).url) as jetstream:
+        for kind in ({}, {"pull": True, "durable": "d"}, {"ordered": True}):
+            asked: Any = subscribe
+            async with await asked(
+                jetstream, stream=stream, min_last_seq=10, **kind
+            ) as subscription:
+                found = [(await anext(subscription)).metadata.stream_seq for _ in range(10)]
+                assert found == list(range(1, 11))
+                if "durable" in kind:
+                    assert consumer_info(cluster.url, stream, "d")["config"]["num_replicas"] in (
+                        0,
+                        3,
+                    )
+    assert consumers_of(cluster.url, stream) == []
+
+
+class Ahead(JetStream):
+    """Says that the leader has one message more than it has: all others lag behind it."""
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        info = await super().stream_info(stream)
+        return replace(info, last_seq=info.last_seq + 1)
+
+
+async def test_the_leader_does_not_speak_for_a_follower(cluster: Cluster) -> None:
+    stream = make_stream(cluster.url, 10, num_replicas=3)
+    cluster.wait_current(stream)
+    name, _ = on_a_follower(cluster, stream)
+
+    async with connected(cluster.leader_of(stream).url, request_timeout=2.0) as jetstream:
+        ahead = Ahead(jetstream.connection)
+        # Another server answers this, and to an inbox that it may not have heard of yet: the first
+        # answer on a new connection to a cluster can get lost.
+        answer = await retry_transient(lambda: jetstream.consumer_info(stream, name), 15.0)
+        info = ConsumerInfo.parse(answer)
+        await wait_for_consumer_replica(jetstream, info, 0, 10.0)
+        await wait_for_consumer_replica(ahead, info, 10, 10.0)
+        with pytest.raises(MinLastSequenceError, match="its replica lags"):
+            await wait_for_consumer_replica(ahead, info, 11, 0.5)
+        waiting = asyncio.create_task(wait_for_consumer_replica(ahead, info, 11, 20.0))
+        await asyncio.to_thread(fill, cluster.leader_of(stream).url, stream, 1)
+        await waiting
+
+
+async def test_a_leader_that_does_not_have_it_proves_nothing(cluster: Cluster) -> None:
+    """One said that it had it; the one that leads now is asked, too."""
+    stream = make_stream(cluster.url, 10)
+    make_consumer(cluster.url, stream, "c")
+
+    async with connected(cluster.url, request_timeout=2.0) as jetstream:
+        answer = await retry_transient(lambda: jetstream.consumer_info(stream, "c"), 15.0)
+        info = ConsumerInfo.parse(answer)
+        with pytest.raises(MinLastSequenceError):
+            await wait_for_consumer_replica(Ahead(jetstream.connection), info, 11, 0.3)
+
+
+async def test_an_ordered_subscription_that_is_busy_is_looked_at(cluster: Cluster) -> None:
+    stream = make_stream(cluster.url, 10)
+
+    async with connected(cluster.url) as jetstream:
+        ahead = Ahead(jetstream.connection)
+        # Ten messages have arrived, and tell that its store is not at 11 yet.
+        with pytest.raises(MinLastSequenceError):
+            await subscribe(ahead, stream=stream, ordered=True, min_last_seq=11, reach_timeout=0.5)
+    assert consumers_of(cluster.url, stream) == []

@@ -1,0 +1,73 @@
+"""Callers that wait for messages, and callers that are slower than the server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NextTimeoutError, SlowConsumerError
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.integration.jetstream.subscriptions.sequences import sequences
+from tests.support.nats.buckets import flushed
+from tests.support.nats.subscriptions import connected, fill, make_stream
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize("kind", [{}, {"ordered": True}])
+async def test_two_who_wait_for_the_next_message_have_each_their_time(
+    shared_server: NatsServer, kind: dict[str, bool]
+) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        asked: Any = subscribe
+        async with await asked(jetstream, stream=stream, **kind) as subscription:
+            waiting = asyncio.create_task(subscription.next())
+            await asyncio.sleep(0)
+            with pytest.raises(NextTimeoutError):
+                await asyncio.wait_for(subscription.next(0.05), 60)
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 1
+
+
+async def test_a_slow_caller_is_told_what_was_dropped(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        none = ConsumerConfig(ack_policy="none")
+        async with await subscribe(
+            jetstream, stream=stream, config=none, pending_bytes=100_000
+        ) as subscription:
+            await asyncio.to_thread(fill, shared_server.url, stream, 1000, 1000)
+            await flushed(jetstream.connection.client)
+            with pytest.raises(SlowConsumerError, match=r"\d+ messages were dropped.*flow_control"):
+                [await subscription.next(15) for _ in range(1000)]
+
+
+async def test_flow_control_lets_the_server_wait_for_a_slow_caller(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url, 6000, 10_000)
+
+    async with connected(shared_server.url) as jetstream:
+        config = ConsumerConfig(ack_policy="none", flow_control=True, idle_heartbeat=5.0)
+        async with await subscribe(jetstream, stream=stream, config=config) as subscription:
+            # The caller rests until the server does: it says that it waits.
+            inbox = subscription._buffer._inbox
+            sizes = [0]
+
+            async def rests() -> bool:
+                sizes.append(inbox.nbytes)
+                await asyncio.sleep(0.05)
+                return inbox.nbytes > 0 and len(set(sizes[-5:])) == 1
+
+            await wait_until_async(rests, "the server rests")
+            assert inbox.nbytes < 40 << 20
+            found = await sequences(subscription, 6000)
+            assert found == list(range(1, 6001))
+            assert inbox.dropped == 0

@@ -1,0 +1,218 @@
+"""The end of a subscription: unsubscribe, drain, cancellation, the end of its context."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nats_stream_source.aio.retry import retry_transient
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConsumerNotFoundError, SubscriptionClosedError
+from nats_stream_source.jetstream.subscriptions.message import JsMessage
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.support.nats.buckets import api
+from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
+from tests.support.wait import wait_until_async
+
+pytestmark = pytest.mark.servers
+
+NO_CONSUMERS = {
+    "type": "io.nats.jetstream.api.v1.consumer_names_response",
+    "total": 0,
+    "offset": 0,
+    "limit": 1024,
+    "consumers": [],
+}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"pull": True, "durable": "d"},
+        {"ordered": True, "config": ConsumerConfig(deliver_policy="last")},
+        {"min_last_seq": 1},
+    ],
+    ids=["push", "durable", "ordered", "read-after-write"],
+)
+async def test_whoever_is_cancelled_at_any_moment_leaves_nothing(
+    shared_server: NatsServer, asked: dict[str, Any]
+) -> None:
+    """Servers create consumers aside: a deletion must not be faster than the creation."""
+    stream = make_stream(shared_server.url, 1)
+
+    async with connected(shared_server.url) as jetstream:
+        kind: Any = subscribe
+        client = jetstream.connection.client
+        await jetstream.stream_info(stream)
+        before = len(client._subs)
+
+        async def whole() -> None:
+            async with await kind(jetstream, stream=stream, **asked) as subscription:
+                await anext(subscription)
+
+        moments, whole_runs = 0, 0
+        while moments < 60 or not whole_runs:
+            task = asyncio.create_task(whole())
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+            whole_runs += not task.cancelled()
+            moments += 1
+            assert await jetstream.call(f"CONSUMER.NAMES.{stream}") == NO_CONSUMERS
+            assert len(client._subs) == before
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+async def test_leaving_does_not_wait_for_a_server_that_is_away(
+    nats_server: NatsServer, how: str
+) -> None:
+    stream = make_stream(nats_server.url, 1)
+
+    async with connected(nats_server.url, request_timeout=60.0) as jetstream:
+        subscription = await subscribe(jetstream, stream=stream, ordered=True)
+        await subscription.next(15)
+        if how == "frozen":
+            nats_server.pause()
+        else:
+            nats_server.kill()
+        try:
+            await asyncio.wait_for(subscription.unsubscribe(), 60)
+        finally:
+            if how == "frozen":
+                nats_server.resume()
+            else:
+                nats_server.start()
+        assert (await retry_transient(lambda: jetstream.stream_info(stream), 10)).last_seq == 1
+
+
+@pytest.mark.parametrize("pull", [False, True])
+async def test_a_failed_deletion_is_raised_by_unsubscribe(
+    shared_server: NatsServer, published: str, pull: bool
+) -> None:
+    async with connected(shared_server.url) as jetstream:
+        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)  # type: ignore[call-overload]
+        name = subscription.info.name
+        api(shared_server.url, f"CONSUMER.DELETE.{published}.{name}")
+        with pytest.raises(ConsumerNotFoundError):
+            await subscription.unsubscribe()
+
+
+@pytest.mark.parametrize("pull", [False, True])
+async def test_a_failed_deletion_goes_to_on_error_by_drain(
+    shared_server: NatsServer, published: str, pull: bool
+) -> None:
+    async with connected(shared_server.url) as jetstream:
+        errors: list[Exception] = []
+        subscription: Any = await subscribe(  # type: ignore[call-overload]
+            jetstream, stream=published, pull=pull, on_error=errors.append
+        )
+        assert (await anext(subscription)).metadata.stream_seq == 1
+        api(shared_server.url, f"CONSUMER.DELETE.{published}.{subscription.info.name}")
+        await subscription.drain()
+        rest = [message.metadata.stream_seq async for message in subscription]
+        assert rest == [2, 3, 4, 5]
+        assert any(isinstance(error, ConsumerNotFoundError) for error in errors)
+
+
+@pytest.mark.parametrize("pull", [False, True])
+async def test_drain_hands_over_what_has_arrived(
+    shared_server: NatsServer, published: str, pull: bool
+) -> None:
+    async with connected(shared_server.url) as jetstream:
+        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)  # type: ignore[call-overload]
+        first = await anext(subscription)
+        await first.ack()
+        await subscription.drain()
+        await asyncio.to_thread(fill, shared_server.url, published, 5)
+        found = []
+        async for message in subscription:
+            # The consumer is there until the last one was handed over.
+            await message.ack_sync()
+            found.append(message.metadata.stream_seq)
+        assert found == [2, 3, 4, 5]
+        assert consumers_of(shared_server.url, published) == []
+
+
+async def test_drain_waits_for_the_callback(shared_server: NatsServer, published: str) -> None:
+    async with connected(shared_server.url) as jetstream:
+        found: list[int] = []
+        begun = asyncio.Event()
+
+        async def callback(message: JsMessage) -> None:
+            begun.set()
+            await asyncio.sleep(0.01)
+            found.append(message.metadata.stream_seq)
+
+        subscription = await subscribe(jetstream, stream=published, callback=callback)
+        await begun.wait()
+        assert len(found) < 5
+        await subscription.drain()
+        assert found == [1, 2, 3, 4, 5]
+        assert consumers_of(shared_server.url, published) == []
+        await subscription.unsubscribe()
+
+
+async def test_what_a_callback_raises_is_not_lost(
+    shared_server: NatsServer, published: str
+) -> None:
+    async with connected(shared_server.url) as jetstream:
+        found: list[int] = []
+        errors: list[Exception] = []
+
+        async def callback(message: JsMessage) -> None:
+            found.append(message.metadata.stream_seq)
+            if len(found) == 2:
+                raise KeyError("the user's own")
+
+        async with await subscribe(
+            jetstream, stream=published, callback=callback, on_error=errors.append
+        ):
+            await wait_until_async(lambda: len(found) == 5, "all five")
+        assert [type(error) for error in errors] == [KeyError]
+
+        found.clear()
+        subscription = await subscribe(jetstream, stream=published, callback=callback)
+        await wait_until_async(lambda: len(found) == 2, "the failure")
+        with pytest.raises(KeyError):
+            await subscription.unsubscribe()
+        assert consumers_of(shared_server.url, published) == []
+
+
+async def test_leaving_the_context_ends_it_also_when_cancelled(
+    shared_server: NatsServer, published: str
+) -> None:
+    async with connected(shared_server.url) as jetstream:
+        inside = asyncio.Event()
+
+        async def reader() -> None:
+            async with await subscribe(jetstream, stream=published) as subscription:
+                async for message in subscription:
+                    if message.metadata.pending == 0:
+                        inside.set()
+
+        task = asyncio.create_task(reader())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert consumers_of(shared_server.url, published) == []
+
+
+async def test_unsubscribe_ends_who_waits(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+
+    async with connected(shared_server.url) as jetstream:
+        subscriptions: list[Any] = [
+            await subscribe(jetstream, stream=stream),
+            await subscribe(jetstream, stream=stream, ordered=True),
+        ]
+        for subscription in subscriptions:
+            waiting = asyncio.create_task(subscription.next())
+            await asyncio.sleep(0)
+            await subscription.unsubscribe()
+            with pytest.raises(SubscriptionClosedError):
+                await asyncio.wait_for(waiting, 60)

@@ -1,0 +1,337 @@
+"""Replicas and mirrors that lag, for readers of many messages (ADR-53, "Note about testing").
+
+A follower lags because the route between it and the leader is held, a mirror because the leaf
+node's line to its origin is: both go on serving their consumers with what they have. A reader whose
+consumer is there must wait or fail; it must not take what is there for all there is. Where a
+consumer is placed is the server's choice, so each test reads until one was placed where it lags.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats.errors
+import pytest
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConsumerNotFoundError,
+    MinLastSequenceError,
+    NatsSourceError,
+    RequestTimeoutError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.watch import Watch
+from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.wire.ack_subject import ack_tokens
+from nats_stream_source.wire.cursor import Rebuild
+from tests.support.nats.buckets import consumers, create_bucket, put_many, stream_info
+from tests.support.nats.cluster import Cluster, Lagging, lagging
+from tests.support.nats.topology import (
+    HubAndLeaf,
+    hub_and_leaf,
+    make_mirror,
+)
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.servers, pytest.mark.cluster(lines=True)]
+
+OLD, ALL = 10, 20
+"""What the one that lags has, and what there is."""
+
+_DEADLINE = 60.0
+_MOST_PLACEMENTS = 60  # all on servers that do not lag: once in 10 billion runs
+
+_MOST_ELECTIONS = 10
+
+_serial = itertools.count()
+
+Read = Callable[[SharedConnection], Awaitable[list[int]]]
+"""A read; the sequences of what it found."""
+
+
+def new_bucket(cluster: Cluster) -> str:
+    name = f"lag{next(_serial)}"
+    create_bucket(cluster.url, name, history=5, num_replicas=3)
+    cluster.wait_ready(f"KV_{name}")
+    put_entries(cluster.url, name, range(OLD))
+    return name
+
+
+def put_entries(url: str, bucket: str, keys: range) -> None:
+    put_many(url, bucket, ((f"k{i}", b"v") for i in keys))
+
+
+@asynccontextmanager
+async def connected(url: str, request_timeout: float = 5.0) -> AsyncIterator[SharedConnection]:
+    settings = ConnectionSettings(servers=(url,), request_timeout=request_timeout)
+    connection = await Connection.open(settings)
+    try:
+        yield SharedConnection(connection)
+    finally:
+        await connection.close()
+
+
+def ordered(url: str, stream: str, end: int = ALL, **more: Any) -> Read:
+    """An ordered consumer over ``(0, end]``."""
+    created = stream_info(url, stream.removeprefix("KV_"))["created"]
+    request = RangeRequest(stream, created, 0, end, heartbeat=0.1, **more)
+
+    async def read(link: SharedConnection) -> list[int]:
+        rows: list[int] = []
+        async for frames in OrderedReader(link, request).batches():
+            rows += ack_tokens(frames).stream_seq.tolist()
+        return rows
+
+    return read
+
+
+def watched(bucket: str, **options: Any) -> Read:
+    """A watch up to its end-of-initial-data signal."""
+
+    async def read(link: SharedConnection) -> list[int]:
+        info = await JetStream(await link.connection()).stream_info(f"KV_{bucket}")
+        watching = Bucket.from_stream_config(bucket, info.config)
+        async with Watch(link, watching, WatchOptions(heartbeat=0.1, **options)) as watch:
+            return [entry.revision for entry in await watch.initial()]
+
+    return read
+
+
+async def placed_on_the_follower(
+    cluster: Cluster, lag: Lagging, link: SharedConnection, read: Read
+) -> asyncio.Future[list[int]]:
+    """Read until the consumer of one is placed where the stream lags; that read, under way."""
+    # Old servers say nothing at all of a consumer that was just deleted: no reason to wait long.
+    async with connected(lag.third.url, request_timeout=0.3) as looking:
+        jetstream = JetStream(await looking.connection())
+        for _ in range(_MOST_PLACEMENTS):
+            reading = asyncio.ensure_future(read(link))
+            if await _placed(cluster, lag, jetstream, reading):
+                return reading
+            assert await reading == list(range(1, ALL + 1))
+    raise AssertionError("no consumer was placed on the follower that lags")
+
+
+async def _placed(
+    cluster: Cluster, lag: Lagging, jetstream: JetStream, reading: asyncio.Future[list[int]]
+) -> bool:
+    stream = f"KV_{lag.bucket}"
+    while not reading.done():
+        try:
+            for name in (await jetstream.call(f"CONSUMER.NAMES.{stream}")).get("consumers") or ():
+                if placed := (await jetstream.consumer_info(stream, name))["cluster"].get("leader"):
+                    return cluster.servers[placed] is lag.follower
+        except (ConsumerNotFoundError, RequestTimeoutError):
+            continue
+    return False
+
+
+class OverTooSoonError(Exception):
+    """A read has all there is, though it was to wait: it did not get that where the stream lags.
+
+    On a slow machine there may have been an election, or the reader may have lost patience with its
+    consumer (a list is given four heartbeats) and got one elsewhere.
+    """
+
+
+async def still_waits(reading: asyncio.Future[list[int]]) -> None:
+    """Several heartbeats long nothing ends the read."""
+    done, _ = await asyncio.wait({reading}, timeout=0.4)
+    if done:
+        raise too_soon(reading.result())
+
+
+def too_soon(rows: list[int]) -> OverTooSoonError:
+    """What to raise when a read has ended; AssertionError where it took a part for all."""
+    assert rows == list(range(1, ALL + 1))
+    return OverTooSoonError()
+
+
+async def on_a_follower(
+    cluster: Cluster, read: Callable[[Lagging], Read], then: Callable[[Lagging, Any], Any]
+) -> None:
+    """Read a bucket whose follower lags, from that follower; ``then`` sees the read under way."""
+
+    async def work(lag: Lagging) -> None:
+        async with connected(lag.third.url) as link:
+            reading = await placed_on_the_follower(cluster, lag, link, read(lag))
+            await then(lag, reading)
+
+    for _ in range(_MOST_ELECTIONS):
+        bucket = new_bucket(cluster)
+        with lagging(cluster, bucket) as lag:
+            assert lag.has == OLD
+            try:
+                put_entries(lag.leader.url, bucket, range(OLD, ALL))
+                await work(lag)
+            except OverTooSoonError:
+                continue
+            except (NatsSourceError, nats.errors.Error):
+                # While there is an election, questions may stay without an answer.
+                if cluster.leader_of(f"KV_{bucket}") is lag.leader:
+                    raise
+                continue
+        assert consumers(cluster.url, bucket) == []
+        return
+    raise AssertionError("each time the read was over before it was looked at")
+
+
+READS = {
+    "range": lambda lag: ordered(lag.third.url, f"KV_{lag.bucket}"),
+    "filter": lambda lag: ordered(
+        lag.third.url, f"KV_{lag.bucket}", filters=(f"$KV.{lag.bucket}.*",)
+    ),
+    "last per subject": lambda lag: ordered(
+        lag.third.url,
+        f"KV_{lag.bucket}",
+        filters=(f"$KV.{lag.bucket}.>",),
+        last_per_subject=True,
+    ),
+    "watch": lambda lag: watched(lag.bucket),
+    "watch of history": lambda lag: watched(lag.bucket, include_history=True),
+    "watch, min_last_revision": lambda lag: watched(lag.bucket, min_last_revision=ALL),
+}
+
+
+@pytest.mark.parametrize("kind", READS)
+async def test_a_follower_that_lags_is_waited_for(cluster: Cluster, kind: str) -> None:
+    async def waits(lag: Lagging, reading: asyncio.Future[list[int]]) -> None:
+        await still_waits(reading)
+        lag.line.release()
+        assert await asyncio.wait_for(reading, _DEADLINE) == list(range(1, ALL + 1))
+
+    await on_a_follower(cluster, READS[kind], waits)
+
+
+async def test_a_follower_that_stays_behind_fails_the_read(cluster: Cluster) -> None:
+    async def fails(lag: Lagging, reading: asyncio.Future[list[int]]) -> None:
+        with pytest.raises(
+            MinLastSequenceError, match=rf"sequence {ALL}: .* reached {OLD} "
+        ) as caught:
+            raise too_soon(await asyncio.wait_for(reading, _DEADLINE))
+        assert (caught.value.code, caught.value.err_code) == (412, 10180)
+
+    await on_a_follower(
+        cluster,
+        lambda lag: ordered(lag.third.url, f"KV_{lag.bucket}", catch_up_timeout=0.3),
+        fails,
+    )
+
+
+async def test_a_follower_that_stands_still(cluster: Cluster) -> None:
+    """Paused with SIGSTOP it delivers nothing at all: another consumer takes over."""
+    bucket = new_bucket(cluster)
+    cluster.wait_current(f"KV_{bucket}")
+    leader, follower = cluster.leader_of(f"KV_{bucket}"), cluster.followers_of(f"KV_{bucket}")[0]
+    created = stream_info(leader.url, bucket)["created"]
+    request = RangeRequest(f"KV_{bucket}", created, 0, ALL, heartbeat=0.1)
+
+    async def work() -> None:
+        async with connected(leader.url, request_timeout=1.0) as link:
+            for _ in range(_MOST_PLACEMENTS):
+                reader = OrderedReader(link, request)
+                rows: list[int] = []
+                async for frames in reader.batches():
+                    rows += ack_tokens(frames).stream_seq.tolist()
+                assert rows == list(range(1, ALL + 1))
+                if Rebuild.NO_ANSWER in reader.cursor.rebuilds:
+                    return
+        raise AssertionError("no consumer was placed on the follower that stands still")
+
+    follower.pause()
+    try:
+        put_entries(leader.url, bucket, range(OLD, ALL))
+        await work()
+    finally:
+        follower.resume()
+    wait_until(lambda: consumers(leader.url, bucket) == [], "no consumers are left")
+    cluster.wait_current(f"KV_{bucket}")
+
+
+# Mirrors
+
+
+@pytest.fixture(scope="module")
+def domains() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf() as both:
+        yield both
+
+
+@pytest.fixture
+def mirrored(domains: HubAndLeaf) -> Iterator[str]:
+    """A bucket at the hub with ``ALL`` entries, and ``KV_<it>`` at the leaf, which has ``OLD``."""
+    name = f"far{next(_serial)}"
+    create_bucket(domains.hub.url, name, history=5)
+    put_entries(domains.hub.url, name, range(OLD))
+    make_mirror(domains.leaf.url, f"KV_{name}", f"KV_{name}", source_domain="hub")
+    domains.line.hold()
+    put_entries(domains.hub.url, name, range(OLD, ALL))
+    try:
+        yield name
+    finally:
+        domains.line.release()
+
+
+@pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
+async def test_a_mirror_that_lags_is_waited_for(
+    domains: HubAndLeaf, mirrored: str, kind: str
+) -> None:
+    url = domains.leaf.url
+    reads = {
+        "range": ordered(url, f"KV_{mirrored}"),
+        "watch, min_last_revision": watched(mirrored, min_last_revision=ALL),
+    }
+
+    async with connected(url) as link:
+        reading = asyncio.ensure_future(reads[kind](link))
+        await still_waits(reading)
+        domains.line.release()
+        assert await asyncio.wait_for(reading, _DEADLINE) == list(range(1, ALL + 1))
+    assert consumers(url, mirrored) == []
+
+
+async def test_a_mirror_that_stays_behind_fails_the_read(
+    domains: HubAndLeaf, mirrored: str
+) -> None:
+    url = domains.leaf.url
+
+    # The mirror leads its own stream: what it lacks is what the hub has.
+    assert stream_info(url, mirrored)["state"]["last_seq"] == OLD
+    assert stream_info(domains.hub.url, mirrored)["state"]["last_seq"] == ALL
+    async with connected(url, request_timeout=1.0) as link:
+        with pytest.raises(MinLastSequenceError) as caught:
+            await watched(mirrored, min_last_revision=ALL)(link)
+        assert (caught.value.code, caught.value.err_code) == (412, 10180)
+    assert consumers(url, mirrored) == []
+
+
+# A sequence that is not there yet
+
+
+@pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
+async def test_a_sequence_that_does_not_exist_yet(shared_server: NatsServer, kind: str) -> None:
+    """Nothing is delivered; the publish that reaches the sequence lets the read go on."""
+    url, name = shared_server.url, f"early{next(_serial)}"
+    create_bucket(url, name, history=5)
+    put_entries(url, name, range(OLD))
+    reads = {
+        "range": ordered(url, f"KV_{name}", end=OLD + 1),
+        "watch, min_last_revision": watched(name, min_last_revision=OLD + 1),
+    }
+
+    async with connected(url) as link:
+        reading = asyncio.ensure_future(reads[kind](link))
+        await still_waits(reading)
+        await asyncio.to_thread(put_entries, url, name, range(OLD, OLD + 1))
+        assert await asyncio.wait_for(reading, _DEADLINE) == list(range(1, OLD + 2))
+    assert consumers(url, name) == []

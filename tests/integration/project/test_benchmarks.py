@@ -1,0 +1,327 @@
+"""The benchmarks run on small sizes and return figures; their values are not tested."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import __main__ as everything
+from benchmarks import growth, jetstream, latency, planner, reader, small_reads
+from benchmarks.microbatch import Bucket
+from benchmarks.support import machine, raw_connection, report
+from benchmarks.support.bucket_data import entries, fill_bucket, write_parquet
+from benchmarks.support.planner_bucket import KEYS, fill
+from benchmarks.support.progress import progress, with_timeout
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from tests.support.paths import ROOT
+
+MACHINE = {"cores": 2, "load": 0.1, "python": "3.11.7", "versions": {"numpy": "2.4"}}
+OTHERS = {"share": 0.25, "load": 1.5}
+
+
+def test_entries_are_the_same_again_and_all_different() -> None:
+    pairs = list(entries(200, 50, 16))
+    assert pairs == list(entries(200, 50, 16))
+    assert {key for key, _ in pairs} == {f"key.{i}" for i in range(50)}
+    assert len({value for _, value in pairs}) == 200
+    assert {len(value) for _, value in pairs} == {16}
+
+
+def test_scattered_entries_leave_holes_all_over(shared_server: NatsServer) -> None:
+    fill_bucket(shared_server.port, "holes", entries(5000, 500, scattered=True), history=1)
+    with raw_connection.RawConnection(shared_server.port) as connection:
+        state = connection.request("$JS.API.STREAM.INFO.KV_holes", {})["state"]
+    assert state["messages"] == state["num_subjects"] == 500
+    assert state["last_seq"] == 5000
+    assert state["first_seq"] < 2500
+
+
+def test_parquet_has_every_entry_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk's border loses none."""
+    monkeypatch.setattr("benchmarks.support.bucket_data._CHUNK", 10)
+    write_parquet(tmp_path / "entries.parquet", entries(35, 7))
+    table = pq.read_table(tmp_path / "entries.parquet").to_pydict()
+    assert list(zip(table["key"], table["value"], strict=True)) == list(entries(35, 7))
+
+
+def test_reader() -> None:
+    one = reader.measure(16, headers=True, rounds=2, rows=1000)
+    assert (one.rows, one.watch_lost, len(one.rounds)) == (1000, 0, 2)
+    figures = one.as_dict()
+    assert figures["over_callback"] == one.reader.rate / one.callback > 0
+    assert figures["over_watch"] == one.reader.rate / one.watch > 0
+
+
+def test_small_reads() -> None:
+    found, others = asyncio.run(small_reads.measure(Bucket(20, 100), 2, (1, 5)))
+    assert {(one.place, one.span) for one in found} == {
+        (place, span) for place in ("end", "middle") for span in (1, 5)
+    }
+    assert len({one.way for one in found}) == 6
+    assert all(one.ms > 0 for one in found)
+    assert 0 <= others["share"] <= 1
+
+
+def test_jetstream() -> None:
+    outcome = asyncio.run(jetstream.measure(200, 1))
+    assert {one.what for one in outcome.results} == {"Direct Get", "watch", "ordered", "put"}
+    assert all(one.rate > 0 and not one.lost for one in outcome.results)
+    figures = outcome.as_dict()["results"]
+    assert all(one["over_bare"] == 1 for one in figures if one["way"] == jetstream.BARE)
+    assert all(one["over_nats_py"] == 1 for one in figures if one["way"] == jetstream.NATS_PY)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Planner and readers run in a thread: starting processes takes seconds."""
+    monkeypatch.setattr(growth, "_pool", lambda _: ThreadPoolExecutor(1))
+    yield
+    close_cached_runners()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_growth() -> None:
+    (one, several) = growth.measure(1000, 10, (1, 3))
+    assert (one.rows, one.splits, several.splits) == (1000, 1, 3)
+    assert one.plan_requests > 0
+    assert 0 < one.plan_base <= one.plan_peak
+    assert 0 < one.read_base <= one.read_peak
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_growth_notices_missing_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "fill_bucket", _loses_one)
+    with pytest.raises(RuntimeError, match="99 rows of 100 in 1 splits"):
+        growth.measure(100, 10, (1,))
+
+
+def _loses_one(port: int, bucket: str, pairs: Any, **options: Any) -> int:
+    return fill_bucket(port, bucket, islice(pairs, 99), **options)
+
+
+def test_put_steadily(shared_server: NatsServer) -> None:
+    fill_bucket(shared_server.port, "bench", iter([("key.0", b"12345678")]), history=64)
+    before = time.time_ns()
+    latency.put_steadily(shared_server.port, 10_000, 500)
+    with raw_connection.RawConnection(shared_server.port) as connection:
+        state = connection.request("$JS.API.STREAM.INFO.KV_bench", {})["state"]
+        assert state["last_seq"] == 501
+    assert time.time_ns() - before >= 500 / 10_000 * 1e9
+
+
+def test_planner(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the smallest bucket that it takes."""
+    monkeypatch.setattr(planner, "_SECONDS", 0.2)
+    fill(nats_server, 20_000, 2000)
+    plans, rests = planner.measure(nats_server, 2)
+    places = {"beginning", "half", "99 %", "last 5000"}
+    assert {(one.filters, one.where) for one in plans} == {
+        (filters, where) for filters in KEYS for where in places
+    }
+    assert all(one.rows > 0 and one.requests > 0 for one in plans)
+    assert all(one.limit is None or one.rows <= one.limit for one in plans)
+    assert [(one.filters, one.writes) for one in rests] == [
+        *((filters, 0) for filters in KEYS),
+        ("one narrow", 200),
+        ("fifty", 200),
+    ]
+
+
+def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each tenth, where there is no terminal."""
+    with progress("filling", 40) as step:
+        for _ in range(20):
+            step(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" after ")[0] for line in lines] == [
+        f"filling: {done} of 40" for done in range(4, 41, 4)
+    ]
+
+
+def test_what_never_ends_is_an_error() -> None:
+    async def work() -> None:
+        await with_timeout(0.01, "idling", asyncio.Event().wait())
+
+    with pytest.raises(RuntimeError, match=r"idling did not end within 0\.01 s"):
+        asyncio.run(work())
+
+
+def test_others_are_told_from_children() -> None:
+    """A child that works all the time is no other process."""
+    working = "import time\nwhile time.process_time() < 0.3: pass"
+    with machine.OtherProcesses() as others:
+        before = machine._tree_seconds()
+        subprocess.run([sys.executable, "-c", working], check=True)
+        assert machine._tree_seconds() - before > 0.25  # CPU time comes in hundredths
+    assert 0 <= others.share <= 1
+    assert os.getpid() in machine.process_tree(os.getppid())
+
+
+def test_cpu_by_role() -> None:
+    with NatsServer() as server:
+        found = machine.cpu_by_role({server.pid: "server"})
+    assert set(found) == {"jvm", "python", "server"}
+
+
+FIGURES: dict[str, dict[str, Any]] = {
+    "reader": {
+        "reader": [
+            {
+                "size": 128,
+                "headers": False,
+                "bare": {"rate": 700_000.0, "own_cpu": 70, "server_cpu": 1500},
+                "reader": {"rate": 600_000.0, "own_cpu": 700, "server_cpu": 1600},
+                "ratio": 0.857,
+                "cpu_ratio": 0.8,
+                "callback": 150_000.0,
+                "over_callback": 4.0,
+                "watch": 4000.0,
+                "over_watch": 150.0,
+                "watch_lost": 3,
+                "rounds": [0.8, 0.9],
+            }
+        ]
+    },
+    "jetstream": {
+        "jetstream": {
+            "results": [
+                jetstream.Result("put", "nats-py", 10, 1234.0, 3).as_dict()
+                | {"over_bare": 0.1, "over_nats_py": 1.0}
+            ]
+        }
+    },
+    "spark": {
+        "spark": [
+            {
+                "rows": 1000,
+                "size": 128,
+                "ratios": {"noop": 1.25},
+                "results": [
+                    {
+                        "rows": 1000,
+                        "source": source,
+                        "sink": "noop",
+                        "rate": rate,
+                        "batch_rate": rate * 2,
+                        "cold": cold,
+                        "cpu_ns_per_row": {"jvm": 900.0, "python": 800.0, "server": 700.0},
+                    }
+                    for source, rate, cold in [
+                        ("nats_kv", 500_000.0, {"seconds": 2.0}),
+                        ("kafka, 1 partition", 400_000.0, None),
+                    ]
+                ],
+            }
+        ]
+    },
+    "microbatch": {
+        "microbatch": [
+            {
+                "bucket": {"keys": 10, "writes": 100},
+                "nats": 190.0,
+                "empty": 160.0,
+                "extra": 30.0,
+                "nats_parts": {"latestOffset": 12},
+                "empty_parts": {"latestOffset": 2},
+            }
+        ]
+    },
+    "small_reads": {
+        "small_reads": [
+            small_reads.Result(Bucket(10, 100), "end", 1, way, 0.5, 0.1).as_dict()
+            for way in ("direct", "consumer")
+        ]
+    },
+    "latency": {"latency": [latency.Result(100, 1000, 180.0, 300.0, 20, OTHERS).as_dict()]},
+    "growth": {
+        "growth": [
+            growth.Result(
+                1000, 10, 1, 1, 0.004, 3, 1 << 27, 1 << 28, 0.5, 1 << 27, 1 << 28, OTHERS
+            ).as_dict()
+        ]
+    },
+    "planner": {
+        "planned": [
+            {
+                "filters": "none",
+                "where": "the end",
+                "limit": None,
+                "p50": 1.5,
+                "worst": 4.0,
+                "requests": 2,
+                "splits": 1,
+                "rows": 100,
+            }
+        ],
+        "resting": [
+            {
+                "filters": "none",
+                "writes": 0,
+                "planner": 0.004,
+                "server": 0.002,
+                "baseline": 0.001,
+                "requests": 45.0,
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", report.SECTIONS)
+def test_every_benchmark_has_a_table(name: str) -> None:
+    figures = {**FIGURES[name], "machine": MACHINE, "others": OTHERS, "date": "2026-01-01"}
+    text = report.block(name, figures, ["performance/x.svg"])
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) >= 3
+    assert {line.count("|") for line in rows[:3]} == {rows[0].count("|")}
+    assert "2 cores" in text
+    assert "other processes used 25%" in text
+    assert "](performance/x.svg)" in text
+
+
+def test_all_that_runs_is_reported() -> None:
+    assert set(everything.FULL) == set(report.SECTIONS)
+    assert list(everything.QUICK)[-1] == "reader"
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert set(everything.FULL) <= modules
+
+
+def test_only_the_blocks_are_replaced() -> None:
+    page = "# Performance\n\nProse.\n\n<!-- bench: growth -->\nold\n<!-- /bench -->\n\nMore.\n"
+    again = report.replace_block(page, "growth", "\nnew \\1\n")
+    assert again == page.replace("old", "\nnew \\1")
+    longer = report.replace_block(page, "latency", "\ntable\n")
+    assert longer.startswith(page.rstrip())
+    assert "## Latency from put to `foreachBatch`\n\n<!-- bench: latency -->\n\ntable\n" in longer
+    assert report.replace_block(longer, "latency", "\ntable\n") == longer
+
+
+def test_page_from_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everything, "PAGE", tmp_path / "performance.md")
+    known = {
+        name: {**figures, "machine": MACHINE, "others": OTHERS, "date": "2026-01-01"}
+        for name, figures in FIGURES.items()
+    }
+    everything.render(json.loads(json.dumps(known)))
+    page = (tmp_path / "performance.md").read_text()
+    for name in report.SECTIONS:
+        assert f"<!-- bench: {name} -->" in page
+    pictures = sorted(path.name for path in (tmp_path / "performance").iterdir())
+    assert pictures == ["growth.svg", "reader.svg", "spark.svg"]
+    first = (tmp_path / "performance/spark.svg").read_text()
+    everything.render(known)
+    assert (tmp_path / "performance.md").read_text() == page
+    assert (tmp_path / "performance/spark.svg").read_text() == first

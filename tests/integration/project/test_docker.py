@@ -1,0 +1,186 @@
+"""``docker/`` as far as it can be checked without an engine, and its server for real."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nats_stream_source.embedded import NatsServer, server_binary
+from tests.support.event_loop import run
+from tests.support.nats.buckets import connected, flushed
+from tests.support.paths import ROOT
+from tests.support.spark.session import program_environment
+
+DOCKER = ROOT / "docker"
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+ours = pytest.mark.parametrize("name", [name for name in SERVICES if "build" in SERVICES[name]])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(config=DOCKER / "nats.conf") as running:
+        yield running
+
+
+def url(server: NatsServer, user: str) -> str:
+    return server.url.replace("//", f"//{user}:{user}@")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_volumes_exist(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", []):
+        source, target = volume.split(":")[:2]
+        assert target.startswith("/")
+        if source.startswith("."):
+            assert (DOCKER / source).is_file()
+        else:
+            assert source in COMPOSE["volumes"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_dependencies_exist(name: str) -> None:
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        assert needed in SERVICES
+        assert how["condition"] in ("service_healthy", "service_completed_successfully")
+        assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[needed]
+
+
+@ours
+def test_image_can_be_built(name: str) -> None:
+    build = SERVICES[name]["build"]
+    context = (DOCKER / build["context"]).resolve()
+    dockerfile = context / build["dockerfile"]
+    copied = [
+        shlex.split(line)[1:-1]
+        for line in dockerfile.read_text().splitlines()
+        if line.startswith("COPY ")
+    ]
+    assert copied
+    assert all((context / path).exists() for paths in copied for path in paths)
+
+
+@ours
+def test_command_exists_in_the_image(name: str) -> None:
+    program, script, *_ = SERVICES[name]["command"]
+    assert program == "python"
+    assert (ROOT / script).is_file()
+    assert "COPY docker docker\n" in (DOCKER / "Dockerfile").read_text()
+
+
+@ours
+def test_environment_is_what_the_command_reads(name: str) -> None:
+    service = SERVICES[name]
+    script = (ROOT / service["command"][1]).read_text()
+    assert all(f'"{variable}"' in script for variable in service["environment"])
+    required = {part.split('"')[1] for part in script.split("os.environ[")[1:]}
+    assert required <= service["environment"].keys()
+
+
+def test_server_command(tmp_path: Path) -> None:
+    """The flags are nats-server's, and its configuration is mounted where it is looked for."""
+    command = SERVICES["nats"]["command"]
+    config = command[command.index("--config") + 1]
+    mounts = dict(
+        reversed(volume.split(":")[:2]) for volume in SERVICES["nats"]["volumes"] if ":" in volume
+    )
+    assert mounts[config] == "./nats.conf"
+    assert mounts[command[command.index("--store_dir") + 1]] == "nats"
+    real = [str(DOCKER / "nats.conf") if part == config else part for part in command]
+    checked = subprocess.run(
+        [server_binary(), *real, "-t"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_writer_reads_and_writes(server: NatsServer) -> None:
+    async def put_and_get() -> bytes | None:
+        async with connected(url(server, "writer"), allow_reconnect=False) as client:
+            bucket = await client.jetstream().create_key_value(bucket="scratch")
+            await bucket.put("key", b"value")
+            return (await bucket.get("key")).value
+
+    assert run(put_and_get()) == b"value"
+
+
+@pytest.mark.parametrize(
+    ("subject", "allowed"),
+    [
+        ("$JS.API.STREAM.INFO.KV_fleet", True),
+        ("$JS.API.STREAM.MSG.GET.KV_fleet", True),
+        ("$JS.API.DIRECT.GET.KV_fleet", True),
+        ("$JS.API.CONSUMER.CREATE.KV_fleet.spark-1", True),
+        ("$JS.API.CONSUMER.CREATE.KV_fleet.spark-1.$KV.fleet.>", True),
+        ("$JS.API.CONSUMER.DELETE.KV_fleet.spark-1", True),
+        ("$JS.FC.KV_fleet.spark-1.1", True),
+        ("$KV.fleet.key", False),
+        ("$JS.API.STREAM.INFO.KV_other", False),
+        ("$JS.API.STREAM.PURGE.KV_fleet", False),
+        ("$JS.API.STREAM.DELETE.KV_fleet", False),
+    ],
+)
+def test_what_spark_may_do(subject: str, allowed: bool, server: NatsServer) -> None:
+    async def refusals() -> list[str]:
+        refused: list[str] = []
+
+        async def remember(error: Exception) -> None:
+            refused.append(str(error).lower())
+
+        spark = url(server, "spark")
+        async with connected(spark, error_cb=remember, allow_reconnect=False) as client:
+            await client.publish(subject, b"")
+            await flushed(client)
+        return refused
+
+    found = run(refusals())
+    assert len(found) == (not allowed)
+    assert all("permissions violation for publish" in error for error in found)
+
+
+def test_the_services_work_together(server: NatsServer, tmp_path: Path) -> None:
+    """The commands of compose.yaml, one after the other, as processes of this machine."""
+    rows = {"ROWS": "2000"}
+    for name in ("bucket", "writer"):
+        environment = {**os.environ, **rows, "NATS_URL": url(server, "writer")}
+        done = subprocess.run(
+            command(name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    written = int(done.stdout.split()[0])
+    settings = {
+        **SERVICES["spark"]["environment"],
+        "NATS_URL": server.url,
+        "LAKE": str(tmp_path),
+        "SINK": "parquet",
+    }
+    following = subprocess.Popen(
+        command("spark"),
+        cwd=ROOT,
+        env={**program_environment(tmp_path / "conf"), **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert following.stdout is not None
+        printed = following.stdout.readline()
+    finally:
+        following.send_signal(signal.SIGTERM)
+        rest, _ = following.communicate(timeout=120)
+    assert printed == f"the table has the bucket up to sequence {written}\n", printed + rest
+    assert following.returncode == 0, rest
+    assert rest == ""
+
+
+def command(name: str) -> list[str]:
+    return [sys.executable, *SERVICES[name]["command"][1:]]

@@ -1,0 +1,306 @@
+"""What a stranger's machine may lack: one sentence on what to install, and an exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.demo import preflight
+from nats_stream_source.zip_package import FORMAT_MODULES
+from tests.support.paths import ROOT
+
+PREFLIGHT = Path("nats_stream_source/demo/preflight.py")
+
+
+def program(path: Path, script: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def says(version: str) -> str:
+    return f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime', 17),
+        ('java version "1.8.0_391"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('openjdk version "25-ea" 2025-09-16', 25),
+        ('NOTE: Picked up JDK_JAVA_OPTIONS: -Xmx1g\nopenjdk version "11.0.2"', 11),
+        ("Unable to locate a Java Runtime.", None),
+        ("", None),
+    ],
+)
+def test_java_version(text: str, version: int | None) -> None:
+    assert preflight.java_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (says("17.0.15"), None),
+        (says("21"), None),
+        (says("11.0.2"), r"java is .*, Java 11, which is too old for Spark 4: install Java 17 .*"),
+        (says("1.8.0_391"), r"java is .*, Java 8, which is too old .*: install Java 17 .*"),
+        ("echo 'Unable to locate a Java Runtime.' >&2; exit 1", r".*not tell its version: inst.*"),
+        (None, r"Spark needs Java and none was found: install Java 17 .*"),
+    ],
+)
+@pytest.mark.parametrize("home", [False, True], ids=["PATH", "JAVA_HOME"])
+def test_java(
+    script: str | None,
+    problem: str | None,
+    home: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if script is not None:
+        program(tmp_path / "bin/java", script)
+    if home:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        problem = problem and problem.replace("java is", "JAVA_HOME is")
+        problem = problem and problem.replace(
+            "Spark needs Java and none was found", ".*no bin/java"
+        )
+    else:
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    found = preflight.java_problem()
+    if problem is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.fullmatch(problem, found)
+
+
+def test_venv_without_ensurepip(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ensurepip" else real(name)
+    )
+    problem = preflight.venv_problem()
+    assert problem is not None
+    assert "its module ensurepip is missing: install it" in problem
+    assert f"python{sys.version_info[0]}.{sys.version_info[1]}-venv" in problem
+
+
+def test_this_machine_will_do() -> None:
+    assert preflight.main(["java", "venv"]) == 0
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A clone's Makefile, and ``bin`` with the shell tools that it uses: no Python, no Java."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / PREFLIGHT).parent.mkdir(parents=True)
+    shutil.copy(ROOT / PREFLIGHT, tmp_path / PREFLIGHT)
+    (tmp_path / "bin").mkdir()
+    for tool in ("sh", "echo", "sed", "touch"):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    return tmp_path
+
+
+def make(machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("JAVA_HOME", "PYTHON", "MAKEFLAGS", "MAKELEVEL")
+    }
+    return subprocess.run(
+        [str(shutil.which("make")), *arguments],
+        cwd=machine,
+        env={**environment, "PATH": str(machine / "bin")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that was printed, besides make's own about the failed target."""
+    assert done.returncode != 0
+    (line,) = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if not line.startswith(("make: ***", "gmake: ***"))
+    ]
+    return line
+
+
+def test_make_lists_its_targets(machine: Path) -> None:
+    done = make(machine)
+    assert done.returncode == 0, done.stderr
+    listed = re.findall(r"^  make ([\w-]+) +\S", done.stdout, re.MULTILINE)
+    assert listed[:4] == ["help", "setup", "demo", "test"]
+    assert {"test-servers", "test-faults", "test-spark", "soak", "check"} < set(listed)
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "test", "check"])
+def test_no_python(machine: Path, target: str) -> None:
+    said = sentence(make(machine, target))
+    assert re.match(
+        r"could not set up \.venv: no Python 3\.10 or newer was found; install it \(.*python3-venv",
+        said,
+    )
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exit 127"], ids=["too old", "does not run"])
+def test_python_that_will_not_do(machine: Path, script: str) -> None:
+    program(machine / "bin/python3", script)
+    assert "no Python 3.10 or newer was found" in sentence(make(machine, "setup"))
+    named = sentence(make(machine, "setup", "PYTHON=python3"))
+    assert named.startswith(
+        "could not set up .venv: python3 is not a working Python 3.10 or newer; set another one"
+    )
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_no_java(machine: Path, target: str) -> None:
+    (machine / "bin/python3").symlink_to(sys.executable)
+    said = sentence(make(machine, target))
+    assert said.startswith("Spark needs Java and none was found: install Java 17 or newer (")
+    assert not (machine / ".venv").exists()
+
+
+def test_packages_cannot_be_installed(machine: Path) -> None:
+    """A Python that makes environments whose pip fails, as without a package index."""
+    program(
+        machine / "bin/python3",
+        f'if [ "$1 $2" = "-m venv" ]; then exit 1; else exec {sys.executable} "$@"; fi',
+    )
+    done = make(machine, "setup")
+    assert done.returncode != 0
+    assert "is a package index such as PyPI reachable?" in done.stderr
+    assert not (machine / ".venv/.set-up").exists()
+
+
+def test_ci_runs_the_checks_and_the_tests() -> None:
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text().splitlines()
+    assert "set -eu" in lines
+    assert lines[-1] == "make check test AGAIN=1"
+
+
+def make_test(
+    directory: Path, tests: dict[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """The result of ``make test`` in a project with these test modules only."""
+    for name in ("pyproject.toml", "Makefile", PREFLIGHT):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, directory / name)
+    (directory / "tests").mkdir()
+    for name, text in tests.items():
+        (directory / "tests" / name).write_text(text)
+    program(directory / ".venv/bin/python", f'exec {sys.executable} "$@"')
+    (directory / ".venv/.set-up").touch()
+    # The variables of the make and the pytest that run this test; make exports its own arguments.
+    outer = ("MAKE", "PYTEST", "AGAIN", "TESTS", "WORKERS")
+    return subprocess.run(
+        ["make", "test", *arguments],
+        cwd=directory,
+        env={name: value for name, value in os.environ.items() if not name.startswith(outer)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+FAILS_ONCE = """
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_once(number):
+    mark = Path(__file__).with_name(f"{{number}}.mark")
+    seen = mark.exists()
+    mark.touch()
+    assert seen
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "count", "status", "reruns"),
+    [([], 1, 1, 0), (["AGAIN=1"], 1, 0, 1), (["AGAIN=1"], 11, 1, 10)],
+    ids=["no second run", "one", "too many"],
+)
+def test_what_failed_once_is_run_again(
+    tmp_path: Path, more: list[str], count: int, status: int, reruns: int
+) -> None:
+    """``make test`` uses worker processes; AGAIN=1 reruns at most ten failures and shows them."""
+    tests = {
+        "test_some.py": FAILS_ONCE.format(count=count),
+        "test_others.py": "def test_fine(): pass\n",
+    }
+    done = make_test(tmp_path, tests, *more)
+    assert (done.returncode != 0) == (status != 0), done.stdout
+    assert "3 workers" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert ("failed" in last) == (status != 0)
+    assert (f"{count - reruns} failed" in last) == (status != 0)
+    assert (f"{reruns} rerun" in last) == (reruns > 0)
+    assert done.stdout.count("assert seen") >= count
+
+
+def test_a_group_runs_in_one_worker(tmp_path: Path) -> None:
+    """pytest-xdist ignores groups without a warning where its version does not fit pytest's."""
+    module = """
+import os
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("group")
+
+@pytest.mark.parametrize("number", range(20))
+def test_worker(number):
+    Path(os.environ["PYTEST_XDIST_WORKER"]).with_suffix(".worker").touch()
+"""
+    done = make_test(tmp_path, {"test_a.py": module, "test_b.py": module})
+    assert done.returncode == 0, done.stdout
+    assert len(list(tmp_path.glob("*.worker"))) == 1
+
+
+def test_the_archive_of_a_reproducible_installation(tmp_path: Path) -> None:
+    """Such installers give every file the time 0, which zip files do not know."""
+    installed, archive = tmp_path / "installed", tmp_path / "package.zip"
+    shutil.copytree(
+        ROOT / "nats_stream_source",
+        installed / "nats_stream_source",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    for finder in FORMAT_MODULES:
+        shutil.copy(ROOT / finder, installed)
+    for file in installed.rglob("*.py"):
+        os.utime(file, (0, 0))
+
+    def python(path: Path, *words: str) -> str:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+
+    said = python(installed, "-m", "nats_stream_source.zip_package", str(archive))
+    assert said == f"{archive}\n"
+    found = "import nats_stream_source.spark.datasource as kv, pyspark_nats_kv; print(kv.__file__)"
+    assert python(archive, "-c", found).startswith(str(archive))

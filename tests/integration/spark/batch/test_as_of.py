@@ -1,0 +1,371 @@
+"""A bucket as it was: as a model of it has it at every revision, or an error where nobody knows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Timer
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError, OptionError
+from nats_stream_source.spark.reading import as_of, catch_up
+from nats_stream_source.spark.reading.catch_up import CatchUpReader
+from nats_stream_source.spark.reading.read_verifier import verified_stream_info
+from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
+from nats_stream_source.wire.encode import Delivery, encode_deliveries
+from nats_stream_source.wire.frames import Frames
+from tests.support.nats.buckets import (
+    api,
+    create_bucket,
+    delete,
+    publish,
+    purge,
+    put,
+    put_many,
+    stream_info,
+    stream_state,
+)
+from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
+from tests.support.wait import wait_until
+
+Entry = tuple[str, str, int]  # key, operation, revision
+
+
+@dataclass
+class Model:
+    """A bucket with a history: what was ever written, and what is left of it."""
+
+    history: int
+    log: list[Entry] = field(default_factory=list)
+    left: dict[str, list[Entry]] = field(default_factory=dict)
+
+    def write(self, key: str, operation: str) -> None:
+        entry = (key, operation, len(self.log) + 1)
+        self.log.append(entry)
+        kept = [] if operation == "PURGE" else self.left.get(key, [])
+        self.left[key] = [*kept, entry][-self.history :]
+
+    def truth(self, revision: int) -> dict[str, Entry]:
+        return {entry[0]: entry for entry in self.log[:revision]}
+
+    def known(self, revision: int) -> tuple[dict[str, Entry], set[str]]:
+        """The state at a revision as far as what is left tells it, and which keys it does not."""
+        state, unknown = {}, set()
+        whole = sum(map(len, self.left.values())) == len(self.log)
+        for key, entries in self.left.items():
+            then = [entry for entry in entries if entry[2] <= revision]
+            if then:
+                state[key] = then[-1]
+            elif not whole and (len(entries) == self.history or entries[0][1] == "PURGE"):
+                unknown.add(key)
+        return state, unknown
+
+
+def as_entries(rows: list[Row]) -> dict[str, Entry]:
+    found = {row["key"]: (row["key"], row["operation"], row["revision"]) for row in rows}
+    assert len(found) == len(rows)  # one row a key
+    return found
+
+
+@pytest.mark.parametrize("history", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("seed", "pauses"), [(0, True), (1, True), (2, False)])
+def test_equal_to_a_model_at_every_revision(
+    shared_server: NatsServer,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    history: int,
+    seed: int,
+    pauses: bool,
+) -> None:
+    if not pauses:
+        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+    url, chance, model = shared_server.url, random.Random(100 * history + seed), Model(history)
+    create_bucket(url, bucket, history)
+    messages = []
+    for _ in range(24):
+        key = chance.choice("aabbbccdefgh")
+        operation = chance.choice(["PUT"] * 6 + ["DEL", "PURGE"])
+        model.write(key, operation)
+        headers = {"DEL": {"KV-Operation": "DEL"}, "PUT": None}.get(
+            operation, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+        )
+        messages.append((f"$KV.{bucket}.{key}", b"v%d" % len(model.log), headers))
+    publish(url, messages)
+    refused = 0
+    for revision in range(1, len(model.log) + 1):
+        state, unknown = model.known(revision)
+        options = {"bucket": bucket, "asOfSequence": revision}
+        if unknown:
+            with pytest.raises(DataLossError) as caught:
+                read_batch(url, **options)
+            assert all(repr(key) in str(caught.value) for key in unknown)
+        else:
+            assert state == model.truth(revision)  # the model itself
+            assert as_entries(read_batch(url, **options)) == state
+        assert as_entries(read_batch(url, **options, failOnDataLoss=False)) == state
+        refused += bool(unknown)
+    assert refused < len(model.log)
+    assert refused or history > 3
+
+
+# -- what happens while it is read ----------------------------------------------------------------
+
+
+def without_pause(self: CatchUpReader, *args: Any, **kwargs: Any) -> Iterator[Frames]:
+    """Instead of ``CatchUpReader.frames``: as when the writers are too fast for it."""
+    self.info = verified_stream_info(self._runner, self._split, self._adapter)
+    yield from ()
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+@pytest.mark.parametrize("history", [1, 2])
+def test_keys_that_are_overwritten_between_plan_and_read(
+    shared_server: NatsServer,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    history: int,
+    pauses: bool,
+) -> None:
+    url = shared_server.url
+    if not pauses:
+        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+    create_bucket(url, bucket, history)
+    put_many(url, bucket, [(key, b"1") for key in "abc"])
+    for accepted in (False, True):
+        reader = batch_reader(url, bucket=bucket, asOfSequence=3, failOnDataLoss=not accepted)
+        (task,) = tasks_of(reader)
+        put_many(url, bucket, [("b", b"2")] * history)
+        if accepted:
+            assert [row["key"] for row in rows_of_task(reader, task)] == ["a", "c"]
+            continue
+        with pytest.raises(DataLossError, match=r"of 1 keys \('b'\).*failOnDataLoss=false"):
+            list(rows_of_task(reader, task))
+
+
+@pytest.mark.parametrize("operation", [put, purge])
+def test_keys_that_are_overwritten_between_the_two_readings(
+    shared_server: NatsServer,
+    bucket: str,
+    operation: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first reading finds the entry, the second one does not."""
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [(key, b"1") for key in "aabbcc"])
+    choose = as_of._LastSequences.finish
+
+    def meanwhile(last: as_of._LastSequences) -> None:
+        choose(last)
+        if operation is put:
+            put_many(url, bucket, [("b", b"2")] * 2)
+        else:
+            purge(url, bucket, "b")
+
+    monkeypatch.setattr(as_of._LastSequences, "finish", meanwhile)
+    with pytest.raises(DataLossError, match=r"of 1 keys \('b'\)"):
+        read_batch(url, bucket=bucket, asOfSequence=6)
+    # An entry that came again is none the worse for what was written since: `c` has a later one.
+    rows = read_batch(url, bucket=bucket, asOfSequence=6, failOnDataLoss=False)
+    assert [row["revision"] for row in rows] == [2, 6]
+
+
+@pytest.mark.parametrize("history", [2, 5])
+def test_keys_that_are_made_while_later_ones_are_read(
+    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, history: int
+) -> None:
+    """Two stretches are read after the range, and then the leader is asked for each new key."""
+    url = shared_server.url
+    create_bucket(url, bucket, history)
+    put_many(url, bucket, [("z", b"")] * 6 + [("a", b"1"), ("a", b"2"), ("b", b"1")])
+    reader = batch_reader(url, bucket=bucket, asOfSequence=9)
+    (task,) = tasks_of(reader)
+    put_many(url, bucket, [("a", b"3"), ("c", b"1"), ("c", b"2"), ("c", b"3")])
+    looks: list[int] = []
+
+    def then_written(*args: Any, **given: Any) -> Any:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            put(url, bucket, "d", b"1")
+        return verified_stream_info(*args, **given)
+
+    monkeypatch.setattr(catch_up, "verified_stream_info", then_written)
+    if history == 2:
+        # It may have had more revisions, and one of them in time.
+        with pytest.raises(DataLossError, match=r"of 1 keys \('c'\)"):
+            list(rows_of_task(reader, task))
+    else:
+        assert [row["revision"] for row in rows_of_task(reader, task)] == [6, 8, 9]
+        assert looks.pop() == 3  # after the values
+    assert looks == [0, 1, 2]
+
+
+def test_what_is_kept_of_later_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row a key, however many revisions follow."""
+    monkeypatch.setattr(as_of, "_MAX_ROWS", 5)
+    seen = SubjectsSeen()
+    seen.add(pa.array(["s"]))
+    late = as_of._LateEntries(seen)
+    block = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"
+    for seq in range(1, 41):
+        subject = "sabc"[seq % 4]
+        headers = block if seq == 5 else b""
+        late.add(encode_deliveries("S", [Delivery(subject, seq, 0, headers, b"")]))
+        assert sum(part.num_rows for part in late._parts) <= 3 + 5
+    assert sorted(late.names()) == ["a", "b", "c"]
+    assert sorted(late.unknown(10)) == ["a", "b", "c"]
+    assert late.unknown(11) == late.unknown(-1) == ["a"]
+
+
+def test_keys_that_are_made_meanwhile_are_no_loss(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 3)
+    put_many(url, bucket, [(key, b"1") for key in "aab"])
+    reader = batch_reader(url, bucket=bucket, asOfSequence=3)
+    (task,) = tasks_of(reader)
+    put_many(url, bucket, [("new", b"1"), ("new", b"2"), ("a", b"3")])
+    assert [row["revision"] for row in rows_of_task(reader, task)] == [2, 3]
+    # Spark may run the task again.
+    assert [row["revision"] for row in rows_of_task(reader, task)] == [2, 3]
+
+
+def test_many_keys_are_named_by_the_first_of_them(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket)
+    put_many(url, bucket, [(f"k{i:02}", b"") for i in range(25)] * 2)
+    with pytest.raises(DataLossError, match=r"of 25 keys \('k00'.*'k09' and 15 more\)"):
+        read_batch(url, bucket=bucket, asOfSequence=25)
+    assert read_batch(url, bucket=bucket, asOfSequence=25, failOnDataLoss=False) == []
+
+
+# -- limits that leave no trace -------------------------------------------------------------------
+
+
+def test_what_has_outlived_the_age_limit(nats_server: NatsServer, bucket: str) -> None:
+    url = nats_server.url
+    create_bucket(url, bucket, 5, max_age=1_000_000_000, duplicate_window=1_000_000_000)
+    put_many(url, bucket, [("old", b"1"), ("a", b"1")])
+    wait_until(lambda: stream_state(url, bucket)["messages"] == 0, "entries removed by age")
+    put_many(url, bucket, [("b", b"1"), ("b", b"2")])
+    with pytest.raises(DataLossError, match="without a trace \\(max_age\\)"):
+        read_batch(url, bucket=bucket, asOfSequence=3)
+
+
+def test_an_age_limit_that_nothing_has_reached(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2, max_age=3_600_000_000_000)
+    put_many(url, bucket, [("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"1")])
+    assert stream_state(url, bucket)["first_seq"] == 2
+    assert [row["revision"] for row in read_batch(url, bucket=bucket, asOfSequence=3)] == [3]
+
+
+@pytest.mark.parametrize("keys", [None, "*"])
+@pytest.mark.parametrize("history", [1, 2])
+def test_what_outlives_the_age_limit_after_the_plan(
+    nats_server: NatsServer, bucket: str, history: int, keys: str | None
+) -> None:
+    """Nothing is later than the point, and yet its entries go away before they are read."""
+    url = nats_server.url
+    create_bucket(url, bucket, history, max_age=3_000_000_000)
+    put_many(url, bucket, [("a", b"1"), ("b", b"1")])
+    only = {"keys": keys} if keys else {}
+    reader = batch_reader(url, bucket=bucket, asOfSequence=2, **only)
+    (task,) = tasks_of(reader)
+    wait_until(lambda: stream_state(url, bucket)["messages"] == 0, "both are gone")
+    with pytest.raises(DataLossError, match=r"without a trace \(max_age\)"):
+        list(rows_of_task(reader, task))
+
+
+def test_what_a_full_bucket_has_dropped(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 5, max_msgs=3, discard="old")
+    put_many(url, bucket, [(key, b"1") for key in "abcde"])
+    with pytest.raises(DataLossError, match="without a trace \\(max_msgs\\)"):
+        read_batch(url, bucket=bucket, asOfSequence=4)
+    kept = read_batch(url, bucket=bucket, asOfSequence=4, failOnDataLoss=False)
+    assert [row["key"] for row in kept] == ["c", "d"]
+    # As of the last revision it is the present state, of which nothing is missing.
+    assert [row["key"] for row in read_batch(url, bucket=bucket, asOfSequence=5)] == ["c", "d", "e"]
+
+
+def test_where_entries_may_have_a_ttl(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2, allow_msg_ttl=True)
+    put_many(url, bucket, [(key, b"1") for key in "aab"])
+    # Nothing at all is missing, so no TTL was over either.
+    assert [row["revision"] for row in read_batch(url, bucket=bucket, asOfSequence=2)] == [2]
+    put(url, bucket, "a", b"3")
+    with pytest.raises(DataLossError, match="without a trace \\(TTLs\\)"):
+        read_batch(url, bucket=bucket, asOfSequence=3)
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+def test_as_of_a_time(shared_server: NatsServer, bucket: str) -> None:
+    """Each entry is of the state of the very time that Spark shows for it."""
+    url = shared_server.url
+    create_bucket(url, bucket, 10)
+    for i in range(6):
+        put(url, bucket, "ab"[i % 2], b"%d" % i)
+    history = read_batch(url, bucket=bucket, includeHistory=True)
+    assert len({row["created"] for row in history}) == 6
+    for row in history:
+        rows = read_batch(url, bucket=bucket, asOfTime=row["created"].isoformat())
+        assert max(found["revision"] for found in rows) == row["revision"]
+        assert rows == read_batch(url, bucket=bucket, asOfSequence=row["revision"])
+        before = (row["created"] - timedelta(microseconds=1)).isoformat()
+        rows = read_batch(url, bucket=bucket, asOfTime=before)
+        assert max((found["revision"] for found in rows), default=0) == row["revision"] - 1
+    with pytest.raises(OptionError, match=r"'asOfTime'.*future"):
+        read_batch(url, bucket=bucket, asOfTime="2999-01-01T00:00:00Z")
+
+
+def test_a_revision_beyond_the_end(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put(url, bucket, "a", b"1")
+    with pytest.raises(OptionError, match=r"'asOfSequence': 2 lies beyond.*minLastRevision=2"):
+        read_batch(url, bucket=bucket, asOfSequence=2)
+    # Own writes are waited for, others' too: it comes while the planner waits.
+    timer = Timer(0.3, put, (url, bucket, "a", b"2"))
+    timer.start()
+    rows = read_batch(url, bucket=bucket, asOfSequence=2, minLastRevision=2)
+    timer.join()
+    assert [row["value"] for row in rows] == [b"2"]
+
+
+def test_markers_values_and_keys(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 5)
+    put_many(url, bucket, [("a.1", b"1"), ("a.2", b"2"), ("b.1", b"3")])
+    delete(url, bucket, "a.2")
+    put(url, bucket, "a.2", b"5")
+
+    def read(**options: Any) -> list[tuple[Any, ...]]:
+        rows = read_batch(url, bucket=bucket, asOfSequence=4, **options)
+        assert all(row["initial"] for row in rows)
+        return [(row["key"], row["operation"], row["value"]) for row in rows]
+
+    everything = [("a.1", "PUT", b"1"), ("b.1", "PUT", b"3"), ("a.2", "DEL", None)]
+    assert read() == everything
+    assert read(ignoreDeletes=True) == everything[:2]
+    assert read(keys="a.*") == [everything[0], everything[2]]
+    assert read(keys="a.2,b.*") == everything[1:]
+    assert read(metaOnly=True) == [(key, operation, None) for key, operation, _ in everything]
+    assert read(keys="c") == []
+
+
+def test_an_empty_bucket_and_one_that_was_emptied(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [("a", b"1"), ("a", b"2")])
+    api(url, f"STREAM.PURGE.KV_{bucket}")
+    assert stream_info(url, bucket)["state"]["last_seq"] == 2
+    assert read_batch(url, bucket=bucket, asOfSequence=1) == []

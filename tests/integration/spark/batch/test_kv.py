@@ -1,0 +1,162 @@
+"""Batch reads of a bucket: its current entries, ranges of its revisions, and reads in Spark."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    MinLastSequenceError,
+    OptionError,
+)
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from tests.support.nats.buckets import (
+    consumers,
+    create_bucket,
+    delete,
+    purge,
+    put,
+    put_many,
+    stream_state,
+)
+from tests.support.nats.cluster import Cluster, lagging
+from tests.support.nats.topology import (
+    make_mirror,
+)
+from tests.support.query_driver.batch import (
+    batch_reader,
+    read_batch,
+    revisions,
+    rows_of_task,
+    tasks_of,
+)
+
+
+@pytest.mark.parametrize("history", [1, 3])
+def test_the_last_entry_of_each_key(shared_server: NatsServer, bucket: str, history: int) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, history)
+    put_many(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b"4"), ("d", b"5")])
+    delete(url, bucket, "c")
+    purge(url, bucket, "d")
+    rows = read_batch(url, bucket=bucket)
+    assert [(row["key"], row["operation"], row["value"], row["revision"]) for row in rows] == [
+        ("b", "PUT", b"2", 2),
+        ("a", "PUT", b"3", 3),
+        ("c", "DEL", None, 6),
+        ("d", "PURGE", None, 7),
+    ]
+    assert all(row["initial"] and row["bucket"] == bucket for row in rows)
+    assert revisions(read_batch(url, bucket=bucket, ignoreDeletes=True)) == [2, 3]
+    assert revisions(read_batch(url, bucket=bucket, keys="a,d")) == [3, 7]
+    (row,) = read_batch(url, bucket=bucket, keys="a", metaOnly=True, includeHeaders=True)
+    assert (row["value"], row["revision"]) == (None, 3)
+    assert "headers" in row
+    assert consumers(url, bucket) == []
+
+
+def test_an_empty_bucket(shared_server: NatsServer, bucket: str) -> None:
+    create_bucket(shared_server.url, bucket)
+    for history in (False, True):
+        assert read_batch(shared_server.url, bucket=bucket, includeHistory=history) == []
+
+
+def test_a_mirror_of_a_bucket(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("a", b"2")])
+    make_mirror(url, f"KV_{bucket}m", f"KV_{bucket}", max_msgs_per_subject=2)
+    rows = read_batch(url, bucket=f"{bucket}m")
+    assert [(row["key"], row["revision"]) for row in rows] == [("b", 2), ("a", 3)]
+    rows = read_batch(url, bucket=f"{bucket}m", asOfSequence=1)
+    assert [(row["key"], row["revision"]) for row in rows] == [("a", 1)]
+
+
+@pytest.mark.parametrize("history", [1, 2])
+def test_a_replica_that_lags_gives_no_old_entry(bucket: str, history: int) -> None:
+    """The servers place most consumers on followers, one of which lags."""
+    with Cluster(lines=True) as cluster:
+        create_bucket(cluster.url, bucket, history, num_replicas=3)
+        put_many(cluster.url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
+        with lagging(cluster, bucket) as one:
+            put_many(one.leader.url, bucket, [("a", b"2"), ("d", b"1")])
+            for _ in range(4):
+                rows = read_batch(one.third.url, bucket=bucket)
+                assert [(row["key"], row["revision"]) for row in rows] == [
+                    ("b", 2),
+                    ("c", 3),
+                    ("a", 4),
+                    ("d", 5),
+                ]
+        close_cached_runners()
+        assert consumers(cluster.url, bucket) == []
+
+
+def test_all_revisions_and_those_from_one_on(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [("a", b"%d" % i) for i in range(3)] + [("b", b"3")])
+    assert revisions(read_batch(url, bucket=bucket, includeHistory=True)) == [2, 3, 4]
+    assert revisions(read_batch(url, bucket=bucket, startSequence=3)) == [3, 4]
+    created = {
+        row["revision"]: row["created"]
+        for row in read_batch(url, bucket=bucket, includeHistory=True)
+    }
+    rows = read_batch(url, bucket=bucket, startTime=created[4].isoformat())
+    assert revisions(rows) == [4]
+    assert all(row["initial"] for row in rows)
+    # The sequence after the last one is valid: nothing was written after the last batch.
+    assert read_batch(url, bucket=bucket, startSequence=5) == []
+    with pytest.raises(OptionError, match=r"'startSequence': 6 lies beyond.*minLastRevision=6"):
+        read_batch(url, bucket=bucket, startSequence=6)
+    with pytest.raises(OptionError, match=r"'startTime'.*future"):
+        read_batch(url, bucket=bucket, startTime="2999-01-01T00:00:00Z")
+
+
+def test_own_writes_are_seen(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket)
+    revision = put(url, bucket, "a", b"1")
+    assert revisions(read_batch(url, bucket=bucket, minLastRevision=revision)) == [revision]
+    with pytest.raises(MinLastSequenceError):
+        read_batch(url, bucket=bucket, minLastRevision=revision + 1, requestTimeout=1)
+
+
+def test_splits_of_a_history(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [(f"k{i % 700}", b"%d" % i) for i in range(2000)])
+    expected = revisions(read_batch(url, bucket=bucket, includeHistory=True))
+    assert len(expected) == stream_state(url, bucket)["messages"]
+    reader = batch_reader(url, bucket=bucket, includeHistory=True, minPartitions=4)
+    tasks = tasks_of(reader)
+    assert len(tasks) == 4
+    found = [revisions(list(rows_of_task(reader, task))) for task in tasks]
+    assert all(found)
+    assert list(itertools.chain(*found)) == expected
+
+
+def test_spark_reads(spark: SparkSession, shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3")])
+
+    def read(**options: Any) -> list[Any]:
+        frame = spark.read.format("nats_kv").options(servers=url, bucket=bucket, **options).load()
+        rows: list[Any] = frame.select("key", "revision").orderBy("revision").collect()
+        return [tuple(row) for row in rows]
+
+    assert read() == [("b", 2), ("a", 3)]
+    assert read(asOfSequence=2) == [("a", 1), ("b", 2)]
+    assert read(includeHistory=True, minPartitions=2) == [("a", 1), ("b", 2), ("a", 3)]
+    put_many(url, bucket, [("a", b"4")])
+    with pytest.raises(Exception, match=r"DataLossError: .*of 1 keys \('a'\)"):
+        read(asOfSequence=2)
+    beyond = "OptionError: could not read .* option 'asOfSequence': 9 lies beyond"
+    with pytest.raises(Exception, match=beyond):
+        read(asOfSequence=9)
+    assert consumers(url, bucket) == []

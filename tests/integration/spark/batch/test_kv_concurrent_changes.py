@@ -1,0 +1,264 @@
+"""Batch reads of a bucket that changes between planning and reading: every key is read once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    BucketNotFoundError,
+    DataLossError,
+)
+from nats_stream_source.spark.formats.splits import BatchReadKind
+from nats_stream_source.spark.reading import latest_values
+from nats_stream_source.spark.reading.catch_up import CatchUpReader
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.reading.read_verifier import verified_stream_info
+from nats_stream_source.wire.frames import Frames
+from tests.support.event_loop import run
+from tests.support.nats.buckets import (
+    api,
+    connected,
+    consumers,
+    create_bucket,
+    delete,
+    delete_bucket,
+    put,
+    put_many,
+)
+from tests.support.query_driver.batch import (
+    batch_reader,
+    read_batch,
+    revisions,
+    rows_of_task,
+    tasks_of,
+)
+from tests.support.wait import wait_until
+
+
+class Writers:
+    """Overwrites all keys of a bucket repeatedly, in scattered order, until stopped."""
+
+    def __init__(self, url: str, bucket: str, keys: int) -> None:
+        self.written = 0
+        self._stop = threading.Event()
+        self._work = (url, bucket, keys)
+        self._thread = threading.Thread(target=lambda: run(self._write(*self._work)))
+
+    def __enter__(self) -> Writers:
+        self._thread.start()
+        wait_until(lambda: self.written > 0, "writers write")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    async def _write(self, url: str, bucket: str, keys: int) -> None:
+        async with connected(url) as client:
+            jetstream = client.jetstream()
+            # The step and `keys` have no common divisor: all keys in turn, scattered.
+            for begin in itertools.count(0, 500):
+                if self._stop.is_set():
+                    return
+                acks = [
+                    await jetstream.publish_async(f"$KV.{bucket}.k{i * 7919 % keys}", b"new")
+                    for i in range(begin, begin + 500)
+                ]
+                await asyncio.gather(*acks)
+                self.written += len(acks)
+
+
+KEYS = 100_000
+
+
+@pytest.fixture(scope="module")
+def large(shared_server: NatsServer) -> Callable[[int], str]:
+    """Function that returns a bucket of 100,000 keys by its history; creates each once."""
+    made: dict[int, str] = {}
+
+    def bucket_of(history: int) -> str:
+        if history not in made:
+            name = made[history] = f"large{history}"
+            create_bucket(shared_server.url, name, history, storage="memory")
+            put_many(shared_server.url, name, ((f"k{i}", b"old") for i in range(KEYS)))
+        return made[history]
+
+    return bucket_of
+
+
+@pytest.mark.parametrize(("history", "keys"), [(1, None), (3, "*")])
+def test_complete_though_all_is_overwritten(
+    shared_server: NatsServer, large: Callable[[int], str], history: int, keys: str | None
+) -> None:
+    url, bucket = shared_server.url, large(history)
+    options: dict[str, Any] = {"bucket": bucket} | ({"keys": keys} if keys else {})
+    with Writers(url, bucket, KEYS) as writers:
+        reader = batch_reader(url, **options)
+        (task,) = tasks_of(reader)
+        enough = writers.written + 3000
+        wait_until(lambda: writers.written > enough, "keys overwritten since the plan")
+        rows = list(rows_of_task(reader, task))
+    close_cached_runners()
+    assert task.split.kind is BatchReadKind.CURRENT
+    end = task.split.split.end
+    newer = [row for row in rows if row["revision"] > end]
+    assert newer  # keys were overwritten while the batch was read
+    assert len(newer) < len(rows)
+    assert len({row["key"] for row in rows}) == len(rows) == KEYS
+    # Entries up to the end of the plan were the last of their key when it was planned.
+    assert revisions(rows[: -len(newer)]) == sorted(revisions(rows[: -len(newer)]))
+
+
+def without_pause(self: CatchUpReader, *args: Any, **kwargs: Any) -> Iterator[Frames]:
+    """Replaces ``CatchUpReader.frames``: yields nothing, as when writers are too fast for it."""
+    self.info = verified_stream_info(self._runner, self._split, self._adapter)
+    yield from ()
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_keys_that_come_and_go_meanwhile(
+    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    url = shared_server.url
+    create_bucket(url, bucket, deny_delete=False)
+    put_many(url, bucket, [(key, b"1") for key in "abcdef"])
+    reader = batch_reader(url, bucket=bucket)
+    (task,) = tasks_of(reader)
+    put(url, bucket, "a", b"2")
+    put(url, bucket, "new", b"1")
+    api(url, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.b"})
+    delete(url, bucket, "c")
+    if pauses:
+        rows = list(rows_of_task(reader, task))
+        assert [row["key"] for row in rows] == ["d", "e", "f", "a", "new", "c"]
+        return
+    put(url, bucket, "d", b"2")
+    listed = latest_values.list_subjects
+
+    async def then_removed(*args: Any) -> set[str]:
+        found = await listed(*args)
+        await asyncio.to_thread(
+            api, url, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.d"}
+        )
+        return found
+
+    monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+    monkeypatch.setattr(latest_values, "list_subjects", then_removed)
+    rows = list(rows_of_task(reader, task))
+    assert [(row["key"], row["operation"]) for row in rows] == [
+        ("e", "PUT"),
+        ("f", "PUT"),
+        ("a", "PUT"),
+        ("c", "DEL"),
+        ("new", "PUT"),
+    ]
+    assert next(row for row in rows if row["key"] == "a")["value"] == b"2"
+    # A second attempt of the task returns the same rows.
+    assert revisions(list(rows_of_task(reader, task))) == revisions(rows)
+
+
+def test_one_key_overtaken_and_another_removed(shared_server: NatsServer, bucket: str) -> None:
+    """The number of keys equals the number of keys read, but the keys differ."""
+    url = shared_server.url
+    create_bucket(url, bucket)
+    put_many(url, bucket, [(key, b"1") for key in "abc"])
+    reader = batch_reader(url, bucket=bucket)
+    (task,) = tasks_of(reader)
+    put(url, bucket, "b", b"2")
+    rows = rows_of_task(reader, task)
+    found = [next(rows)]
+    api(url, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.c"})
+    found += rows
+    assert [(row["key"], row["revision"]) for row in found] == [("a", 1), ("c", 3), ("b", 4)]
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_values_that_were_overtaken_obey_the_options(
+    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    if not pauses:
+        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+    url = shared_server.url
+    create_bucket(url, bucket, 2)
+    put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
+    reader = batch_reader(
+        url, bucket=bucket, metaOnly=True, ignoreDeletes=True, includeHeaders=True, keys="a,b"
+    )
+    (task,) = tasks_of(reader)
+    put_many(url, bucket, [("a", b"22"), ("c", b"22")])
+    delete(url, bucket, "b")
+    (row,) = rows_of_task(reader, task)
+    assert (row["key"], row["value"], row["revision"]) == ("a", None, 4)
+    # A headers-only consumer sets this header too.
+    assert dict(row["headers"])["Nats-Msg-Size"] == ["2"]
+
+
+@pytest.mark.parametrize("history", [1, 2])
+def test_a_consumer_that_is_lost_meanwhile(
+    shared_server: NatsServer, bucket: str, history: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rebuilt consumer lists the last entries again; each key is read exactly once."""
+    url = shared_server.url
+    create_bucket(url, bucket, history)
+    # More than the server sends before the reader reads.
+    put_many(url, bucket, ((f"k{i}", bytes(4096)) for i in range(15_000)))
+    reader = batch_reader(url, bucket=bucket)
+    (task,) = tasks_of(reader)
+    rows = rows_of_task(reader, task)
+    found = [next(rows)]
+    put_many(url, bucket, [(f"k{i}", b"new") for i in (0, 1, 14_998, 14_999)] * history)
+    (consumer,) = consumers(url, bucket)
+    api(url, f"CONSUMER.DELETE.KV_{bucket}.{consumer}")
+    found += rows
+    assert "consumer rebuilt" in caplog.text
+    assert len({row["key"] for row in found}) == len(found) == 15_000
+    newer = {row["key"] for row in found if row["revision"] > 15_000}
+    assert {"k14998", "k14999"} <= newer <= {"k0", "k1", "k14998", "k14999"}
+
+
+def test_a_bucket_made_anew_or_deleted_meanwhile(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    for history in (1, 2):
+        create_bucket(url, bucket, history)
+        put_many(url, bucket, [("a", b"1")] * 3)
+        reader = batch_reader(url, bucket=bucket)
+        (task,) = tasks_of(reader)
+        delete_bucket(url, bucket)
+        create_bucket(url, bucket, history)
+        put_many(url, bucket, [("a", b"1")] * 4)
+        with pytest.raises(DataLossError, match="re-created"):
+            list(rows_of_task(reader, task))
+        delete_bucket(url, bucket)
+    with pytest.raises(BucketNotFoundError, match=r"'bucket'"):
+        read_batch(url, bucket=bucket)
+
+
+def test_a_ttl_uncovers_an_older_value(shared_server: NatsServer, bucket: str) -> None:
+    """A value expires, and the last value of its key is an older one than was listed."""
+    url = shared_server.url
+    create_bucket(url, bucket, 2, allow_msg_ttl=True)
+    older = put(url, bucket, "a", b"older")
+    put_many(url, bucket, ((f"k{i}", bytes(5000)) for i in range(6000)))
+    put(url, bucket, "a", b"newer", {"Nats-TTL": "2s"})
+    reader = batch_reader(url, bucket=bucket)
+    (task,) = tasks_of(reader)
+    found = rows_of_task(reader, task)
+    rows = [next(found)]
+
+    def last_sequence() -> int:
+        request = {"last_by_subj": f"$KV.{bucket}.a"}
+        return int(api(url, f"STREAM.MSG.GET.KV_{bucket}", request)["message"]["seq"])
+
+    # While the reader pauses, the server has not reached this key in its list.
+    wait_until(lambda: last_sequence() == older, "the newer value has expired")
+    rows += found
+    assert len(rows) == 6001
+    assert [row["revision"] for row in rows if row["key"] == "a"] == [older]

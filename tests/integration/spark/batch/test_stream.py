@@ -1,0 +1,264 @@
+"""Ranges of a stream by sequence and time, deliver policies, splits, what went away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    ConfigurationError,
+    DataLossError,
+    MinLastSequenceError,
+    OptionError,
+    StreamNotFoundError,
+    UnsupportedStreamError,
+)
+from nats_stream_source.spark import batch_planner
+from nats_stream_source.spark.planning.start_position import resolve_start
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from tests.support.nats.buckets import api, publish
+from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
+
+_serial = itertools.count(1)
+
+
+@pytest.fixture
+def stream() -> Iterator[str]:
+    yield f"S{next(_serial)}"
+    close_cached_runners()
+
+
+def create(url: str, name: str, **config: Any) -> None:
+    """A stream of the subjects ``<name>.>``."""
+    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+
+
+def fill(url: str, name: str, subjects: str) -> list[int]:
+    """One message for each letter, on the subject of that letter."""
+    return publish(url, [(f"{name}.{one}", b"%d" % i, None) for i, one in enumerate(subjects)])
+
+
+def sequences(rows: list[Row]) -> list[int]:
+    return [row["sequence"] for row in rows]
+
+
+def read(url: str, name: str, **options: Any) -> list[int]:
+    return sequences(read_batch(url, stream=name, **options))
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+POLICIES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "nothing said": ({}, [1, 2, 3, 4, 5, 6]),
+    "all": ({"deliverPolicy": "all"}, [1, 2, 3, 4, 5, 6]),
+    "last": ({"deliverPolicy": "last"}, [6]),
+    "last that matches": ({"deliverPolicy": "last", "filterSubjects": "NAME.a"}, [5]),
+    "last of each": ({"deliverPolicy": "last_per_subject"}, [4, 5, 6]),
+    "last of some": (
+        {"deliverPolicy": "last_per_subject", "filterSubjects": "NAME.a,NAME.b"},
+        [4, 5],
+    ),
+    "from one on": ({"startSequence": 4}, [4, 5, 6]),
+    "up to one": ({"endSequence": 2}, [1, 2]),
+    "from one to another": ({"startSequence": 2, "endSequence": 4}, [2, 3, 4]),
+    "one": ({"startSequence": 3, "endSequence": 3}, [3]),
+    "some subjects": ({"filterSubjects": "NAME.a"}, [1, 3, 5]),
+    "some of a range": (
+        {"filterSubjects": "NAME.a", "startSequence": 2, "endSequence": 4},
+        [3],
+    ),
+    "beyond the last": ({"startSequence": 7}, []),
+}
+
+
+@pytest.mark.parametrize("case", POLICIES)
+def test_which_messages(shared_server: NatsServer, stream: str, case: str) -> None:
+    options, expected = POLICIES[case]
+    url = shared_server.url
+    create(url, stream)
+    fill(url, stream, "abab" + "ac")
+    options = {name: str(value).replace("NAME", stream) for name, value in options.items()}
+    assert read(url, stream, **options) == expected
+    if "filterSubjects" not in options:
+        with_subject = {name: value for name, value in options.items() if name != "filterSubjects"}
+        assert sequences(read_batch(url, subject=f"{stream}.>", **with_subject)) == expected
+
+
+def test_columns(shared_server: NatsServer, stream: str) -> None:
+    url = shared_server.url
+    create(url, stream)
+    publish(url, [(f"{stream}.a", b"x", {"Colour": "red"})])
+    (row,) = read_batch(url, stream=stream, includeHeaders=True)
+    assert (row["stream"], row["subject"], row["data"]) == (stream, f"{stream}.a", b"x")
+    assert dict(row["headers"]) == {"Colour": ["red"]}
+    (row,) = read_batch(url, stream=stream, headersOnly=True, deliverPolicy="last_per_subject")
+    assert row["data"] is None
+
+
+def test_ranges_of_time_adjoin(shared_server: NatsServer, stream: str) -> None:
+    url = shared_server.url
+    create(url, stream)
+    for one in "abcdef":
+        fill(url, stream, one)
+    times = [row["timestamp"].isoformat() for row in read_batch(url, stream=stream)]
+    assert len(set(times)) == 6
+    # Times as Spark shows them are floored: the message of this microsecond comes later than it.
+    for i, time in enumerate(times):
+        assert read(url, stream, endTime=time) == list(range(1, i + 1))
+        assert read(url, stream, startTime=time) == list(range(i + 1, 7))
+    assert read(url, stream, startTime=times[1], endTime=times[4]) == [2, 3, 4]
+    assert read(url, stream, startTime="2020-01-01T00:00:00Z", endTime="2020-01-02T00:00:00Z") == []
+
+
+def test_what_the_stream_does_not_have(shared_server: NatsServer, stream: str) -> None:
+    url = shared_server.url
+    with pytest.raises(StreamNotFoundError, match="'stream'"):
+        read(url, stream)
+    create(url, stream)
+    assert read(url, stream) == []
+    assert read(url, stream, deliverPolicy="last_per_subject") == []
+    assert read(url, stream, deliverPolicy="last") == []
+    fill(url, stream, "ab")
+    with pytest.raises(OptionError, match=r"'endSequence': 3 lies beyond.*minLastSequence=3"):
+        read(url, stream, endSequence=3)
+    with pytest.raises(OptionError, match=r"'startSequence': 4 lies beyond"):
+        read(url, stream, startSequence=4)
+    for option in ("startTime", "endTime"):
+        with pytest.raises(OptionError, match=f"'{option}'.*future"):
+            read(url, stream, **{option: "2999-01-01T00:00:00Z"})
+    with pytest.raises(ConfigurationError, match="has no subject"):
+        read(url, stream, filterSubjects="elsewhere.>")
+    with pytest.raises(MinLastSequenceError):
+        read(url, stream, minLastSequence=3, requestTimeout=1)
+    assert read(url, stream, minLastSequence=2, endSequence=2) == [1, 2]
+    create(url, f"{stream}w", retention="workqueue")
+    with pytest.raises(UnsupportedStreamError, match="retention"):
+        read(url, f"{stream}w")
+
+
+def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
+    url = shared_server.url
+    create(url, stream)
+    fill(url, stream, "ab" * 500)
+    for seq in (1, 2, 500, 501, 1000):
+        api(url, f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
+    expected = [seq for seq in range(1, 1001) if seq not in (1, 2, 500, 501, 1000)]
+    for options in ({}, {"filterSubjects": f"{stream}.a,{stream}.b"}):
+        reader = batch_reader(url, stream=stream, minPartitions=3, **options)
+        tasks = tasks_of(reader)
+        assert len(tasks) == 3
+        found = [sequences(list(rows_of_task(reader, task))) for task in tasks]
+        assert all(found)
+        assert list(itertools.chain(*found)) == expected
+        # Spark may run a task again.
+        assert sequences(list(rows_of_task(reader, tasks[1]))) == found[1]
+
+
+def test_written_meanwhile(shared_server: NatsServer, stream: str) -> None:
+    """A batch ends with what there was when it was planned; last messages may be newer."""
+    url = shared_server.url
+    create(url, stream, max_msgs_per_subject=1)
+    fill(url, stream, "abc")
+    reader = batch_reader(url, stream=stream, deliverPolicy="last_per_subject")
+    (last,) = tasks_of(reader)
+    everything = batch_reader(url, stream=stream, filterSubjects=f"{stream}.b")
+    (task,) = tasks_of(everything)
+    fill(url, stream, "ad")
+    assert sequences(list(rows_of_task(everything, task))) == [2]
+    assert sequences(list(rows_of_task(reader, last))) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"), [(">", [6]), ("NAME.a", [5]), ("NAME.c", []), ("NAME.d", [4])]
+)
+def test_the_last_message_is_written_while_it_is_planned(
+    shared_server: NatsServer,
+    stream: str,
+    monkeypatch: pytest.MonkeyPatch,
+    subject: str,
+    expected: list[int],
+) -> None:
+    url = shared_server.url
+    create(url, stream)
+    fill(url, stream, "abad")
+
+    async def after_a_write(*args: Any) -> int:
+        await asyncio.to_thread(fill, url, stream, "ab")
+        return await resolve_start(*args)
+
+    monkeypatch.setattr(batch_planner, "resolve_start", after_a_write)
+    filtered = subject.replace("NAME", stream)
+    assert read(url, stream, deliverPolicy="last", filterSubjects=filtered) == expected
+
+
+# -- what aged out -------------------------------------------------------------------------------
+
+
+def test_messages_that_went_away_before_they_were_read(
+    shared_server: NatsServer, stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = shared_server.url
+    create(url, stream)
+    fill(url, stream, "abc" * 20)
+    reader = batch_reader(url, stream=stream)
+    (task,) = tasks_of(reader)
+    accepting = batch_reader(url, stream=stream, failOnDataLoss=False)
+    api(url, f"STREAM.PURGE.{stream}", {"seq": 11})
+    with pytest.raises(DataLossError, match=r"sequences 1 to 10 aged out"):
+        list(rows_of_task(reader, task))
+    with caplog.at_level(logging.WARNING):
+        assert sequences(list(rows_of_task(accepting, task))) == list(range(11, 61))
+    assert "sequences 1 to 10 aged out" in caplog.text
+    # Planned afterwards, the stream begins where it does, unless its beginning was asked for.
+    assert read(url, stream) == list(range(11, 61))
+    with pytest.raises(DataLossError, match=r"sequences 5 to 10 aged out"):
+        read(url, stream, startSequence=5)
+    assert read(url, stream, startSequence=5, failOnDataLoss=False) == list(range(11, 61))
+    with pytest.raises(DataLossError, match=r"sequences 5 to 7 aged out"):
+        read(url, stream, startSequence=5, endSequence=7)
+    with pytest.raises(DataLossError, match=r"sequences 10 to 10 aged out"):
+        read(url, stream, startSequence=10)
+    assert read(url, stream, startSequence=10, failOnDataLoss=False) == list(range(11, 61))
+    assert read(url, stream, startSequence=11) == list(range(11, 61))
+
+
+def test_a_stream_made_anew_meanwhile(shared_server: NatsServer, stream: str) -> None:
+    url = shared_server.url
+    create(url, stream)
+    fill(url, stream, "abc" * 20)
+    reader = batch_reader(url, stream=stream, failOnDataLoss=False)
+    (task,) = tasks_of(reader)
+    api(url, f"STREAM.DELETE.{stream}")
+    create(url, stream)
+    fill(url, stream, "abc" * 30)
+    with pytest.raises(DataLossError, match="re-created"):
+        list(rows_of_task(reader, task))
+
+
+# -- in Spark -------------------------------------------------------------------------------------
+
+
+def test_spark_reads(spark: SparkSession, shared_server: NatsServer, stream: str) -> None:
+    url = shared_server.url
+    create(url, stream)
+    fill(url, stream, "abab")
+    options = {"servers": url, "stream": stream, "startSequence": "2", "minPartitions": "2"}
+    frame = spark.read.format("nats_stream").options(**options).load()
+    rows = frame.select("subject", "sequence", "data").orderBy("sequence").collect()
+    assert [(row.subject, row.sequence, bytes(row.data)) for row in rows] == [
+        (f"{stream}.b", 2, b"1"),
+        (f"{stream}.a", 3, b"2"),
+        (f"{stream}.b", 4, b"3"),
+    ]
+    fill(url, stream, "c")
+    # What Spark has planned for a load() once, it reads ever after.
+    assert frame.count() == 3
+    assert spark.read.format("nats_stream").options(**options).load().count() == 4

@@ -1,0 +1,76 @@
+"""Planners of a bucket, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.options import kv_options
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.planning.planner import Planner
+
+
+@asynccontextmanager
+async def planning(
+    url: str,
+    bucket: str,
+    clock: Callable[[], float] | None = None,
+    sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+    cores: int = 2,
+    **options: str,
+) -> AsyncIterator[Planner]:
+    parsed = kv_options({"servers": url, "bucket": bucket, **options})
+    link = ReusableConnection(parsed.connection)
+    # A clock that jumps a second with every look never rests.
+    ticks = iter(range(10**9))
+    # Ranks take no time, so that no answer hangs on how busy the machine is.
+    jumps, no_time = (lambda: float(next(ticks))), (lambda: 0.0)
+    try:
+        yield Planner(format_adapter(parsed), link, clock or jumps, sleep, cores, no_time)
+    finally:
+        await link.drop()
+
+
+async def ends(planner: Planner) -> list[int]:
+    """The ends of all micro-batches from the query's beginning on, until nothing is left."""
+    start = await planner.initial_offset()
+    found: list[int] = []
+    for _ in range(1000):
+        end = await planner.latest_offset(start)
+        if end == start:
+            return found
+        found.append(end.stream_seq)
+        start = end
+    raise AssertionError("no end")
+
+
+class Asked:
+    """The subjects of the JetStream requests that were made since it was put in place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.subjects: list[str] = []
+        original = JetStream.call
+
+        async def counted(jetstream: JetStream, subject: str, request: Any = None) -> Any:
+            self.subjects.append(subject)
+            return await original(jetstream, subject, request)
+
+        monkeypatch.setattr(JetStream, "call", counted)
+
+
+async def read_all(url: str, **options: str) -> Offset:
+    async with planning(url, "b", **options) as planner:
+        return await planner.latest_offset(await planner.initial_offset())
+
+
+async def go_on(url: str, start: Offset, **options: str) -> Any:
+    async with planning(url, "b", **options) as planner:
+        end = await planner.latest_offset(start)
+        return end, await planner.splits(start, end)

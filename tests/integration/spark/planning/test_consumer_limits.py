@@ -1,0 +1,125 @@
+"""Streams and accounts that allow few consumers: a query needs one for each task that reads."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConsumerLimitError
+from nats_stream_source.spark.reading import range_reader, small_range
+from tests.support.nats.buckets import api, publish
+from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.wait import wait_until
+
+COUNT = 500
+ALL = list(range(1, COUNT + 1))
+
+ACCOUNT = """
+jetstream: enabled
+accounts { A { jetstream { max_consumers: 1 }, users: [{user: a, password: a}] } }
+no_auth_user: a
+"""
+
+
+@pytest.fixture(autouse=True)
+def consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small a range is, it takes a consumer."""
+    monkeypatch.setattr(small_range, "MAX_SEQUENCES", 0)
+
+
+def fill(server: NatsServer, stream: str, **config: Any) -> str:
+    wanted = {"name": stream, "subjects": [f"{stream}.>"], **config}
+    api(server.url, f"STREAM.CREATE.{stream}", wanted)
+    publish(server.url, ((f"{stream}.{i % 5}", b"%d" % i, None) for i in range(COUNT)))
+    return server.url
+
+
+def take(url: str, stream: str) -> None:
+    """Make a consumer of somebody else's."""
+    config = {"durable_name": "other", "ack_policy": "explicit"}
+    api(url, f"CONSUMER.CREATE.{stream}.other", {"stream_name": stream, "config": config})
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1, 1), (3, 3), (9, 4)])
+def test_no_more_splits_than_consumers(shared_server: NatsServer, most: int, parts: int) -> None:
+    url = fill(shared_server, f"FEW{most}", max_consumers=most)
+    with stream_query(url, f"FEW{most}", minPartitions=4) as query:
+        assert sequences(query.rows()) == ALL
+        assert len(query.splits) == parts
+
+
+def test_splits_beside_the_consumers_of_others(shared_server: NatsServer) -> None:
+    url = fill(shared_server, "SHARED", max_consumers=3)
+    take(url, "SHARED")
+    with stream_query(url, "SHARED", minPartitions=4) as query:
+        assert sequences(query.rows()) == ALL
+        assert len(query.splits) == 2
+
+
+@pytest.mark.parametrize("filters", [None, "FILTERED.1, FILTERED.2"])
+def test_a_limit_that_takes_consumers_to_count(
+    shared_server: NatsServer, filters: str | None
+) -> None:
+    """Without Direct Get each rank takes one; where there is none, sequences decide."""
+    stream = "COUNTED" if filters is None else "FILTERED"
+    url = fill(shared_server, stream, max_consumers=1)
+    given = {"maxRowsPerTrigger": 70, "minPartitions": 2, "filterSubjects": filters}
+    with stream_query(url, stream, **given) as query:
+        batches = query.batches()
+    expected = [seq for seq in ALL if filters is None or seq % 5 in (2, 3)]
+    assert [row["sequence"] for batch in batches for row in batch] == expected
+    assert all(len(batch) <= 70 for batch in batches)
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Any:
+    config = tmp_path / "server.conf"
+    config.write_text(ACCOUNT)
+    with NatsServer(config=config) as server:
+        yield server
+
+
+def test_it_waits_until_an_account_has_room(
+    account: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = fill(account, "S")
+    take(url, "S")
+
+    def refused() -> bool:
+        return any("err_code 10026" in record.getMessage() for record in caplog.records)
+
+    def make_room() -> None:
+        wait_until(refused, "a consumer to be refused", deadline=600)
+        api(url, "CONSUMER.DELETE.S.other")
+
+    room = threading.Thread(target=make_room)
+    room.start()
+    try:
+        with stream_query(url, "S") as query:
+            assert sequences(query.rows()) == ALL
+    finally:
+        room.join()
+    assert refused()
+    assert not api(url, "CONSUMER.NAMES.S")["consumers"]
+
+
+def test_an_account_that_never_has_room(
+    account: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has the server's number and names the setting."""
+    monkeypatch.setattr(
+        range_reader, "RangeRequest", partial(range_reader.RangeRequest, attempts=2)
+    )
+    url = fill(account, "S")
+    take(url, "S")
+    with (
+        stream_query(url, "S") as query,
+        pytest.raises(ConsumerLimitError, match=r"10026\).*'max_consumers'") as raised,
+    ):
+        query.rows()
+    assert raised.value.code == 400

@@ -1,0 +1,101 @@
+"""Where the planner starts and ends: initial positions, available now, lag, missing streams."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    BucketNotFoundError,
+    MinLastSequenceError,
+    OffsetError,
+    UnsupportedStreamError,
+)
+from tests.integration.spark.planning.planners import ends, go_on, planning, read_all
+from tests.support.nats.buckets import create_bucket, put, put_many
+
+pytestmark = pytest.mark.servers
+
+BEGINNINGS: dict[str, tuple[dict[str, str], int, int]] = {
+    "default": ({}, 0, 20),
+    "full history": ({"includeHistory": "true"}, 0, 20),
+    "updates only": ({"updatesOnly": "true"}, 20, 20),
+    "from a sequence": ({"startSequence": "15"}, 14, 20),
+    "from a sequence to come": ({"startSequence": "31"}, 30, 30),
+}
+
+
+@pytest.mark.parametrize(("options", "origin", "through"), BEGINNINGS.values(), ids=BEGINNINGS)
+async def test_beginnings(
+    nats_server: NatsServer, options: dict[str, str], origin: int, through: int
+) -> None:
+    create_bucket(nats_server.url, "b", history=5)
+    put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
+
+    async with planning(nats_server.url, "b", **options) as planner:
+        first = await planner.initial_offset()
+        await asyncio.to_thread(put, nats_server.url, "b", "later", b"v")
+        again = await planner.initial_offset()
+    assert (first.origin, first.stream_seq, first.initial_through) == (origin, origin, through)
+    assert again == first  # decided once
+
+
+async def test_available_now_ends_where_it_began_to_read(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(10)))
+
+    async with planning(nats_server.url, "b") as planner:
+        await planner.prepare_available_now()
+        await asyncio.to_thread(put, nats_server.url, "b", "later", b"v")
+        assert await ends(planner) == [10]
+
+
+async def test_lag(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b")
+    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(50)))
+
+    async with planning(nats_server.url, "b", maxRowsPerTrigger="10") as planner:
+        end = await planner.latest_offset(await planner.initial_offset())
+        newest = planner.report_latest_offset()
+    assert newest is not None
+    assert newest.consumer_seq - end.consumer_seq == 40
+
+
+async def test_no_such_bucket(shared_server: NatsServer) -> None:
+    async with planning(shared_server.url, "none") as planner:
+        with pytest.raises(BucketNotFoundError, match=r"bucket 'none'.*stream 'KV_none'"):
+            await planner.initial_offset()
+
+
+async def test_a_work_queue_is_refused(shared_server: NatsServer) -> None:
+    create_bucket(shared_server.url, "work", retention="workqueue", allow_direct=False)
+    async with planning(shared_server.url, "work") as planner:
+        with pytest.raises(UnsupportedStreamError, match="'workqueue'"):
+            await planner.initial_offset()
+
+
+async def test_a_start_beyond_the_end_waits(ten: str) -> None:
+    start = await read_all(ten, startSequence="15")
+    assert (start.stream_seq, start.time) == (14, None)
+    assert await go_on(ten, start, startSequence="15") == (start, [])
+    put_many(ten, "b", ((f"m{i}", b"v") for i in range(6)))
+    end, (split,) = await go_on(ten, start, startSequence="15")
+    assert (split.start, split.end, end.stream_seq) == (14, 16, 16)
+
+
+async def test_another_bucket_or_other_keys(ten: str) -> None:
+    start = await read_all(ten)
+    with pytest.raises(OffsetError, match=r"of stream KV_other.*option 'bucket'"):
+        await go_on(ten, replace(start, stream="KV_other"))
+    with pytest.raises(OffsetError, match=r"keys=\(all\), the query has keys=k1"):
+        await go_on(ten, start, keys="k1")
+
+
+async def test_a_least_sequence_that_a_new_stream_does_not_have(ten: str) -> None:
+    """The option is for the first start; who restarts with it is told so."""
+    async with planning(ten, "b", minLastRevision="11", requestTimeout="0.3") as planner:
+        with pytest.raises(MinLastSequenceError, match="'minLastRevision' is for the first start"):
+            await planner.initial_offset()

@@ -1,0 +1,318 @@
+"""A small range read without a consumer: the same rows as by one, and by one in case of doubt."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.options import kv_options
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.reading import small_range
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.reading.split_reader import read_split
+from tests.support.nats import buckets
+from tests.support.proxy.fault_proxy import Proxy
+
+pytestmark = pytest.mark.servers
+
+_names = (f"small{i}" for i in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def no_kept_connection() -> Iterator[None]:
+    yield
+    close_cached_runners()
+
+
+@pytest.fixture
+def bucket(shared_server: NatsServer) -> str:
+    """A bucket with the revisions 1 to 6, of which the second is gone."""
+    name = next(_names)
+    url = shared_server.url
+    buckets.create_bucket(url, name)
+    buckets.put_many(url, name, [("a.x", b"one"), ("a.y", b""), ("b", b"\r\nMSG a 1 1\r\n")])
+    buckets.delete(url, name, "a.y")
+    buckets.purge(url, name, "c")
+    buckets.put(url, name, "d.e", b"last", {"Trace": "1"})
+    return name
+
+
+def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **changed: Any) -> Split:
+    """A split of all that the bucket has."""
+    info = buckets.stream_info(url, name)
+    prefix = f"$KV.{name}."
+    plan = Split(
+        stream=f"KV_{name}",
+        created=info["created"],
+        prefix=prefix,
+        filters=tuple(prefix + key for key in keys),
+        start=0,
+        end=info["state"]["last_seq"],
+        initial_through=2,
+    )
+    return replace(plan, **changed)
+
+
+Rows = list[dict[str, Any]]
+
+
+def rows(url: str, plan: Split, **options: str) -> Rows:
+    """The rows of a split."""
+    found = kv_options(
+        {"servers": url, "bucket": plan.stream[3:], "requestTimeout": "2", **options}
+    )
+    return [row for batch in read_split(plan, format_adapter(found)) for row in batch.to_pylist()]
+
+
+def through(server: NatsServer, plan: Split, proxy: Proxy | None = None) -> tuple[Rows, bool]:
+    """The rows of a split, and whether a consumer was made for them."""
+    with proxy or Proxy(server.port) as proxy:
+        found = rows(proxy.url, plan)
+        close_cached_runners()
+    return found, any(b"consumer_create_response" in frame for frame in proxy.seen)
+
+
+def by_consumer(url: str, plan: Split, **options: str) -> Rows:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_range, "MAX_SEQUENCES", 0)
+        return rows(url, plan, **options)
+
+
+def without_delta(found: Rows) -> Rows:
+    return [{name: value for name, value in row.items() if name != "delta"} for row in found]
+
+
+def test_no_consumer(shared_server: NatsServer, bucket: str) -> None:
+    found, consumer = through(shared_server, plan_of(shared_server.url, bucket))
+    assert not consumer
+    assert [(row["revision"], row["key"], row["operation"], row["delta"]) for row in found] == [
+        (1, "a.x", "PUT", 4),
+        (3, "b", "PUT", 3),
+        (4, "a.y", "DEL", 2),
+        (5, "c", "PURGE", 1),
+        (6, "d.e", "PUT", 0),
+    ]
+    assert [row["value"] for row in found] == [b"one", b"\r\nMSG a 1 1\r\n", None, None, b"last"]
+
+
+HEADERS = [None, buckets.DEL, buckets.PURGE, {"T": "x"}, {"Nats-Marker-Reason": "MaxAge"}]
+KEYS = st.sampled_from(["a.x", "a.y", "a.x.z", "b"])
+WRITES = st.lists(
+    st.tuples(
+        KEYS,
+        st.sampled_from([b"", b"v", b"\r\nHMSG x\r\n", bytes(range(256))]),
+        st.sampled_from(
+            [None, buckets.DEL, buckets.PURGE, {"T": "x"}, {"Nats-Marker-Reason": "MaxAge"}]
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    writes=WRITES,
+    history=st.integers(1, 3),
+    span=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    keys=st.sampled_from([(), ("a.*",), ("a.>",), ("b", "a.x"), ("never",)]),
+    meta_only=st.booleans(),
+    ignore_deletes=st.booleans(),
+)
+def test_the_same_rows_as_by_a_consumer(
+    shared_server: NatsServer,
+    writes: list[tuple[str, bytes, dict[str, str] | None]],
+    history: int,
+    span: tuple[int, int],
+    keys: tuple[str, ...],
+    meta_only: bool,
+    ignore_deletes: bool,
+) -> None:
+    url, name = shared_server.url, next(_names)
+    buckets.create_bucket(url, name, history)
+    buckets.publish(url, [(f"$KV.{name}.{key}", value, head) for key, value, head in writes])
+    whole = plan_of(url, name, keys)
+    start = min(span[0], whole.end - 1)
+    plan = replace(whole, start=start, end=max(start + 1, whole.end - span[1]))
+    options = {"metaOnly": str(meta_only).lower(), "ignoreDeletes": str(ignore_deletes).lower()}
+    found = rows(url, plan, **options)
+    assert without_delta(found) == without_delta(by_consumer(url, plan, **options))
+    buckets.delete_bucket(url, name)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(32, False), (33, True)])
+def test_the_bound(shared_server: NatsServer, bucket: str, count: int, expected: bool) -> None:
+    url = shared_server.url
+    buckets.put_many(url, bucket, [(f"k.{i}", b"v") for i in range(40)])
+    plan = replace(plan_of(url, bucket), start=6, end=6 + count)
+    found, consumer = through(shared_server, plan)
+    assert [row["revision"] for row in found] == list(range(7, 7 + count))
+    assert consumer is expected
+
+
+def test_large_messages_are_left_to_a_consumer(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, next(_names)
+    buckets.create_bucket(url, name)
+    buckets.put(url, name, "k", bytes(70_000))
+    found, consumer = through(shared_server, plan_of(url, name))
+    assert [len(row["value"]) for row in found] == [70_000]
+    assert consumer
+
+
+def test_last_per_subject_is_left_to_a_consumer(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, next(_names)
+    buckets.create_bucket(url, name, history=5)
+    buckets.put_many(url, name, [("k", b"1"), ("k", b"2")])
+    plan = plan_of(url, name, (">",), last_per_subject=True)
+    found, consumer = through(shared_server, plan)
+    assert [row["value"] for row in found] == [b"2"]
+    assert consumer
+
+
+def is_info(frame: bytes) -> bool:
+    return b"stream_info_response" in frame
+
+
+def padded(frame: bytes, pattern: bytes, new: bytes) -> bytes:
+    """``frame`` with ``new`` in place of what ``pattern`` finds, of the same length."""
+    changed = re.sub(pattern, lambda found: new.ljust(len(found[0])), frame)
+    assert changed != frame
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "new", "which"),
+    [
+        (rb'"last_seq":\d', b'"last_seq":5', {0}),  # just elected, and not there yet
+        (rb'"last_seq":\d', b'"last_seq":5', {1}),
+        (rb'"ts":"[^"]*"', b'"cluster":{"leader":"n"}', {1}),  # another one answers
+    ],
+    ids=["behind before", "behind after", "another leader"],
+)
+def test_a_leader_in_doubt(
+    shared_server: NatsServer, bucket: str, pattern: bytes, new: bytes, which: set[int]
+) -> None:
+    """What such a leader does not have may be no hole."""
+    infos = itertools.count()
+
+    def verdict(frame: bytes) -> bool | bytes:
+        if is_info(frame) and next(infos) in which:
+            return padded(frame, pattern, new)
+        return True
+
+    plan = plan_of(shared_server.url, bucket)
+    found, consumer = through(shared_server, plan, Proxy(shared_server.port, verdict))
+    assert [row["revision"] for row in found] == [1, 3, 4, 5, 6]
+    assert consumer
+    assert next(infos) >= 2
+
+
+def test_an_answer_that_is_lost(shared_server: NatsServer, bucket: str) -> None:
+    lost: list[bytes] = []
+
+    def verdict(frame: bytes) -> bool:
+        if b"stream_msg_get_response" in frame and not lost:
+            lost.append(frame)
+            return False
+        return True
+
+    plan = plan_of(shared_server.url, bucket)
+    found, consumer = through(shared_server, plan, Proxy(shared_server.port, verdict))
+    assert [row["revision"] for row in found] == [1, 3, 4, 5, 6]
+    assert consumer
+    assert lost
+
+
+def test_a_subject_that_the_server_cannot_say(shared_server: NatsServer, bucket: str) -> None:
+    """In the API's JSON such bytes are U+FFFD; a consumer delivers them as they are."""
+    replaced: list[bytes] = []
+
+    def verdict(frame: bytes) -> bool | bytes:
+        if b"stream_msg_get_response" in frame and b'.d.e"' in frame:
+            replaced.append(frame)
+            return padded(frame, rb'\.d\.e"', '.\ufffd"'.encode())
+        return True
+
+    plan = plan_of(shared_server.url, bucket)
+    found, consumer = through(shared_server, plan, Proxy(shared_server.port, verdict))
+    assert found[-1]["key"] == "d.e"
+    assert consumer
+    assert replaced
+
+
+@pytest.mark.parametrize("entries", [1, 8])
+def test_a_stream_made_anew(shared_server: NatsServer, bucket: str, entries: int) -> None:
+    url = shared_server.url
+    plan = plan_of(url, bucket)
+    buckets.delete_bucket(url, bucket)
+    buckets.create_bucket(url, bucket)
+    buckets.put_many(url, bucket, [(f"n.{i}", b"new") for i in range(entries)])
+    with pytest.raises(DataLossError, match="deleted and re-created"):
+        rows(url, plan)
+
+
+def test_a_stream_made_anew_in_between(shared_server: NatsServer, bucket: str) -> None:
+    """The second look sees it; no row gets out."""
+    url = shared_server.url
+    plan = plan_of(url, bucket)
+    infos = itertools.count()
+
+    def verdict(frame: bytes) -> bool:
+        if is_info(frame) and next(infos) == 0:
+            buckets.delete_bucket(url, bucket)
+            buckets.create_bucket(url, bucket)
+            buckets.put_many(url, bucket, [(f"n.{i}", b"new") for i in range(6)])
+        return True
+
+    found: list[Any] = []
+    with Proxy(shared_server.port, verdict) as proxy:
+        given = kv_options({"servers": proxy.url, "bucket": bucket})
+        with pytest.raises(DataLossError, match="deleted and re-created"):
+            found.extend(read_split(plan, format_adapter(given)))
+        close_cached_runners()
+    assert not found
+    assert next(infos) == 2
+
+
+def test_what_aged_out_before_it_was_read(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    plan = plan_of(url, bucket, required_from=1)
+    buckets.api(url, f"STREAM.PURGE.KV_{bucket}", {"seq": 4})
+    with pytest.raises(DataLossError):
+        rows(url, plan)
+    assert [row["revision"] for row in rows(url, plan, failOnDataLoss="false")] == [4, 5, 6]
+
+
+def test_without_the_permission_a_consumer_does_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tmp_path / "server.conf"
+    denied = '{ publish: { deny: "$JS.API.STREAM.MSG.GET.>" } }'
+    config.write_text(
+        f"authorization {{ users: [ {{ user: a, password: a }}\n"
+        f"{{ user: b, password: b, permissions: {denied} }} ] }}"
+    )
+    with NatsServer(config=config) as server:
+        url = server.url.replace("//", "//a:a@")
+        buckets.create_bucket(url, "b")
+        buckets.put_many(url, "b", [(f"k.{i}", b"v") for i in range(5)])
+        plan = plan_of(url, "b")
+        with caplog.at_level(logging.WARNING):
+            found = rows(server.url, plan, user="b", password="b")
+        close_cached_runners()
+    assert [row["revision"] for row in found] == [1, 2, 3, 4, 5]
+    assert "STREAM.MSG.GET" in caplog.text

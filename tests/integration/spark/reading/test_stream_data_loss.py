@@ -1,0 +1,145 @@
+"""``nats_stream`` without Spark: messages that aged out, and streams that were re-created."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+from tests.integration.spark.reading.streams import create, fill, read, state
+from tests.support.nats.buckets import api, publish
+from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.wait import wait_until
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "max_msgs": {"max_msgs": 4},
+    "max_bytes": {"max_bytes": 1000},
+    "max_age": {"max_age": 300_000_000},
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_aged_out(
+    shared_server: NatsServer, name: str, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = shared_server.url
+    create(url, name, **LIMITS[limit])
+    body = bytes(150)
+    publish(url, [(f"{name}.a", body, None)] * 3)
+    with stream_query(url, name, deliverPolicy="all") as query:
+        query.rows()
+        offset = query.offset
+    publish(url, [(f"{name}.a", body, None)] * 9)
+    wait_until(lambda: state(url, name)["first_seq"] > offset.stream_seq + 1, "messages to go")
+    wait_until(lambda: limit != "max_age" or not state(url, name)["messages"], "all of max_age")
+    publish(url, [(f"{name}.a", b"last", None)])
+    begins = state(url, name)["first_seq"]
+    with (
+        pytest.raises(
+            DataLossError, match=rf"sequences {offset.stream_seq + 1} to {begins - 1} aged out"
+        ),
+        stream_query(url, name, offset) as query,
+    ):
+        query.rows()
+    with (
+        caplog.at_level(logging.WARNING),
+        stream_query(url, name, offset, failOnDataLoss=False) as query,
+    ):
+        found = sequences(query.rows())
+    assert found[-1] == 13
+    assert found == list(range(found[0], 14))
+    assert "aged out" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["new", "all"])
+def test_aged_out_before_the_first_row(shared_server: NatsServer, name: str, policy: str) -> None:
+    """What came after the query's beginning is not history, though nothing was read yet."""
+    url = shared_server.url
+    create(url, name, max_msgs=4)
+    fill(url, name, 3 if policy == "new" else 0)
+    with stream_query(url, name, deliverPolicy=policy) as query:
+        offset = query.offset
+    fill(url, name, 10)
+    with (
+        pytest.raises(DataLossError, match=f"{offset.stream_seq + 1} to"),
+        stream_query(url, name, offset, deliverPolicy=policy) as query,
+    ):
+        query.rows()
+
+
+def test_history_may_go_before_it_is_read(shared_server: NatsServer, name: str) -> None:
+    """Where a stream stands at its limit, its first messages go while a query begins."""
+    url = shared_server.url
+    create(url, name, max_msgs=10)
+    fill(url, name, 20)
+    with stream_query(url, name) as query:
+        assert query.offset.initial_through == 20
+        fill(url, name, 5)
+        assert sequences(query.rows()) == list(range(16, 26))
+
+
+def test_a_start_that_is_gone(shared_server: NatsServer, name: str) -> None:
+    """Who names a sequence wants it."""
+    url = shared_server.url
+    create(url, name, max_msgs=4)
+    fill(url, name, 10)
+    with pytest.raises(DataLossError, match="sequences 3 to 6 aged out"):
+        read(url, name, startSequence=3)
+    assert sequences(read(url, name, startSequence=3, failOnDataLoss=False)) == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("kept", [-1, 2])
+def test_after_the_last_of_each_subject(shared_server: NatsServer, name: str, kept: int) -> None:
+    """Every later message counts, unless the stream itself drops what is superseded."""
+    url = shared_server.url
+    create(url, name, max_msgs_per_subject=kept)
+    fill(url, name, 6, subjects=2)
+    with stream_query(url, name, deliverPolicy="last_per_subject") as query:
+        assert sequences(query.rows()) == [5, 6]
+        assert query.splits[0].last_per_subject
+        fill(url, name, 8, subjects=2)
+        api(url, f"STREAM.PURGE.{name}", {"seq": 11})
+        if kept == -1:
+            with pytest.raises(DataLossError, match="7 to 10 aged out"):
+                query.rows()
+        else:
+            assert sequences(query.rows()) == [11, 12, 13, 14]
+
+
+def test_a_filter_that_covers_the_stream_knows_a_loss(
+    shared_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a narrower one, nobody can say whether it was a loss."""
+    url = shared_server.url
+    create(url, name)
+    for subject in (f"{name}.>", f"{name}.1"):
+        fill(url, name, 6)
+        with stream_query(url, None, subject=subject) as query:
+            query.rows()
+            fill(url, name, 6)
+            api(url, f"STREAM.PURGE.{name}", {"seq": state(url, name)["last_seq"]})
+            if subject.endswith(">"):
+                with pytest.raises(DataLossError, match="aged out"):
+                    query.rows()
+            else:
+                with caplog.at_level(logging.WARNING):
+                    assert query.rows() == []
+                assert f"whether subject={subject} matched any of them is unknown" in caplog.text
+
+
+def test_made_again_and_waiting(shared_server: NatsServer, name: str) -> None:
+    """A query that waits for a sequence to come does not wait in another stream."""
+    url = shared_server.url
+    create(url, name)
+    with stream_query(url, name, startSequence=5) as query:
+        assert query.rows() == []
+        fill(url, name, 3)
+        assert query.rows() == []
+        api(url, f"STREAM.DELETE.{name}")
+        create(url, name)
+        fill(url, name, 7)
+        with pytest.raises(DataLossError, match="deleted and re-created"):
+            query.rows()

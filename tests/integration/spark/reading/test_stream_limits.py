@@ -1,0 +1,52 @@
+"""``nats_stream`` without Spark: limits in rows and bytes, and splits."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.integration.spark.reading.streams import create, erase, fill
+from tests.support.nats.buckets import publish
+from tests.support.query_driver.streaming import sequences, stream_query
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_limits_in_a_stream_of_holes(shared_server: NatsServer, name: str, direct: bool) -> None:
+    """With Direct Get and, as streams have it by default, without."""
+    url = shared_server.url
+    create(url, name, allow_direct=direct)
+    fill(url, name, 300, subjects=4)
+    erase(url, name, *(seq for seq in range(1, 301) if seq % 5))
+    kept = list(range(5, 301, 5))
+    with stream_query(url, name, maxRowsPerTrigger=25) as query:
+        batches = query.batches()
+        assert [seq for batch in batches for seq in sequences(batch)] == kept
+        assert max(map(len, batches)) <= 25
+        assert len(batches) <= 4
+    with stream_query(
+        url, name, maxRowsPerTrigger=10, filterSubjects=f"{name}.1", minPartitions=2
+    ) as query:
+        batches = query.batches()
+        assert [seq for batch in batches for seq in sequences(batch)] == [
+            seq for seq in kept if seq % 4 == 1
+        ]
+        assert max(map(len, batches)) <= 10
+
+
+def test_the_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
+    url = shared_server.url
+    create(url, name)
+    publish(url, ((f"{name}.a", bytes(1000), None) for _ in range(100)))
+    with stream_query(url, name, maxBytesPerTrigger="20k") as query:
+        batches = query.batches()
+    assert [seq for batch in batches for seq in sequences(batch)] == list(range(1, 101))
+    assert 10 <= max(map(len, batches)) <= 21
+
+
+def test_splits(shared_server: NatsServer, name: str) -> None:
+    url = shared_server.url
+    create(url, name)
+    fill(url, name, 400)
+    with stream_query(url, name, minPartitions=4) as query:
+        assert sequences(query.read(query.latest_offset())) == list(range(1, 401))
+        assert [split.end - split.start for split in query.splits] == [100] * 4

@@ -1,0 +1,367 @@
+"""Bad input: one clear error each, that names what to change, and no partial output."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.options import Mode, kv_options
+from tests.support.nats.buckets import create_bucket, put
+from tests.support.spark.scenario import (
+    DEADLINE,
+    Create,
+    Do,
+    ExpectError,
+    Put,
+    Run,
+    Scene,
+    logged_offset,
+    play,
+    read,
+)
+from tests.support.spark.streaming_query import begin
+
+SECRET = "hunter2-is-secret"
+
+# -- options: found when the source is loaded, before anything connects --------------------------
+
+NOWHERE = {"servers": "nats://127.0.0.1:1", "bucket": "fleet"}
+
+
+OPTIONS: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
+    ({"keyz": "a"}, "OptionError", ("unknown option 'keyz'; did you mean 'keys'?",)),
+    ({"updateOnly": "true"}, "OptionError", ("'updateonly'; did you mean 'updatesOnly'?",)),
+    ({"maxRowPerTriger": 5}, "OptionError", ("did you mean 'maxRowsPerTrigger'?",)),
+    ({"zzzzzz": "1"}, "OptionError", ("unknown option 'zzzzzz'",)),
+    ({"maxRowsPerTrigger": "many"}, "OptionError", ("'maxRowsPerTrigger'", "'many'")),
+    ({"maxRowsPerTrigger": 0}, "OptionError", ("'maxRowsPerTrigger'", "'0'")),
+    ({"startSequence": -5}, "OptionError", ("'startSequence'", "'-5'")),
+    ({"startSequence": 1.5}, "OptionError", ("'startSequence'", "'1.5'")),
+    ({"startSequence": 2**63}, "OptionError", ("'startSequence'", "larger")),
+    ({"updatesOnly": "yes"}, "OptionError", ("'updatesOnly'", "neither true nor false")),
+    ({"connectTimeout": "soon"}, "OptionError", ("'connectTimeout'", "'soon'")),
+    ({"connectTimeout": "nan"}, "OptionError", ("'connectTimeout'", "'nan'")),
+    ({"keys": "a,,b"}, "OptionError", ("'keys'", "an empty element")),
+    (
+        {"updatesOnly": True, "includeHistory": True},
+        "OptionError",
+        ("'updatesOnly' and 'includeHistory' contradict",),
+    ),
+    (
+        {"updatesOnly": True, "startSequence": 5},
+        "OptionError",
+        ("'updatesOnly' and 'startSequence' contradict",),
+    ),
+    ({"user": "me"}, "OptionError", ("'user' and 'password' belong together",)),
+    ({"password": SECRET}, "OptionError", ("'user' and 'password' belong together",)),
+    ({"user": "me", "password": SECRET, "token": "t"}, "OptionError", ("'user' and 'token'",)),
+    ({"servers": f"nats://me:{SECRET}@h:1"}, "OptionError", ("'user' and 'password', or",)),
+    ({"pasword": SECRET}, "OptionError", ("did you mean 'password'?",)),
+    ({"password": " "}, "OptionError", ("'password'", "an empty string")),
+    ({"domain": "a", "apiPrefix": "b.c"}, "OptionError", ("'domain' and 'apiPrefix'",)),
+    ({"domain": "a.b"}, "OptionError", ("'domain'", "not one token")),
+    ({"bucket": None}, "OptionError", ("'bucket' is missing",)),
+    ({"servers": None}, "OptionError", ("'servers' is missing",)),
+    ({"bucket": "fl eet"}, "InvalidNameError", ("'fl eet' is not a bucket name",)),
+    ({"bucket": "a.b"}, "InvalidNameError", ("'a.b' is not a bucket name",)),
+    ({"bucket": "fl€€t"}, "InvalidNameError", ("is not a bucket name",)),
+    ({"bucket": "*"}, "InvalidNameError", ("'*' is not a bucket name",)),
+    ({"keys": "a..b"}, "InvalidNameError", ("'a..b' is not a key filter",)),
+    ({"keys": ".a"}, "InvalidNameError", ("'.a' is not a key filter",)),
+    ({"keys": "a."}, "InvalidNameError", ("'a.' is not a key filter",)),
+    ({"keys": "a b"}, "InvalidNameError", ("'a b' is not a key filter",)),
+    ({"keys": "a*"}, "InvalidNameError", ("'a*' is not a key filter",)),
+    ({"keys": "a.>.b"}, "InvalidNameError", ("'a.>.b' is not a key filter",)),
+    ({"keys": "kéy"}, "InvalidNameError", ("is not a key filter",)),
+    ({"keys": "a.*,b,a.1"}, "ConfigurationError", ("'a.*' and 'a.1' overlap",)),
+    ({"keys": "a.b.>,*.b.c"}, "ConfigurationError", ("overlap",)),
+    ({"keys": "a,a"}, "ConfigurationError", ("'a' and 'a' overlap",)),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "fragments"), OPTIONS, ids=str)
+def test_options(options: dict[str, Any], error: str, fragments: tuple[str, ...]) -> None:
+    # As Spark gives them: names in lower case, texts.
+    given = {
+        name.lower(): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (NOWHERE | options).items()
+        if value is not None
+    }
+    with pytest.raises(NatsSourceError) as caught:
+        kv_options(given, Mode.STREAMING)
+    assert type(caught.value).__name__ == error
+    assert_told(str(caught.value), fragments)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "fragments"),
+    # One of each kind of error, and all that hold a secret.
+    [*{one[1]: one for one in OPTIONS}.values(), *(one for one in OPTIONS if SECRET in str(one))],
+    ids=str,
+)
+def test_options_in_spark(
+    spark: SparkSession, options: dict[str, Any], error: str, fragments: tuple[str, ...]
+) -> None:
+    given = {name: v for name, v in (NOWHERE | options).items() if v is not None}
+    with pytest.raises(AnalysisException) as caught:
+        spark.readStream.format("nats_kv").options(**given).load()
+    text = str(caught.value)
+    assert f"nats_stream_source.errors.{error}: " in text
+    assert_told(text, fragments)
+
+
+def assert_told(text: str, fragments: tuple[str, ...]) -> None:
+    for fragment in fragments:
+        assert fragment in text
+    assert SECRET not in text
+
+
+def test_names_of_options_are_case_insensitive(scene: Scene) -> None:
+    play(scene, Create(), Do(lambda scene: read(scene, {"MAXROWSPERTRIGGER": 5, "KEYS": "a"})))
+
+
+@pytest.mark.parametrize("use", ["write", "writeStream"])
+def test_nothing_is_written(scene: Scene, use: str) -> None:
+    options = {"servers": scene.url, "bucket": scene.bucket}
+
+    def attempt(scene: Scene) -> None:
+        spark = scene.spark
+        if use == "write":
+            rows = spark.range(1)
+            rows.write.format("nats_kv").options(**options).mode("append").save()
+        else:
+            play(scene, Create())
+            query = read(scene, {}).writeStream.format("nats_kv").options(**options)
+            scene.query = begin(query.option("checkpointLocation", str(scene.checkpoint)).start)
+            scene.query.awaitTermination(int(DEADLINE))
+
+    play(scene, ExpectError("OptionError", ("is not supported",), Do(attempt)))
+
+
+# -- the server and what is on it ---------------------------------------------------------------
+
+
+def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) -> ExpectError:
+    """A run with these options fails."""
+    return ExpectError(error, fragments, Run(options or {}), absent=(SECRET,))
+
+
+def test_no_such_bucket(scene: Scene) -> None:
+    what = f"bucket '{scene.bucket}' does not exist on {scene.url}"
+    play(
+        scene, fails("BucketNotFoundError", what, "option 'bucket', options 'servers' and 'domain'")
+    )
+    assert scene.offsets() == []
+
+
+def test_no_bucket_but_a_work_queue(scene: Scene) -> None:
+    play(
+        scene,
+        Create(-1, {"retention": "workqueue"}),
+        Put("a", "1"),
+        fails("UnsupportedStreamError", "workqueue"),
+    )
+
+
+def test_no_such_domain(scene: Scene) -> None:
+    options = {"domain": "nowhere", "connectTimeout": 1}
+    play(
+        scene,
+        Create(),
+        fails("JetStreamNotEnabledError", "options 'domain' or 'apiPrefix'", options=options),
+    )
+
+
+def test_port_is_closed(scene: Scene) -> None:
+    place = f"nats://127.0.0.1:{free_port()}"
+    options = {"servers": place, "connectTimeout": 1}
+    what = f"could not connect to {place} within 1 s (option 'connectTimeout')"
+    play(scene, fails("ConnectError", what, "'connectTimeout'", options=options))
+    assert scene.offsets() == []
+
+
+def test_port_is_open_and_nobody_answers(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        options = {"servers": place, "connectTimeout": 1}
+        play(
+            scene,
+            fails(
+                "ConnectError",
+                f"could not connect to {place} within 1 s (option 'connectTimeout')",
+                options=options,
+            ),
+        )
+
+
+def test_address_is_none(scene: Scene) -> None:
+    options = {"servers": "nats://127.0.0.1:no-port"}
+    play(scene, fails("OptionError", "'servers'", "is not an address", options=options))
+
+
+# -- users and permissions ----------------------------------------------------------------------
+
+DENIED = {
+    "info": ('publish: {deny: "$JS.API.STREAM.INFO.>"}', "$JS.API.STREAM.INFO.KV_guarded"),
+    "inbox": ('subscribe: {deny: "_INBOX.>"}', "_INBOX.>"),
+    "message": ('publish: {deny: "$JS.API.STREAM.MSG.GET.>"}', "$JS.API.STREAM.MSG.GET.KV_guarded"),
+    "consumer": ('publish: {deny: "$JS.API.CONSUMER.CREATE.>"}', "$JS.API.CONSUMER.CREATE."),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server with users, and the bucket ``guarded`` with three entries."""
+    users = [f'{{user: all, password: "{SECRET}"}}'] + [
+        f'{{user: {name}, password: "{SECRET}", permissions: {{{permissions}}}}}'
+        for name, (permissions, _) in DENIED.items()
+    ]
+    config = tmp_path_factory.mktemp("guarded") / "server.conf"
+    config.write_text("authorization {users: [\n" + "\n".join(users) + "\n]}\n")
+    with NatsServer(config=config) as server:
+        url = server.url.replace("//", f"//all:{SECRET}@")
+        create_bucket(url, "guarded", history=5)
+        for key in ("a", "b", "c"):
+            put(url, "guarded", key, b"1")
+        yield server
+
+
+@pytest.fixture
+def guarded_scene(spark: SparkSession, guarded: NatsServer, tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(spark, guarded, "guarded", tmp_path)
+    try:
+        yield scene
+    finally:
+        scene.close()
+
+
+@pytest.mark.parametrize("name", DENIED)
+def test_no_permission(guarded_scene: Scene, name: str) -> None:
+    # A key filter, so that the planner asks for messages too. Three entries with their history are
+    # a small range, which needs no consumer; the initial values of a bucket with history do.
+    history = name != "consumer"
+    options = {"user": name, "password": SECRET, "keys": "a,b", "includeHistory": history}
+    play(guarded_scene, fails("PermissionDeniedError", DENIED[name][1], options=options))
+    assert guarded_scene.rows == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"user": "all", "password": f"{SECRET}-not"},
+        {"user": "nobody", "password": SECRET},
+        {"token": SECRET},
+        {},
+    ],
+    ids=["wrong password", "unknown user", "a token", "none"],
+)
+def test_wrong_credentials(guarded_scene: Scene, options: dict[str, str]) -> None:
+    refused = f"{guarded_scene.url} refused the credentials"
+    play(guarded_scene, fails("AuthorizationError", refused, options=options))
+    assert guarded_scene.offsets() == []
+
+
+def test_right_credentials(guarded_scene: Scene) -> None:
+    """Without this the tests above would prove little. Checkpoint and plan hold no secret."""
+    options = {"user": "all", "password": SECRET, "keys": "a,b"}
+    play(guarded_scene, Run(options))
+    # As DataFrame.explain prints it, which has no way to return it.
+    plan = read(guarded_scene, options)._jdf.queryExecution().toString()
+    assert "guarded" in plan
+    assert SECRET not in plan
+    assert len(guarded_scene.rows) == 2
+    for path in guarded_scene.checkpoint.rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+
+
+# -- checkpoints --------------------------------------------------------------------------------
+
+
+def edited(batch_id: int, edit: Callable[[dict[str, Any]], object]) -> Do:
+    """Edit an offset in the checkpoint by hand."""
+
+    def run(scene: Scene) -> None:
+        path = scene.checkpoint / "offsets" / str(batch_id)
+        version, spark, _ = path.read_text().splitlines()
+        offset = logged_offset(path)
+        edit(offset)
+        path.write_text("\n".join((version, spark, json.dumps(offset))))
+        # Hadoop's file system keeps a checksum beside each file.
+        path.with_name(f".{batch_id}.crc").unlink(missing_ok=True)
+
+    return Do(run)
+
+
+def test_checkpoint_of_another_query(scene: Scene) -> None:
+    another = {"keys": "a,b", "bucket": f"{scene.bucket}_other"}
+    create_bucket(scene.url, another["bucket"])
+    play(
+        scene,
+        Create(),
+        Put("a", "1"),
+        Run({"keys": "a,b"}),
+        fails("OffsetError", f"of stream KV_{scene.bucket}, the query reads", options=another),
+        fails("OffsetError", "keys=a,b, the query has keys=a,c", options={"keys": "a,c"}),
+        fails("OffsetError", "keys=a,b, the query has keys=(all)"),
+        Run({"keys": "b,a"}),  # the order says nothing
+    )
+    assert len(scene.rows) == 1
+
+
+def test_checkpoint_edited_by_hand(scene: Scene) -> None:
+    def broken(edit: Callable[[dict[str, Any]], object], *fragments: str) -> tuple[Any, ...]:
+        kept: dict[str, Any] = {}
+
+        def run(offset: dict[str, Any]) -> None:
+            kept.update(offset)
+            edit(offset)
+
+        def back(offset: dict[str, Any]) -> None:
+            offset.clear()
+            offset.update(kept)
+
+        return (
+            edited(0, run),
+            fails("OffsetError", *fragments),
+            edited(0, back),
+        )
+
+    play(
+        scene,
+        Create(),
+        Put("a", "1"),
+        Run(),
+        Put("a", "2"),
+        *broken(lambda offset: offset.update(v=2), "format is 2", "expected 1 or lower", "install"),
+        *broken(lambda offset: offset.clear(), "expected an offset of this source"),
+        *broken(lambda offset: offset.update(origin=9), "expected 0 <= origin <= stream_seq"),
+        Run(),
+    )
+    assert len(scene.rows) == 2
+
+
+def test_offsets_that_run_backwards(scene: Scene) -> None:
+    def uncommit(scene: Scene) -> None:
+        (scene.checkpoint / "commits" / "1").unlink()
+
+    play(
+        scene,
+        Create(5),
+        Put("a", "1"),
+        Put("a", "2"),
+        Run(),
+        Put("a", "3"),
+        Run(),
+        Do(uncommit),
+        edited(1, lambda offset: offset.update(stream_seq=1, time=None)),
+        fails("OffsetError", "run backwards, from 2 to 1", "edited by hand"),
+    )

@@ -1,0 +1,105 @@
+"""Several tasks in one micro-batch: every row exactly once, in as many tasks as were asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import spark_partition_id
+
+from tests.support.nats.buckets import create_bucket, put_many, stream_state
+from tests.support.spark.scenario import (
+    DEADLINE,
+    ExpectNoConsumers,
+    Run,
+    Scene,
+    Start,
+    play,
+)
+
+
+class Tasks:
+    """A sink that keeps each micro-batch's rows by the task that read them."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[list[int]]] = []
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        tasks: list[list[int]] = [[] for _ in range(batch.rdd.getNumPartitions())]
+        for row in batch.select(spark_partition_id().alias("task"), "revision").collect():
+            tasks[row.task].append(row.revision)
+        self.batches.append(tasks)
+
+    @property
+    def revisions(self) -> list[int]:
+        return [revision for tasks in self.batches for task in tasks for revision in task]
+
+
+def run(scene: Scene, **options: Any) -> Tasks:
+    """All that there is, with ``Trigger.AvailableNow``."""
+    tasks = Tasks()
+    play(scene, Start(options, trigger={"availableNow": True}, sink=tasks))
+    assert scene.query is not None
+    assert scene.query.awaitTermination(int(DEADLINE))
+    scene.close()
+    return tasks
+
+
+def fill(scene: Scene) -> list[int]:
+    """3,000 entries that are left of 30,000; their revisions."""
+    create_bucket(scene.url, scene.bucket)
+    keys = [f"{'ab'[i % 2]}.{i}" for i in range(3000)]
+    put_many(scene.url, scene.bucket, [(key, b"%032d" % i) for i, key in enumerate(keys)])
+    rewritten = [(keys[i * 7919 % 1500], b"again") for i in range(27_000)]
+    put_many(scene.url, scene.bucket, rewritten)
+    last = {key: i for i, key in enumerate([*keys, *(key for key, _ in rewritten)], start=1)}
+    assert stream_state(scene.url, scene.bucket)["messages"] == 3000
+    return sorted(last.values())
+
+
+@pytest.mark.parametrize("keys", [None, "a.*"])
+def test_every_row_once_and_in_order(scene: Scene, keys: str | None) -> None:
+    expected = fill(scene)
+    options: dict[str, Any] = {"minPartitions": 5} | ({"keys": keys} if keys else {})
+    tasks = run(scene, **options)
+    (batch,) = [batch for batch in tasks.batches if any(batch)]
+    assert len(batch) == 5
+    if keys is None:
+        assert tasks.revisions == expected  # in order across the tasks, too
+    else:
+        assert len(tasks.revisions) == 1500
+        assert tasks.revisions == sorted(tasks.revisions)
+        assert set(tasks.revisions) < set(expected)
+    play(scene, ExpectNoConsumers())
+
+
+def test_both_limits_and_splits_with_a_restart_in_between(scene: Scene) -> None:
+    expected = fill(scene)
+    options: dict[str, Any] = {
+        "maxRowsPerTrigger": 1000,
+        "maxBytesPerTrigger": "48k",
+        "minPartitions": 3,
+    }
+    state = stream_state(scene.url, scene.bucket)
+    most = (48 << 10) * state["messages"] // state["bytes"]
+    assert most < 1000  # the limit in bytes is the smaller one
+    play(scene, Start(options, trigger={"availableNow": True}, fail_on_batch=1))
+    assert scene.query is not None
+    with pytest.raises(StreamingQueryException, match="the sink fails on micro-batch 1"):
+        scene.query.awaitTermination(int(DEADLINE))
+    scene.close()
+    assert len(scene.attempts) == 2
+    play(scene, Run(options))
+    assert [row.revision for row in scene.rows] == expected
+    sizes = [len(rows) for rows in scene.batches.values()]
+    assert max(sizes) <= most
+    assert len(sizes) <= 3000 / (0.8 * most) + 1
+    play(scene, ExpectNoConsumers())
+
+
+def test_a_small_micro_batch_is_one_task(scene: Scene) -> None:
+    create_bucket(scene.url, scene.bucket)
+    put_many(scene.url, scene.bucket, [(f"k{i}", b"v") for i in range(500)])
+    assert [len(batch) for batch in run(scene).batches] == [1]

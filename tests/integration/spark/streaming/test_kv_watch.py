@@ -1,0 +1,361 @@
+"""Every way to watch a bucket: which rows come, in which order, and which are initial values."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.nats.buckets import api, stream_info, stream_state
+from tests.support.spark.scenario import (
+    Create,
+    Delete,
+    Do,
+    ExpectBatches,
+    ExpectInitialThrough,
+    ExpectNoConsumers,
+    ExpectRows,
+    Purge,
+    Put,
+    PutMany,
+    Run,
+    Scene,
+    Start,
+    Stop,
+    Wait,
+    WaitForBatch,
+    play,
+    read,
+)
+from tests.support.wait import wait_until
+
+# Revisions:   1 a=1   2 b=1   3 a=2   4 DEL c   5 PURGE b (takes 2 away)
+HISTORY = (Put("a", "1"), Put("b", "1"), Put("a", "2"), Delete("c"), Purge("b"))
+LATER = (Put("a", "3"), Delete("a"), Put("d", "1"))
+
+LAST_VALUES = ("3 PUT a=2 initial", "4 DEL c initial", "5 PURGE b initial")
+ALL_REVISIONS = ("1 PUT a=1 initial", *LAST_VALUES)
+CHANGES = ("6 PUT a=3", "7 DEL a", "8 PUT d=1")
+# What a later read of the changes finds where only one revision of a key is kept.
+COMPACTED = ("7 DEL a", "8 PUT d=1")
+
+
+def test_format_is_found_by_its_module(scene: Scene) -> None:
+    """A new session knows nothing of what others have registered."""
+    fresh = replace(scene, spark=scene.spark.newSession())
+    assert [field.simpleString() for field in read(fresh, {}).schema.fields] == [
+        "bucket:string",
+        "key:string",
+        "value:binary",
+        "revision:bigint",
+        "created:timestamp",
+        "operation:string",
+        "delta:bigint",
+        "initial:boolean",
+        "stream_created:timestamp",
+    ]
+
+
+def test_last_values_then_changes(scene: Scene) -> None:
+    play(
+        scene,
+        Create(),
+        *HISTORY,
+        Start(),
+        Wait(rows=3),
+        ExpectRows(*LAST_VALUES),
+        *LATER[:1],
+        Wait(rows=4),
+        *LATER[1:],
+        Wait(rows=6),
+        ExpectRows(*LAST_VALUES, *CHANGES),
+        ExpectInitialThrough(5),
+        Stop(),
+        ExpectNoConsumers(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("history", "options", "first", "then", "initial_through"),
+    [
+        pytest.param(5, {}, LAST_VALUES, CHANGES, 5, id="last values of history"),
+        pytest.param(-1, {}, LAST_VALUES, CHANGES, 5, id="last values of unlimited history"),
+        pytest.param(5, {"includeHistory": True}, ALL_REVISIONS, CHANGES, 5, id="full history"),
+        pytest.param(1, {"includeHistory": True}, LAST_VALUES, COMPACTED, 5, id="history of one"),
+        pytest.param(5, {"updatesOnly": True}, (), CHANGES, 5, id="updates only"),
+        pytest.param(1, {"updatesOnly": True}, (), COMPACTED, 5, id="updates only, one revision"),
+        pytest.param(
+            5,
+            {"ignoreDeletes": True},
+            LAST_VALUES[:1],
+            ("6 PUT a=3", "8 PUT d=1"),
+            5,
+            id="deletes ignored",
+        ),
+        pytest.param(
+            5,
+            {"ignoreDeletes": True, "includeHistory": True},
+            ALL_REVISIONS[:2],
+            ("6 PUT a=3", "8 PUT d=1"),
+            5,
+            id="deletes ignored, full history",
+        ),
+        pytest.param(
+            5,
+            {"metaOnly": True},
+            ("3 PUT a initial", "4 DEL c initial", "5 PURGE b initial"),
+            ("6 PUT a", "7 DEL a", "8 PUT d"),
+            5,
+            id="values left out",
+        ),
+        pytest.param(
+            5,
+            {"startSequence": 3},
+            ("3 PUT a=2 initial", "4 DEL c initial", "5 PURGE b initial"),
+            CHANGES,
+            5,
+            id="from a sequence",
+        ),
+        pytest.param(5, {"startSequence": 7}, (), ("7 DEL a", "8 PUT d=1"), 6, id="from ahead"),
+    ],
+)
+def test_watch(
+    scene: Scene,
+    history: int,
+    options: dict[str, object],
+    first: tuple[str, ...],
+    then: tuple[str, ...],
+    initial_through: int,
+) -> None:
+    play(
+        scene,
+        Create(history),
+        *HISTORY,
+        Run(options),
+        ExpectRows(*first),
+        *LATER,
+        Run(options),
+        ExpectRows(*first, *then),
+        ExpectInitialThrough(initial_through),
+        ExpectNoConsumers(),
+    )
+
+
+# Revisions:   1 a.x   2 a.y   3 b.x   4 a.x   5 c   6 DEL b.x   7 a.y.z
+KEYED = (
+    Put("a.x", "1"),
+    Put("a.y", "1"),
+    Put("b.x", "1"),
+    Put("a.x", "2"),
+    Put("c", "1"),
+    Delete("b.x"),
+    Put("a.y.z", "1"),
+)
+
+
+@pytest.mark.parametrize("history", [1, 5])
+@pytest.mark.parametrize(
+    ("keys", "first", "then"),
+    [
+        pytest.param("c", ("5 PUT c=1 initial",), ("9 PUT c=2",), id="a key"),
+        pytest.param(
+            "a.*",
+            ("2 PUT a.y=1 initial", "4 PUT a.x=2 initial"),
+            ("8 PUT a.x=3",),
+            id="a pattern",
+        ),
+        pytest.param(
+            "b.>, c,a.y.>",
+            ("5 PUT c=1 initial", "6 DEL b.x initial", "7 PUT a.y.z=1 initial"),
+            ("9 PUT c=2", "10 PURGE b.x"),
+            id="several patterns",
+        ),
+    ],
+)
+def test_keys(
+    scene: Scene, history: int, keys: str, first: tuple[str, ...], then: tuple[str, ...]
+) -> None:
+    play(
+        scene,
+        Create(history),
+        *KEYED,
+        Run({"keys": keys}),
+        ExpectRows(*first),
+        Put("a.x", "3"),
+        Put("c", "2"),
+        Purge("b.x"),
+        Put("d", "1"),
+        Run({"keys": keys}),
+        ExpectRows(*first, *then),
+        ExpectInitialThrough(7),
+        ExpectNoConsumers(),
+    )
+
+
+def test_keys_that_do_not_exist_yet(scene: Scene) -> None:
+    play(
+        scene,
+        Create(),
+        *KEYED,
+        Start({"keys": "z.>"}),
+        WaitForBatch(0),
+        ExpectRows(),
+        Put("a.x", "3"),
+        Put("z.1", "1"),
+        Wait(rows=1),
+        ExpectRows("9 PUT z.1=1"),
+        ExpectInitialThrough(7),
+    )
+
+
+@pytest.mark.parametrize("history", [1, 5])
+@pytest.mark.parametrize("options", [{}, {"includeHistory": True}, {"updatesOnly": True}], ids=str)
+def test_empty_bucket(scene: Scene, history: int, options: dict[str, object]) -> None:
+    play(
+        scene,
+        Create(history),
+        Run(options),
+        ExpectRows(),
+        ExpectInitialThrough(0),
+        Put("a", "1"),
+        Put("b", "1"),
+        Run(options),
+        ExpectRows("1 PUT a=1", "2 PUT b=1"),
+        ExpectInitialThrough(0),
+    )
+
+
+def test_updates_only_stopped_before_anything_came(scene: Scene) -> None:
+    updates = {"updatesOnly": True}
+    play(
+        scene,
+        Create(5),
+        *HISTORY,
+        Start(updates),
+        WaitForBatch(0),
+        Stop(),
+        *LATER,
+        Start(updates),
+        Wait(rows=3),
+        Stop(),
+        ExpectRows(*CHANGES),
+        ExpectInitialThrough(5),
+    )
+
+
+def test_rows_are_complete(scene: Scene) -> None:
+    """Each column of each row against the server's own record of the message."""
+    key = "A-z_0/9=.k"
+    play(
+        scene,
+        Create(),
+        Put(key, "text"),
+        Put("empty", b""),
+        Put("binary", bytes(range(256))),
+        Put("lines", b"\r\nMSG a 1 3\r\nabc\r\n"),
+        Put("large", b"x" * 300_000),
+        Put("ключ", b"1"),  # not a key by ADR-8, but servers take it and other clients write it
+        Put("with.headers", b"1", {"Trace": "t1", "Status": "404"}),
+        Put("unknown.operation", b"1", {"KV-Operation": "MOVE"}),
+        Put("marker.with.value", b"1", {"KV-Operation": "DEL"}),
+        Delete("gone"),
+        Purge("purged"),
+        Run(),
+    )
+    operations = ["PUT"] * 8 + ["DEL", "DEL", "PURGE"]
+    stored = [message(scene, revision) for revision in range(1, 12)]
+    created = microseconds(stream_info(scene.url, scene.bucket)["created"])
+    assert [row.asDict() for row in scene.rows] == [
+        {
+            "bucket": scene.bucket,
+            "key": one["subject"].removeprefix(f"$KV.{scene.bucket}."),
+            "value": base64.b64decode(one.get("data", "")) if operation == "PUT" else None,
+            "revision": one["seq"],
+            "created": microseconds(one["time"]),
+            "operation": operation,
+            "delta": 11 - one["seq"],
+            "initial": True,
+            "stream_created": created,
+        }
+        for one, operation in zip(stored, operations, strict=True)
+    ]
+    assert scene.rows[0].key == key
+    assert len(scene.rows[4].value) == 300_000
+
+
+def expired(scene: Scene) -> None:
+    """Wait for the server's marker."""
+    wait_until(
+        lambda: stream_state(scene.url, scene.bucket)["last_seq"] == 3, "the marker", deadline=600
+    )
+
+
+def message(scene: Scene, revision: int) -> dict[str, Any]:
+    answer = api(scene.url, f"STREAM.MSG.GET.KV_{scene.bucket}", {"seq": revision})
+    return dict(answer["message"])
+
+
+def microseconds(text: str) -> datetime:
+    """A server's time, floored to microseconds, as ``collect()`` gives it in a UTC session."""
+    seconds, _, fraction = text.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(seconds) + timedelta(microseconds=int(fraction[:6].ljust(6, "0")))
+
+
+def test_expired_key_is_a_purge(scene: Scene) -> None:
+    """A key that the server removes for its age leaves a marker of the server's own."""
+    config = {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000}
+    play(
+        scene,
+        Create(1, config),
+        Put("stays", "1"),
+        Put("expires", "1", {"Nats-TTL": "1s"}),
+        Do(expired),
+        Run(),
+        ExpectRows("1 PUT stays=1 initial", "3 PURGE expires initial"),
+    )
+    assert b"MaxAge" in base64.b64decode(message(scene, 3)["hdrs"])
+
+
+def test_values_left_out_but_markers_known(scene: Scene) -> None:
+    """``headers_only`` consumers deliver the headers, the markers' among them."""
+    play(
+        scene,
+        Create(),
+        *HISTORY,
+        Put("h", b"1", {"Trace": "t1"}),
+        Run({"metaOnly": True, "ignoreDeletes": True}),
+        ExpectRows("3 PUT a initial", "6 PUT h initial"),
+    )
+
+
+def test_bucket_without_direct_get(scene: Scene) -> None:
+    """Ranks come from a consumer then."""
+    play(
+        scene,
+        Create(1, {"allow_direct": False}),
+        PutMany(100, keys=10),
+        Run({"maxRowsPerTrigger": 4, "keys": "k1,k2,k3,k4,k5"}),
+        ExpectRows(*(f"{i} PUT k{i - 91}={i - 1} initial" for i in range(92, 97))),
+        ExpectBatches((4, 1)),
+        ExpectNoConsumers(),
+    )
+
+
+def test_mirror_of_a_bucket(scene: Scene) -> None:
+    """A mirror has the subjects, and so the keys, of the bucket that it mirrors."""
+    mirror = replace(scene, bucket=f"{scene.bucket}_mirror")
+    config = {"subjects": None, "mirror": {"name": f"KV_{scene.bucket}"}, "mirror_direct": True}
+
+    def mirrored(scene: Scene) -> None:
+        expected = stream_state(scene.url, scene.bucket)["last_seq"]
+        state = lambda: stream_state(scene.url, mirror.bucket)  # noqa: E731
+        wait_until(lambda: state()["last_seq"] == expected, "the mirror", seen=state, deadline=600)
+
+    play(scene, Create(5), *HISTORY, Do(lambda _: Create(5, config).run(mirror)), Do(mirrored))
+    play(mirror, Run(), ExpectRows(*LAST_VALUES))
+    play(scene, *LATER, Do(mirrored))
+    play(mirror, Run(), ExpectRows(*LAST_VALUES, *CHANGES), ExpectInitialThrough(5))
+    assert {row.bucket for row in mirror.rows} == {mirror.bucket}

@@ -1,0 +1,171 @@
+"""The stream reader of Spark 4.0 and 4.1, asked in the order in which they ask, without Spark.
+
+With Spark, ``make test-spark`` shows the same (tests/compat/spark).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError, OffsetError, OptionError
+from nats_stream_source.options import CommonOptions, Mode, kv_options
+from nats_stream_source.spark.compat import check_limits
+from nats_stream_source.spark.input_partition import NatsInputPartition
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
+from tests.support.nats.buckets import create_bucket, put
+
+Json = dict[str, Any]
+Make = Callable[..., NoAdmissionReader]
+
+_serial = itertools.count(1)
+
+
+@pytest.fixture
+def bucket(shared_server: NatsServer) -> str:
+    name = f"b{next(_serial)}"
+    create_bucket(shared_server.url, name, history=10)
+    return name
+
+
+@pytest.fixture
+def make(shared_server: NatsServer, bucket: str) -> Iterator[Make]:
+    """Makes readers, one for each start of the query."""
+    made: list[NoAdmissionReader] = []
+
+    def reader(**options: str) -> NoAdmissionReader:
+        given = {"servers": shared_server.url, "bucket": bucket, **options}
+        made.append(NoAdmissionReader(kv_options(given, Mode.STREAMING)))
+        return made[-1]
+
+    yield reader
+    for one in made:
+        one.stop()
+    close_cached_runners()  # of read()
+
+
+def write(server: NatsServer, bucket: str, *keys: str) -> None:
+    for key in keys:
+        put(server.url, bucket, key, b"1")
+
+
+def logged(offset: Json) -> Json:
+    """An offset as it comes back from the checkpoint."""
+    return dict(json.loads(json.dumps(offset)))
+
+
+def revisions(reader: NoAdmissionReader, start: Json, end: Json) -> list[int]:
+    """The revisions of a micro-batch."""
+    found: list[int] = []
+    for split in pickle.loads(pickle.dumps(reader.partitions(start, end))):
+        assert isinstance(split, NatsInputPartition)
+        for rows in reader.read(split):
+            found += rows.column("revision").to_pylist()
+    return found
+
+
+def test_a_query_that_goes_on(shared_server: NatsServer, bucket: str, make: Make) -> None:
+    """``latestOffset`` before ``initialOffset``, then from where the last one ended."""
+    write(shared_server, bucket, "a", "b", "a")
+    reader = make()
+    end = reader.latestOffset()
+    start = reader.initialOffset()
+    assert revisions(reader, start, end) == [2, 3]
+    assert reader.latestOffset() == end
+    write(shared_server, bucket, "a", "c")
+    then = reader.latestOffset()
+    assert reader.latestOffset() == then
+    reader.commit(end)
+    assert revisions(reader, end, then) == [4, 5]
+    assert then["origin"] == 0
+    assert then["initial_through"] == 3
+
+
+def test_an_end_that_is_asked_for_twice(shared_server: NatsServer, bucket: str, make: Make) -> None:
+    """The initial values stay one micro-batch of last entries, whatever came between."""
+    write(shared_server, bucket, "a", "a")
+    reader = make()
+    first = reader.latestOffset()
+    write(shared_server, bucket, "b", "b")
+    assert reader.latestOffset()["stream_seq"] == first["stream_seq"] == 2
+    assert revisions(reader, reader.initialOffset(), first) == [2]
+    assert revisions(reader, first, reader.latestOffset()) == [3, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"updatesOnly": "true"}, {"includeHistory": "true"}])
+def test_a_restart(
+    shared_server: NatsServer, bucket: str, make: Make, options: dict[str, str]
+) -> None:
+    """Spark says where the query stands by the splits of an empty range."""
+    write(shared_server, bucket, "a")
+    reader = make(**options)
+    end = logged(reader.latestOffset())
+    revisions(reader, reader.initialOffset(), end)
+    write(shared_server, bucket, "a", "b")
+
+    again = make(**options)
+    assert again.partitions(end, end) == []
+    then = again.latestOffset()
+    assert revisions(again, end, then) == [2, 3]
+    unchanged = ("created", "epoch", "origin", "initial_through")
+    assert [then[name] for name in unchanged] == [end[name] for name in unchanged]
+
+
+def test_a_micro_batch_that_failed(shared_server: NatsServer, bucket: str, make: Make) -> None:
+    """It comes again, the same, also if it is the first one of a query for updates only."""
+    write(shared_server, bucket, "a")
+    reader = make(updatesOnly="true")
+    reader.initialOffset()
+    write(shared_server, bucket, "b", "c")
+    end = logged(reader.latestOffset())
+    write(shared_server, bucket, "d")
+
+    again = make(updatesOnly="true")
+    assert again.partitions(end, end) == []
+    assert revisions(again, again.initialOffset(), end) == [2, 3]
+    assert revisions(again, end, again.latestOffset()) == [4]
+
+
+def test_data_loss_is_seen_after_a_restart(
+    shared_server: NatsServer, bucket: str, make: Make
+) -> None:
+    write(shared_server, bucket, "a")
+    reader = make()
+    end = logged(reader.latestOffset())
+
+    again = make()
+    other = {**end, "created": "2020-01-01T00:00:00Z"}
+    assert again.partitions(other, other) == []
+    with pytest.raises(DataLossError, match="deleted and re-created"):
+        again.latestOffset()
+
+
+def test_an_end_that_was_taken_too_early_is_refused(
+    shared_server: NatsServer, bucket: str, make: Make
+) -> None:
+    """As with Spark's wrapper for AvailableNow, which would lose what came since the last run."""
+    write(shared_server, bucket, "a")
+    reader = make(updatesOnly="true")
+    end = logged(reader.latestOffset())
+    write(shared_server, bucket, "b")
+
+    again = make(updatesOnly="true")
+    early = again.latestOffset()
+    with pytest.raises(OffsetError, match="triggerAvailableNowWrapper"):
+        again.partitions(end, end)
+    assert early["origin"] == 2, "from here on, revision 2 would have been left out"
+
+
+@pytest.mark.parametrize("reading", [CommonOptions(max_rows=5), CommonOptions(max_bytes=5)])
+def test_limits_are_refused_where_spark_keeps_none(reading: CommonOptions) -> None:
+    check_limits(reading, admission_control=True)
+    with pytest.raises(OptionError, match=r"PerTrigger' needs Spark 4\.2 or newer"):
+        check_limits(reading, admission_control=False)
+    check_limits(CommonOptions(), admission_control=False)

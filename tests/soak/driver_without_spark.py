@@ -1,0 +1,197 @@
+"""The driver without Spark: the same queries, asked what Spark asks, in Spark's order.
+
+Run as ``python -m tests.soak.driver_without_spark <file>``, with the file of ``tests.soak.driver``.
+Each query is a process that keeps a checkpoint as Spark does: the end of a micro-batch is logged
+before it is read, and it is committed after the sink has it. Starting takes two seconds instead of
+twenty, so a short run has many more restarts, and a machine that is too busy for Spark can run it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+
+from nats_stream_source.options import Mode, kv_options, stream_options
+from tests.soak.driver import OPTIONS, QUERIES, linger
+from tests.support.oracle.query_failures import is_data_loss
+from tests.support.query_driver.driver import QueryDriver
+
+_EVERY = 0.3  # seconds between two micro-batches
+_AGAIN = 0.5  # seconds after a failure
+
+
+class LocalQuery:
+    """One query, from its checkpoint on."""
+
+    def __init__(self, name: str, request: dict[str, Any]) -> None:
+        self._name = name
+        self._directory = Path(request["directory"])
+        self._finish = request["finish"]
+        self._checkpoint = self._directory / "checkpoints" / name
+        self._log = (self._directory / "events.jsonl").open("a", buffering=1)
+        options = {key: str(value) for key, value in OPTIONS[name].items()}
+        options["servers"] = request["servers"]
+        parse = stream_options if name == "stream" else kv_options
+        self._options = parse(options, Mode.STREAMING)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Until ``stopped``, or until all is read, or until data loss."""
+        while not stopped.is_set():
+            driver = QueryDriver(self._options)
+            try:
+                self._read(driver, stopped)
+                return
+            except Exception:  # as a supervisor: a failed query is started again
+                text = traceback.format_exc()
+                self._say("failed", text=text)
+                if is_data_loss(text):
+                    return
+            finally:
+                driver.close()
+            stopped.wait(_AGAIN)
+
+    def _read(self, driver: QueryDriver, stopped: threading.Event) -> None:
+        if self._finish:
+            driver.prepare_available_now()
+        start = driver.initial_offset()
+        number = self._last("commits") + 1
+        if number:
+            start = self._logged(number - 1)
+        if self._last("offsets") == number:
+            # Spark requests it again when the last micro-batch was not committed.
+            driver.initial_offset()
+            start = self._batch(driver, number, start, self._logged(number))
+            number += 1
+        while not stopped.is_set():
+            end = driver.latest_offset(start)
+            if end != start:
+                self._put("offsets", number, end)
+                start = self._batch(driver, number, start, end)
+                number += 1
+            elif self._finish:
+                self._say("done")
+                return
+            else:
+                stopped.wait(_EVERY)
+
+    def _batch(self, driver: QueryDriver, number: int, start: Any, end: Any) -> Any:
+        parts = [list(driver.read(partition)) for partition in driver.partitions(start, end)]
+        if self._name == "current":
+            self._merge(parts)
+        else:
+            self._write(number, parts)
+        linger(number)
+        self._put("commits", number, end)
+        rows = sum(batch.num_rows for part in parts for batch in part)
+        self._say(
+            "batch",
+            batch=number,
+            start=start["stream_seq"],
+            end=end["stream_seq"],
+            rows=rows,
+        )
+        return end
+
+    def _write(self, number: int, parts: list[list[pa.RecordBatch]]) -> None:
+        place = self._directory / self._name / f"{number:08d}" / f"{time.time_ns()}"
+        place.mkdir(parents=True)
+        for index, part in enumerate(parts):
+            if part:
+                pq.write_table(pa.Table.from_batches(part), place / f"part-{index:05}.parquet")
+        (place / "_SUCCESS").touch()
+
+    def _merge(self, parts: list[list[pa.RecordBatch]]) -> None:
+        """The rows by key into the table, which is small enough to be written anew."""
+        place = str(self._directory / "table")
+        columns = ("revision", "key", "operation", "value")
+        rows: dict[str, dict[str, Any]] = {}
+        if DeltaTable.is_deltatable(place):
+            # From the table, not from memory: what counts is what a restart would find.
+            for row in DeltaTable(place).to_pyarrow_table().to_pylist():
+                rows[row["key"]] = row
+        for part in parts:
+            for batch in part:
+                for row in batch.select(columns).to_pylist():
+                    if row["revision"] > rows.get(row["key"], {"revision": 0})["revision"]:
+                        rows[row["key"]] = row
+        # Markers stay, as with deletes="mark": without them an older PUT could come back.
+        schema = pa.schema(
+            [
+                ("revision", pa.int64()),
+                ("key", pa.string()),
+                ("operation", pa.string()),
+                ("value", pa.binary()),
+            ]
+        )
+        table = pa.Table.from_pylist(list(rows.values()), schema=schema)
+        write_deltalake(place, table, mode="overwrite")
+
+    def _last(self, kind: str) -> int:
+        numbers = (int(one.name) for one in (self._checkpoint / kind).glob("[0-9]*"))
+        return max(numbers, default=-1)
+
+    def _logged(self, number: int) -> Any:
+        return json.loads((self._checkpoint / "offsets" / str(number)).read_text())
+
+    def _put(self, kind: str, number: int, value: Any) -> None:
+        place = self._checkpoint / kind
+        place.mkdir(parents=True, exist_ok=True)
+        partial = place / "partial"
+        partial.write_text(json.dumps(value))
+        os.replace(partial, place / str(number))
+
+    def _say(self, event: str, **fields: Any) -> None:
+        line = {"at": time.time(), "event": event, "query": self._name, **fields}
+        self._log.write(json.dumps(line) + "\n")
+
+
+def main(path: str, name: str | None = None) -> None:
+    request = json.loads(Path(path).read_text())
+    stopped = threading.Event()
+
+    def listen() -> None:
+        os.read(0, 1)  # not through sys.stdin, whose lock would be held when Python ends
+        stopped.set()
+
+    # Finishing, nobody closes it for good reason; else its end is the signal to stop.
+    if not request["finish"]:
+        threading.Thread(target=listen, daemon=True).start()
+    if name is not None:
+        LocalQuery(name, request).run(stopped)
+        return
+    with (Path(request["directory"]) / "events.jsonl").open("a") as log:
+        line = {"at": time.time(), "event": "started", "serial": request["serial"]}
+        log.write(json.dumps(line) + "\n")
+    queries = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.soak.driver_without_spark", path, one],
+            stdin=subprocess.PIPE,
+        )
+        for one in QUERIES
+        if one not in request["skip"]
+    ]
+    while not stopped.wait(0.1):
+        if request["finish"] and all(query.poll() is not None for query in queries):
+            break
+    for query in queries:
+        if stopped.is_set() and query.stdin is not None:
+            with contextlib.suppress(OSError):
+                query.stdin.close()
+        query.wait()
+    sys.exit(max((query.returncode != 0 for query in queries), default=False))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,277 @@
+"""Injects the scheduled faults into servers, connections and the driver.
+
+Each fault returns a description of its effect, or raises :class:`FaultNotInjectedError` if it found
+nothing to affect (no consumer to delete, no delivery to drop): only effective faults count. After a
+fault, every process that it stopped runs again.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nats_stream_source.embedded import NatsServer
+from tests.soak.collect import Events
+from tests.soak.delivery_faults import DeleteConsumer, LastDelivery
+from tests.soak.power_loss import PowerLoss
+from tests.soak.schedule import POWER_LOSS, Fault, FaultNotInjectedError
+from tests.soak.servers import STREAMS, UNAVAILABLE, Servers
+from tests.support.oracle.evidence import Rollback
+from tests.support.proxy.fault_proxy import Verdict
+from tests.support.proxy.verdicts import Harm, Share, Status, each
+
+_INJECT_TIMEOUT = 30.0  # seconds to find an object of the fault
+_START_TIMEOUT = 120.0  # seconds to wait until a new driver reads
+
+
+class DriverControl(Protocol):
+    """Operations of faults on the driver."""
+
+    def kill(self) -> None: ...
+    def stop(self) -> None: ...
+    def start(self) -> None: ...
+    def is_reading(self) -> bool: ...
+    def events(self) -> Events: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedFault:
+    """The result of a fault.
+
+    Attributes:
+        at: seconds after the start.
+        effective: whether the fault found something to affect.
+        result: description of its effect, or the reason why it had none.
+    """
+
+    fault: Fault
+    at: float
+    effective: bool
+    result: str
+
+
+class FaultInjector:
+    """Injects faults; each lane calls :meth:`inject` from its own thread.
+
+    Attributes:
+        rollback: the simulated power loss, if any.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        driver: DriverControl,
+        generator: subprocess.Popen[bytes],
+        seed: int,
+        stopped: threading.Event,
+        started_at: float,
+    ) -> None:
+        self._servers = servers
+        self._driver = driver
+        self._generator = generator
+        self._seed = seed
+        self._stopped = stopped
+        self._started_at = started_at
+        self.rollback: Rollback | None = None
+        self._kinds: dict[str, Callable[[Fault], str]] = {
+            "kill server": self._kill_server,
+            "kill leader": self._kill_server,
+            "pause server": self._pause_server,
+            "pause leader": self._pause_server,
+            "restart server": self._restart_server,
+            "rolling restart": self._rolling_restart,
+            "kill all servers": self._kill_all,
+            "step down stream": self._step_down,
+            "step down meta": self._step_down,
+            "delete a consumer": self._delete_consumer,
+            "reset connections": self._reset,
+            "drop deliveries": self._drop,
+            "drop heartbeats": self._drop,
+            "hold traffic": self._hold,
+            POWER_LOSS: self._power_loss,
+            "kill driver": self._stop_driver,
+            "stop driver": self._stop_driver,
+        }
+
+    def inject(self, fault: Fault) -> InjectedFault:
+        """Inject a fault; returns when it has ended."""
+        at = time.monotonic() - self._started_at
+        try:
+            result, effective = self._kinds[fault.kind](fault), True
+        except FaultNotInjectedError as error:
+            result, effective = str(error), False
+        except UNAVAILABLE as error:
+            result, effective = f"{type(error).__name__}: {error}"[:200], False
+        return InjectedFault(fault, at, effective, result)
+
+    # -- servers --------------------------------------------------------------------------------
+
+    def _target(self, fault: Fault) -> str:
+        """Name of the server of a fault."""
+        servers = self._servers
+        if fault.target in servers.servers:
+            return fault.target
+        stream = STREAMS[fault.target]
+        leader = servers._report(stream).get("leader")
+        if leader not in servers.servers:
+            raise FaultNotInjectedError(f"{stream} has no leader")
+        return str(leader)
+
+    def _kill_server(self, fault: Fault) -> str:
+        name = self._target(fault)
+        servers = self._servers
+        servers.down.add(name)
+        try:
+            servers.servers[name].kill()
+            self._stopped.wait(fault.seconds)
+        finally:
+            self._servers.start(name)
+        return name
+
+    def _kill_all(self, fault: Fault) -> str:
+        servers = self._servers
+        servers.down |= servers.servers.keys()
+        try:
+            for server in servers.servers.values():
+                server.kill()
+            self._stopped.wait(fault.seconds)
+        finally:
+            for name in servers.servers:
+                self._servers.start(name)
+        return "all"
+
+    def _pause_server(self, fault: Fault) -> str:
+        name = self._target(fault)
+        servers = self._servers
+        servers.down.add(name)
+        servers.servers[name].pause()
+        try:
+            self._stopped.wait(fault.seconds)
+        finally:
+            servers.servers[name].resume()
+            servers.down.discard(name)
+        return name
+
+    def _restart_server(self, fault: Fault) -> str:
+        for name, server in self._servers.servers.items():
+            self._restart(name, server)
+        return "n1"
+
+    def _rolling_restart(self, fault: Fault) -> str:
+        for name, server in self._servers.servers.items():
+            self._restart(name, server)
+            self._servers.wait_healthy()
+        return "all, one after the other"
+
+    def _restart(self, name: str, server: NatsServer) -> None:
+        self._servers.down.add(name)
+        try:
+            server.terminate()
+        finally:
+            self._servers.start(name)
+
+    def _power_loss(self, fault: Fault) -> str:
+        power = PowerLoss(self._servers, self._driver.events, self._generator, self._until_true)
+        try:
+            return power.run(lambda: self._stopped.wait(fault.seconds))
+        finally:
+            self.rollback = power.rollback
+
+    def _until_true(self, condition: Callable[[], bool], seconds: float = _START_TIMEOUT) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stopped.wait(0.3):
+            if condition():
+                return True
+        return False
+
+    def _step_down(self, fault: Fault) -> str:
+        if fault.kind == "step down meta":
+            self._servers.system_call("META.LEADER.STEPDOWN")
+            return "meta"
+        stream, before = STREAMS[fault.target], self._target(fault)
+        self._servers.call(f"STREAM.LEADER.STEPDOWN.{stream}")
+        if not self._until_true(lambda: self._led_by_another(fault, before)):
+            raise FaultNotInjectedError(f"{before} is the leader of {stream} again")
+        return stream
+
+    def _led_by_another(self, fault: Fault, before: str) -> bool:
+        try:
+            return self._target(fault) != before
+        except (FaultNotInjectedError, *UNAVAILABLE):
+            return False  # no new leader yet
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def _delete_consumer(self, fault: Fault) -> str:
+        deletion = DeleteConsumer(lambda subject: self._servers.call(subject))
+        self._apply(deletion, 0)
+        return deletion.consumer
+
+    def _reset(self, fault: Fault) -> str:
+        served = self._connections()
+        for proxy in self._servers.proxies.values():
+            proxy.cut()
+        return f"{served} connections"
+
+    def _connections(self) -> int:
+        """Number of connections through the proxies; raises if it is 0."""
+        served = sum(proxy.served for proxy in self._servers.proxies.values())
+        if not served:
+            raise FaultNotInjectedError("no client is connected")
+        return served
+
+    def _drop(self, fault: Fault) -> str:
+        seed = random.Random(f"{self._seed} {fault.at}").randrange(2**32)
+        harm: Harm = Share(fault.share, seed)
+        if fault.kind == "drop heartbeats":
+            # A reader needs a heartbeat if it has not received the last message.
+            harm = Status("Idle Heartbeat")
+            self._apply(harm, fault.seconds, LastDelivery())
+        else:
+            self._apply(harm, fault.seconds)
+        return f"{harm.done} dropped"
+
+    def _apply(self, harm: Harm, seconds: float, *others: Verdict) -> None:
+        """Apply ``harm`` to deliveries for some seconds, and longer until it has affected one."""
+        self._servers.set_verdict(each(harm, *others))
+        try:
+            end = time.monotonic() + _INJECT_TIMEOUT
+            self._stopped.wait(seconds)
+            while not harm.done and time.monotonic() < end and not self._stopped.is_set():
+                self._stopped.wait(0.1)
+        finally:
+            self._servers.set_verdict(None)
+        if not harm.done:
+            raise FaultNotInjectedError("no matching delivery")
+
+    def _hold(self, fault: Fault) -> str:
+        proxies, served = list(self._servers.proxies.values()), self._connections()
+        for proxy in proxies:
+            proxy.freeze()
+        try:
+            self._stopped.wait(fault.seconds)
+        finally:
+            for proxy in proxies:
+                proxy.thaw()
+        return f"{served} connections"
+
+    # -- the driver -----------------------------------------------------------------------------
+
+    def _stop_driver(self, fault: Fault) -> str:
+        stopped_at = time.monotonic()
+        if fault.kind == "kill driver":
+            self._driver.kill()
+        else:
+            self._driver.stop()
+        try:
+            self._stopped.wait(fault.seconds)
+        finally:
+            self._driver.start()
+        # The next fault of the driver must affect queries that read.
+        self._until_true(self._driver.is_reading)
+        return f"reads again after {time.monotonic() - stopped_at:.0f} s"

@@ -1,0 +1,96 @@
+"""The soak: its ledger, its schedule, and short complete runs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.soak.outcome import Settings, summary
+from tests.soak.run import clean, run
+from tests.soak.schedule import BETWEEN_KINDS, DRIVER_KINDS, POWER_LOSS, SERVER_KINDS, schedule
+from tests.support.oracle.row_oracle import compare_all
+
+# The schedule
+
+
+def test_seed_determines_the_schedule() -> None:
+    assert schedule(7, 1800) == schedule(7, 1800)
+    assert schedule(7, 1800) != schedule(8, 1800)
+
+
+def test_schedule_has_every_kind_and_ends_in_time() -> None:
+    faults = schedule(1, 1800)
+    assert {one.kind for one in faults} == {*SERVER_KINDS, *BETWEEN_KINDS, *DRIVER_KINDS}
+    assert all(8 <= one.at <= 1792 for one in faults)
+    assert faults == sorted(faults, key=lambda one: one.at)
+
+
+def test_last_driver_of_a_long_run_is_not_killed() -> None:
+    assert max(one.at for one in schedule(1, 1800) if one.lane == "driver") < 1350
+    assert max(one.at for one in schedule(1, 1800) if one.lane == "servers") > 1700
+
+
+def test_single_server_schedule_excludes_cluster_faults() -> None:
+    kinds = {one.kind for one in schedule(1, 1800, "single")}
+    assert not kinds & {"kill leader", "step down meta", "kill all servers", "rolling restart"}
+    assert {"kill server", "restart server", "kill driver", "drop deliveries"} <= kinds
+
+
+# Complete runs
+
+
+@pytest.mark.faults
+def test_short_soak_passes_and_missing_rows_are_found() -> None:
+    lines: list[str] = []
+    outcome = run(Settings(seed=1, minutes=0.75, rate=150, spark=False), lines.append)
+    result = summary(outcome)
+    assert not result["anomalies"], (result, lines)
+    assert sum(result["faults"].values()) >= 3
+    assert result["faults"]["kill driver"] + result["faults"]["stop driver"] >= 1
+    assert min(result["rows"].values()) > 0
+    evidence = outcome.evidence
+    assert evidence is not None
+
+    batch, attempts = max(evidence.attempts["full"].items(), key=lambda one: len(one[1][-1]))
+    strict = next(i for i, row in enumerate(attempts[-1]) if row.key.startswith("put."))
+    removed = attempts[-1].pop(strict)
+    assert compare_all(evidence).counts["not read"] == 1
+    attempts[-1].insert(strict, removed)
+    attempts[-1].insert(strict, removed)
+    assert compare_all(evidence).counts["read twice"] == 1, batch
+    attempts[-1].pop(strict)
+    assert not compare_all(evidence).counts
+    clean(outcome)
+
+
+@pytest.mark.faults
+def test_every_query_stops_after_a_power_loss() -> None:
+    lines: list[str] = []
+    settings = Settings(seed=3, minutes=0.4, topology="power-loss", rate=150, spark=False)
+    outcome = run(settings, lines.append)
+    result = summary(outcome)
+    assert not result["anomalies"], (result, lines)
+    assert result["faults"][POWER_LOSS] == 1
+    assert result["data_loss"].keys() == {"full", "current", "stream"}
+    # Acknowledged writes are removed, and the sinks have those that were read before.
+    loss, evidence = outcome.rollback, outcome.evidence
+    assert loss is not None
+    assert evidence is not None
+    assert result["excused"]["rolled back"] > 0
+    lost = {
+        write.seq
+        for write in evidence.writes["stream"]
+        if write.seq is not None and loss.may_remove(write) and write.acked_at < loss.at
+    }
+    rows = evidence.attempts["stream"]
+    batch, row = next(
+        (batch, row)
+        for batch, attempts in rows.items()
+        for row in attempts[-1]
+        if row.seq in lost and row.seq <= evidence.progress["stream"].committed
+    )
+    without = copy.deepcopy(evidence)
+    without.attempts["stream"][batch][-1].remove(row)
+    assert compare_all(without).counts["not read"] == 1
+    clean(outcome)

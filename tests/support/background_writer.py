@@ -1,0 +1,88 @@
+"""Writes that go on in a thread, whatever happens to the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import nats.errors
+from nats.js.client import JetStreamContext
+from nats.js.errors import Error as JetStreamError
+
+from tests.support.event_loop import run
+from tests.support.nats import buckets
+from tests.support.oracle.rows import Written, message
+from tests.support.query_driver.micro_batch import DEADLINE
+
+if TYPE_CHECKING:
+    from tests.support.workload import Workload
+
+_IN_FLIGHT = 100
+_NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError)
+
+
+class Writing(threading.Thread):
+    """Writes until it is told to stop; a write that is not acknowledged is not repeated."""
+
+    def __init__(self, workload: Workload, urls: Sequence[str], size: int) -> None:
+        super().__init__(daemon=True)
+        self._workload = workload
+        self._urls = list(urls)
+        self._size = size
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self.failed = 0
+
+    def run(self) -> None:
+        try:
+            run(self._write())
+        except BaseException as error:  # the thread's end is no place for it: stop() raises it
+            self._error = error
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(DEADLINE)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def wait(self, count: int) -> None:
+        """Wait until ``count`` more writes are acknowledged."""
+        target = len(self._workload.acknowledged) + count
+        deadline = time.monotonic() + DEADLINE
+        while len(self._workload.acknowledged) < target:
+            assert self._error is None, self._error
+            assert time.monotonic() < deadline, "nothing is acknowledged any more"
+            time.sleep(0.01)
+
+    async def _write(self) -> None:
+        async def ignore(error: Exception) -> None:
+            pass  # servers come and go here
+
+        async with buckets.connected(
+            self._urls,
+            error_cb=ignore,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,
+            ping_interval=2,
+        ) as client:
+            await self._write_with(client.jetstream())
+
+    async def _write_with(self, jetstream: JetStreamContext) -> None:
+        workload = self._workload
+
+        async def put(written: Written) -> None:
+            subject, payload, headers = message(workload.prefix, written)
+            try:
+                ack = await jetstream.publish(subject, payload, timeout=3, headers=headers)
+            except _NOT_ACKNOWLEDGED:
+                self.failed += 1
+            else:
+                workload.acknowledged[ack.seq] = written
+
+        while not self._over.is_set():
+            await asyncio.gather(*(put(one) for one in workload.next(_IN_FLIGHT, self._size)))
+            await asyncio.sleep(0.01)

@@ -1,0 +1,240 @@
+"""Event loops that leave nothing open: for one piece of work, or for a server in a thread.
+
+A socket that is left to the garbage collector is a ResourceWarning in whatever test runs when it
+collects. So a loop here knows all its connections, also those that nobody else knows any more, and
+ends them with itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Server = TypeVar("Server", bound="ThreadServer")
+
+_DEADLINE = 60.0  # seconds; only what hangs takes that long
+_AGAIN = 0.1
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop that knows its connections; :meth:`end` is for its last moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets: dict[asyncio.WriteTransport, Any] = {}
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """As any loop's; the connection is known."""
+        made = await super().create_connection(*args, **options)
+        self.know(made[0])
+        return made
+
+    def know(self, connection: asyncio.WriteTransport) -> None:
+        """Remember a connection, until it is closed."""
+        self._forget_closed()
+        self._sockets[connection] = connection.get_extra_info("socket")
+
+    def _forget_closed(self) -> None:
+        # A transport says only that it is closing, which waits for what is still to be sent.
+        self._sockets = {one: at for one, at in self._sockets.items() if at.fileno() >= 0}
+
+    def abort(self) -> None:
+        """Break all connections off."""
+        for connection in self._sockets:
+            connection.abort()
+
+    async def closed(self) -> None:
+        """Break all connections off, and wait until their sockets are closed."""
+        self.abort()
+        self._forget_closed()
+        while self._sockets:
+            await asyncio.sleep(0)  # an aborted socket is closed in the next turn
+            self._forget_closed()
+
+    async def ended(self, ours: Callable[[], Iterable[asyncio.Task[Any]]]) -> None:
+        """Break off all connections, cancel ``ours``, and wait until no other task runs."""
+        deadline = self.time() + _DEADLINE
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            assert self.time() < deadline, f"these do not end: {tasks}"
+            self.abort()  # before a task drops what it has not closed
+            for task in ours():
+                task.cancel()
+            # And again: new ones may have come, and `wait_for` swallows a cancellation that comes
+            # together with what it waits for.
+            await asyncio.wait(tasks, timeout=_AGAIN)
+
+    async def end(self) -> None:
+        """Cancel all that still runs here, and close all connections."""
+        await self.ended(lambda: asyncio.all_tasks() - {asyncio.current_task()})
+        await self.closed()
+        await self.shutdown_asyncgens()
+        await self.shutdown_default_executor()
+
+
+class LoopOfTest(Loop):
+    """The event loop of an async test: :meth:`close` fails if the test left a connection open.
+
+    pytest-asyncio has cancelled the test's tasks then.
+    """
+
+    def close(self) -> None:
+        """Close all connections, then the loop; AssertionError if a connection was left open."""
+        if self.is_closed():
+            return
+        left_open = [str(one) for one in self._sockets if not one.is_closing()]
+        try:
+            self.run_until_complete(self.end())
+        finally:
+            super().close()
+        assert not left_open, f"the test left connections open: {left_open}"
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """What ``asyncio.run`` does, in a :class:`Loop`."""
+    loop = Loop()
+    with contextlib.closing(loop):
+        try:
+            return loop.run_until_complete(work)
+        finally:
+            loop.run_until_complete(loop.end())
+
+
+@contextlib.asynccontextmanager
+async def deadline(seconds: float) -> AsyncIterator[None]:
+    """Cancel the block after ``seconds``, and raise TimeoutError."""
+    task, expired = asyncio.current_task(), False
+    assert task is not None
+
+    def expire() -> None:
+        nonlocal expired
+        expired = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not expired:
+            raise
+        raise TimeoutError(f"the block took longer than {seconds} s") from None
+    finally:
+        timer.cancel()
+
+
+async def until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all at once until one ends or fails; then none runs any more."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ThreadServer:
+    """A TCP server in a thread and loop of its own; a context manager.
+
+    A kind of server defines :meth:`_serve`, for one connection. It may end as it likes, by its
+    client's end or by cancellation: every connection that was accepted or made is closed then.
+
+    Attributes:
+        host, port: where it listens; a free port when 0, from the moment it is entered.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host, self.port = host, port
+        self._listens: Future[tuple[Loop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def __enter__(self: Server) -> Server:
+        self._thread.start()
+        self._listens.result(_DEADLINE)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        loop, over = self._listens.result()
+        loop.call_soon_threadsafe(over.set)
+        self._thread.join(_DEADLINE)
+        assert not self._thread.is_alive()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError
+
+    def _in_loop(self, action: Callable[[], None]) -> None:
+        """Call ``action`` in the server's thread, and wait until that is done."""
+        loop, _ = self._listens.result()
+        done: Future[None] = Future()
+
+        def act() -> None:
+            try:
+                action()
+                done.set_result(None)
+            except BaseException as error:  # it is the caller's
+                done.set_exception(error)
+
+        loop.call_soon_threadsafe(act)
+        done.result(_DEADLINE)
+
+    def _abort(self) -> None:
+        """Reset all connections."""
+        self._in_loop(lambda: self._listens.result()[0].abort())
+
+    # -- in the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            run(self._listen())
+        except BaseException as error:
+            if self._listens.done():
+                raise
+            self._listens.set_exception(error)
+
+    async def _listen(self) -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        assert isinstance(loop, Loop)
+        server = await asyncio.start_server(self._accepted, self.host, self.port)
+        self.port = server.sockets[0].getsockname()[1]
+        self._listens.set_result((loop, over))
+        try:
+            await over.wait()
+        finally:
+            # Not closed yet: asyncio has no place then for what it has accepted just now. That has
+            # no task of ours yet, and is not known; not cancelled, it comes to have one.
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
+            await loop.ended(lambda: self._serving)
+            await loop.closed()
+            server.close()
+            await server.wait_closed()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine, whose task would know its connection only once it has begun.
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        loop.know(writer.transport)
+        task = loop.create_task(self._whole(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _whole(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the other side is gone, or the test is over
+        finally:
+            writer.transport.abort()

@@ -1,0 +1,186 @@
+"""What a scenario leaves behind: counted on the server and in this process.
+
+::
+
+    with nothing_left(server):
+        ...  # whatever happens here, at the end all is as it was
+
+Counted are the consumers of all streams and the connections on the server, and here file
+descriptors, threads, child processes and tasks that asyncio found lost. What ends by itself in a
+moment, as a connection that is being closed, is waited for, before as well as after: what is
+counted must not have come from somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.buckets import api
+
+DEADLINE = 40.0
+"""Seconds for what is on its way out; only a failing test takes that long.
+
+Less than a minute, after which the server removes a consumer that was left behind.
+"""
+
+_LISTENS = "0A"
+"""The state of a socket that accepts connections, as ``/proc/net/tcp`` has it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What there is at one moment.
+
+    Attributes:
+        consumers: on the server, with their streams.
+        connections: how many the server process has open.
+        files: this process's file descriptors and what they are.
+        threads: names of this process's threads.
+        children: ids of this process's child processes.
+    """
+
+    consumers: tuple[str, ...]
+    connections: int
+    files: tuple[str, ...]
+    threads: tuple[str, ...]
+    children: tuple[int, ...]
+
+    @classmethod
+    def now(cls, server: NatsServer) -> Held:
+        gc.collect()
+        return cls(
+            consumers=tuple(consumers(server)),
+            connections=connections(server),
+            files=tuple(sorted(_files(os.getpid()))),
+            threads=tuple(sorted(thread.name for thread in threading.enumerate())),
+            children=tuple(sorted(children())),
+        )
+
+    @classmethod
+    def at_rest(cls, server: NatsServer) -> Held:
+        """What there is when nobody is connected to the server any more."""
+        end = time.monotonic() + DEADLINE
+        while count := connections(server):
+            assert time.monotonic() < end, f"{count} connections of somebody else"
+            gc.collect()  # one that was forgotten goes with whoever forgot it
+            time.sleep(0.02)
+        held = cls.now(server)
+        # Looking for consumers takes connections, too.
+        return replace(held, connections=0)
+
+    def more(self, before: Held) -> dict[str, Any]:
+        """What there is that was not there ``before``."""
+        found: dict[str, Any] = {}
+        for field in fields(self):
+            now, then = getattr(self, field.name), getattr(before, field.name)
+            if isinstance(now, int):
+                left: Any = max(now - then, 0)
+            elif field.name == "consumers" or len(now) > len(then):
+                left = _without(now, then)
+            else:
+                left = None  # numbers and ids change where one has taken the place of another
+            if left:
+                found[field.name] = left
+        return found
+
+
+@contextlib.contextmanager
+def nothing_left(server: NatsServer) -> Iterator[None]:
+    """Assert that the block leaves nothing behind, however it ends well.
+
+    It may stop and start ``server``; it must run again at its end.
+    """
+    lost = _Lost()
+    # First, since it collects what earlier tests have lost, of which asyncio complains.
+    before = Held.at_rest(server)
+    logging.getLogger("asyncio").addHandler(lost)
+    try:
+        yield
+        end = time.monotonic() + DEADLINE
+        while left := Held.now(server).more(before):
+            assert time.monotonic() < end, f"left behind: {left}"
+            time.sleep(0.05)
+    finally:
+        logging.getLogger("asyncio").removeHandler(lost)
+    assert not lost.said, f"asyncio complains: {lost.said}"
+
+
+def consumers(server: NatsServer) -> list[str]:
+    """All consumers of the server's default account, with their streams."""
+    streams = api(server.url, "STREAM.NAMES").get("streams") or []
+    return sorted(
+        f"{stream} {name}"
+        for stream in streams
+        for name in api(server.url, f"CONSUMER.NAMES.{stream}").get("consumers") or []
+    )
+
+
+def connections(server: NatsServer) -> int:
+    """How many connections the server process has open, those that it is closing among them."""
+    files = _files(server.pid)
+    states = _states(server.pid)
+    return sum(states.get(name, _LISTENS) != _LISTENS for name in files)
+
+
+def children(pid: int | str = "self") -> list[int]:
+    """The child processes of this process, or of another one."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found += map(int, path.read_text().split())
+    return found
+
+
+def descendants(pid: int | str = "self") -> list[int]:
+    """The child processes, theirs, and so on."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
+def _states(pid: int) -> dict[str, str]:
+    """The states of all TCP sockets, by the names that file descriptors have."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a machine without IPv6
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                words = line.split()
+                found[f"socket:[{words[9]}]"] = words[3]
+    return found
+
+
+def _files(pid: int) -> list[str]:
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them, for one
+            name = os.readlink(path)
+            # Sockets and pipes are told apart by numbers that come anew.
+            found.append(name)
+    return found
+
+
+def _without(now: tuple[Any, ...], then: tuple[Any, ...]) -> list[Any]:
+    left = list(now)
+    for one in then:
+        with contextlib.suppress(ValueError):
+            left.remove(one)
+    return left
+
+
+class _Lost(logging.Handler):
+    """Collects what asyncio complains of: tasks destroyed, exceptions that nobody took."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())

@@ -1,0 +1,73 @@
+"""Direct Get for tests: a client on a connection of its own, and a lagging replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nats.aio.client import Client
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.direct_get.request import send_request
+from tests.support.event_loop import deadline
+from tests.support.nats.buckets import with_client
+from tests.support.nats.cluster import Cluster
+
+
+@asynccontextmanager
+async def direct_get(url: str, stream: str, **settings: Any) -> AsyncIterator[DirectGet]:
+    """A Direct Get of ``stream`` on a connection of its own; the block may take a minute."""
+    connection = await Connection.open(ConnectionSettings(servers=(url,), **settings))
+    try:
+        async with deadline(60):
+            yield DirectGet(JetStream(connection), stream)
+    finally:
+        await connection.close()
+
+
+async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:
+    """The sequences of all that comes."""
+    return [message.seq async for message in messages]
+
+
+def version(url: str) -> tuple[int, int]:
+    """The server's version: major and minor."""
+
+    async def work(client: Client) -> tuple[int, int]:
+        known = client.connected_server_version
+        return known.major, known.minor
+
+    return with_client(url, work)
+
+
+async def some_unanswered(get: DirectGet) -> bool:
+    """Whether some of many Direct Gets are not answered: a paused server was to answer them."""
+    connection, subject = get.jetstream.connection, f"DIRECT.GET.{get.stream}"
+    asked = (send_request(connection, subject, {"seq": 1}, idle_timeout=0.2) for _ in range(20))
+    return not all(reply.page for reply in await asyncio.gather(*asked))
+
+
+def outsider(cluster: Cluster, stream: str) -> NatsServer:
+    """A server without a replica of ``stream``: those with one answer from that."""
+    having = [cluster.leader_of(stream), *cluster.followers_of(stream)]
+    return next(server for server in cluster.servers.values() if server not in having)
+
+
+async def pause_a_responder(cluster: Cluster, stream: str) -> NatsServer:
+    """Pause a follower that answers Direct Gets; it takes part some time after it has caught up."""
+    asked, follower = outsider(cluster, stream), cluster.followers_of(stream)[0]
+    give_up = time.monotonic() + 20
+    while True:
+        follower.pause()
+        async with direct_get(asked.url, stream) as get:
+            if await some_unanswered(get):
+                return follower
+        follower.resume()
+        assert time.monotonic() < give_up, "the follower answers no Direct Get"
+        await asyncio.sleep(0.2)

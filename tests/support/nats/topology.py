@@ -1,0 +1,263 @@
+"""More than one server, or one with several accounts: what a single server cannot show.
+
+Clusters are in ``cluster``. Here are:
+
+- :class:`Line`: a TCP line between two of them that can be held.
+- :func:`hub_and_leaf`: two servers joined by a leaf node, each with a JetStream domain (ADR-19).
+- :func:`adr19_server`: one server with the accounts of ADR-19's own configuration.
+- :func:`make_mirror`, :func:`wait_for_seq`: a mirror, and the moment it has caught up.
+
+Every wait has a deadline. Every server listens on the loopback interface, has a store of its own
+and is ended, also a paused one, when its context is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+
+from nats_stream_source.embedded import NatsServer, free_port
+from tests.support.event_loop import ThreadServer, until_one_ends
+from tests.support.nats.buckets import api
+from tests.support.wait import wait_until
+
+DEADLINE = 60.0
+NO_ANSWER = (RuntimeError, OSError, nats.errors.Error)  # of a request that came too early
+
+
+def with_user(url: str, user: str, password: str | None = None) -> str:
+    """``url`` with a user, whose password is the user's name where none is given."""
+    scheme, rest = url.split("://")
+    return f"{scheme}://{user}:{password or user}@{rest}"
+
+
+# Lines
+
+
+class Line(ThreadServer):
+    """A TCP line to ``target`` that can be held and let go; a context manager.
+
+    A held line keeps its connections and what they carry, in order: what a slow network does.
+    """
+
+    def __init__(self, target: int) -> None:
+        super().__init__()
+        self._target = target
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        """Let nothing pass from now on."""
+        self._in_loop(self._open.clear)
+
+    def release(self) -> None:
+        """Let what was held and all that follows pass."""
+        self._in_loop(self._open.set)
+
+    async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        up, to_server = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            await until_one_ends(self._pass(down, to_server), self._pass(up, to_client))
+        finally:
+            to_server.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rest = b""
+        while data := await reader.read(65536):
+            await self._open.wait()
+            lines, end, rest = (rest + data).rpartition(b"\r\n")
+            writer.write(self.changed(lines + end))
+            await writer.drain()
+        raise ConnectionResetError
+
+    def changed(self, data: bytes) -> bytes:
+        """What goes on in the place of ``data``, which ends with a line's end."""
+        return data
+
+
+# Leaf nodes with domains
+
+
+@dataclass(frozen=True, slots=True)
+class HubAndLeaf:
+    """Two servers with the domains ``hub`` and ``leaf``; ``line`` is what joins them."""
+
+    hub: NatsServer
+    leaf: NatsServer
+    line: Line
+
+    def wait_joined(self) -> None:
+        """Wait until the leaf node reaches the hub's JetStream."""
+        wait_until(lambda: _answers(self.leaf.url, "$JS.hub.API"), "the hub's domain at the leaf")
+
+
+@contextlib.contextmanager
+def hub_and_leaf(
+    binary: str | None = None,
+    *,
+    options: str = "",
+    hub_options: str = "",
+    line: Callable[[int], Line] = Line,
+) -> Iterator[HubAndLeaf]:
+    """A hub and a leaf node, each with a domain; entered, the leaf reaches the hub's JetStream.
+
+    Args:
+        binary: the executable, as for :class:`NatsServer`.
+        options: more lines for both configurations.
+        hub_options: more lines for the hub's.
+        line: what joins them, to a port; what it carries is not compressed.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        port = free_port()
+        joined = stack.enter_context(line(port))
+
+        def server(name: str, leafnodes: str, more: str = "") -> NatsServer:
+            config = directory / f"{name}.conf"
+            config.write_text(
+                f"server_name: {name}\njetstream {{ domain: {name} }}\n"
+                f"leafnodes {{ {leafnodes}, compression: off }}\n{options}\n{more}\n"
+            )
+            return stack.enter_context(NatsServer(config=config, binary=binary))
+
+        hub = server("hub", f"listen: '127.0.0.1:{port}'", hub_options)
+        leaf = server(
+            "leaf", f"remotes: [ {{ url: 'nats://127.0.0.1:{joined.port}', compression: off }} ]"
+        )
+        both = HubAndLeaf(hub, leaf, joined)
+        both.wait_joined()
+        yield both
+
+
+def _answers(url: str, prefix: str) -> bool:
+    try:
+        api(url, "INFO", prefix=prefix, timeout=0.5)
+    except NO_ANSWER:
+        return False
+    return True
+
+
+# Accounts
+
+ADR19_API_PREFIX = "fromA"
+ADR19_INBOX_PREFIX = "forI"
+
+_ADR19 = """
+accounts: {{
+    A: {{
+        users: [ {{user: a, password: a}} ]
+        jetstream: enabled
+        exports: [
+            {{service: '$JS.API.>'{streamed} }}
+            {{service: '$KV.>'}}
+            {exports}
+            {{stream: 'forI.>' }}
+        ]
+    }},
+    I: {{
+        users: [ {{user: i, password: i}} ]
+        imports: [
+            {{service: {{account: A, subject: '$JS.API.>'}}, to: 'fromA.>' }}
+            {{service: {{account: A, subject: '$KV.>'}}, to: 'fromA.$KV.>' }}
+            {imports}
+            {{stream: {{ subject: 'forI.>', account: 'A' }} }}
+        ]
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Adr19Server:
+    """A server with the accounts ``A``, which has JetStream, and ``I``, which imports it."""
+
+    server: NatsServer
+
+    @property
+    def exporter(self) -> str:
+        """The address for account A's user."""
+        return with_user(self.server.url, "a")
+
+    @property
+    def importer(self) -> str:
+        """The address for account I's user; API prefix ``fromA``, inbox prefix ``forI``."""
+        return with_user(self.server.url, "i")
+
+
+@contextlib.contextmanager
+def adr19_server(
+    binary: str | None = None,
+    *,
+    streamed: bool = False,
+    flow_control: bool = False,
+    object_store: bool = False,
+    options: str = "",
+) -> Iterator[Adr19Server]:
+    """A server with ADR-19's own configuration: account I sees account A below ``fromA``.
+
+    Args:
+        binary: the executable, as for :class:`NatsServer`.
+        streamed: the API's export allows several answers to a request (``response_type``).
+        flow_control: flow-control answers (``$JS.FC.>``) cross from I to A, too.
+        object_store: ``$O.>`` as well, where Object Store writes go.
+        options: more lines for the configuration.
+    """
+    more = ["$JS.FC.>"] * flow_control
+    exports = [f"{{service: '{subject}'}}" for subject in more]
+    imports = [f"{{service: {{account: A, subject: '{subject}'}} }}" for subject in more]
+    if object_store:
+        exports.append("{service: '$O.>'}")
+        imports.append("{service: {account: A, subject: '$O.>'}, to: 'fromA.$O.>' }")
+    text = _ADR19.format(
+        streamed=", response_type: stream" if streamed else "",
+        exports="\n            ".join(exports),
+        imports="\n            ".join(imports),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "accounts.conf"
+        config.write_text(f"jetstream: enabled\n{text}\n{options}\n")
+        with NatsServer(config=config, binary=binary) as server:
+            yield Adr19Server(server)
+
+
+# Mirrors
+
+
+def make_mirror(
+    url: str, name: str, of: str, *, source_domain: str | None = None, **config: Any
+) -> dict[str, Any]:
+    """Create the stream ``name`` that mirrors ``of`` and wait until it has caught up.
+
+    Args:
+        url: the server of the mirror.
+        source_domain: the domain of ``of``, where it is another one than the mirror's.
+        config: more of the mirror's configuration.
+    """
+    mirror: dict[str, Any] = {"name": of}
+    prefix = "$JS.API"
+    if source_domain is not None:
+        prefix = f"$JS.{source_domain}.API"
+        wait_until(lambda: _answers(url, prefix), f"the domain {source_domain} at {url}")
+        mirror["external"] = {"api": prefix}
+    answer = api(url, f"STREAM.CREATE.{name}", {"name": name, "mirror": mirror, **config})
+    wait_for_seq(url, name, api(url, f"STREAM.INFO.{of}", prefix=prefix)["state"]["last_seq"])
+    return answer
+
+
+def wait_for_seq(url: str, stream: str, seq: int) -> None:
+    """Wait until ``stream`` (its leader, as ``STREAM.INFO`` has it) has come to ``seq``."""
+
+    def there() -> bool:
+        try:
+            return bool(api(url, f"STREAM.INFO.{stream}")["state"]["last_seq"] >= seq)
+        except NO_ANSWER:
+            return False  # of a server that has just come back
+
+    wait_until(there, f"{stream} at {seq}")

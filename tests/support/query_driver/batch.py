@@ -1,0 +1,114 @@
+"""A batch read without Spark: a batch reader and its tasks, run one after another.
+
+As in Spark, the reader and its partitions pass through pickle on their way to a task.
+:data:`BATCHES` are the batch reads of the fault tests, each of a :class:`Workload`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from nats_stream_source.spark.batch_reader import BatchReader
+from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
+from nats_stream_source.spark.input_partition import NatsInputPartition
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from tests.support.oracle.rows import Row as OracleRow
+from tests.support.oracle.rows import rows_of
+from tests.support.query_driver.micro_batch import Each
+from tests.support.workload import Workload
+
+Row = dict[str, Any]
+
+
+def batch_reader(url: str, **options: Any) -> BatchReader:
+    """Return the reader of ``nats_kv`` with the option ``bucket``, else that of ``nats_stream``."""
+    strings = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in {"servers": url, **options}.items()
+    }
+    source = NatsKvDataSource if "bucket" in strings else NatsStreamDataSource
+    reader = source(strings).reader(StructType())
+    assert isinstance(reader, BatchReader)
+    unpickled: BatchReader = pickle.loads(pickle.dumps(reader))
+    return unpickled
+
+
+def tasks_of(reader: BatchReader) -> list[NatsInputPartition]:
+    """Plan the batch; return its partitions, one per task."""
+    tasks: list[NatsInputPartition] = pickle.loads(pickle.dumps(list(reader.partitions())))
+    return tasks
+
+
+def rows_of_task(reader: BatchReader, task: NatsInputPartition) -> Iterator[Row]:
+    """Return the rows of one attempt of a task."""
+    for batch in reader.read(task):
+        yield from batch.to_pylist()
+
+
+def read_batch(url: str, **options: Any) -> list[Row]:
+    """Return all rows, task by task."""
+    reader = batch_reader(url, **options)
+    return [row for task in tasks_of(reader) for row in rows_of_task(reader, task)]
+
+
+def revisions(rows: list[Row]) -> list[int]:
+    """The revision of each row, in the order of the rows."""
+    return [row["revision"] for row in rows]
+
+
+# -- batches of a workload ------------------------------------------------------------------------
+
+BATCHES = ("now", "as of", "all", "stream")
+"""Batch reads: the bucket now, the bucket as of a sequence, its whole history, and a stream."""
+
+
+def workload_kind(batch: str) -> str:
+    """Return the kind of the workload that a batch reads."""
+    return "stream" if batch == "stream" else "kv"
+
+
+def batch_options(workload: Workload, batch: str) -> dict[str, str]:
+    """Return the options that read all acknowledged messages, in several tasks where possible."""
+    if batch == "stream":
+        return {"stream": workload.name, "minPartitions": "4"}
+    options = {
+        "as of": {"asOfSequence": str(workload.last)},
+        "all": {"includeHistory": "true", "minPartitions": "4"},
+    }
+    return {"bucket": workload.name, **options.get(batch, {})}
+
+
+def read_sorted(
+    url: str,
+    options: dict[str, str],
+    planned: Callable[[], object] | None = None,
+    each: Each | None = None,
+    *,
+    keep_connection: bool = False,
+) -> list[OracleRow]:
+    """Plan and read a batch; return its rows, sorted by sequence.
+
+    Args:
+        planned: called after the batch is planned and before it is read.
+        each: called after each record batch, with the number of rows so far.
+        keep_connection: keep the connection for the next read, as a Python worker of Spark does.
+    """
+    try:
+        reader = batch_reader(url, **options)
+        tasks = tasks_of(reader)
+        if planned is not None:
+            planned()
+        rows: list[OracleRow] = []
+        for task in tasks:
+            for batch in reader.read(task):
+                rows += rows_of(batch)
+                if each is not None:
+                    each(len(rows))
+        return sorted(rows, key=lambda row: row.seq)
+    finally:
+        if not keep_connection:
+            close_cached_runners()

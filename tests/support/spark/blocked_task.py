@@ -1,0 +1,116 @@
+"""Tasks of Spark's that stand still in the middle of what they read, until they are let go.
+
+:meth:`BlockedTask.work` follows a source in its task (``mapInArrow``). The source's split must hold
+much more than fits between there and the server, and the session is one of :func:`session`: then
+the server still has the reader's consumer while the task stands still.
+
+Such a task may be interrupted. Before it stands still it must not be: Spark 4.2.0 frees the buffer
+of the rows that it hands to Python when its thread is interrupted meanwhile, and the JVM crashes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import SparkSession
+
+from tests.support.wait import wait_until
+
+# What runs in a task is pickled as it is: workers do not import tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+PER_SPLIT, SIZE = 6000, 24_000
+"""Messages, and bytes of each, that are enough for a split. From the server to where the task
+stands still are three connections, and Linux lets each take up to 36 MiB."""
+
+
+def session(spark: SparkSession) -> SparkSession:
+    """A session on the same Spark in which rows pass from one step to the next soon."""
+    made = spark.newSession()
+    # Else what follows the source is given its first rows when there are 10,000.
+    made.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    return made
+
+
+class BlockedTask:
+    """The first task of a stage stands still at its first rows.
+
+    Args:
+        directory: to be made; where the tasks leave their ids.
+        attempts: how many attempts at that task stand still.
+    """
+
+    def __init__(self, directory: Path, attempts: int = 1) -> None:
+        directory.mkdir()
+        self._directory = directory
+        self._attempts = attempts
+
+    @property
+    def work(self) -> Work:
+        """What follows the source; it passes all rows on."""
+        place, attempts = str(self._directory), self._attempts
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            for batch in batches:
+                if context.partitionId() == 0 and context.attemptNumber() < attempts:
+                    _stand_still(Path(place), context)
+                yield batch
+
+        return work
+
+    def arrived(
+        self, spark: SparkSession, attempt: int, alive: Callable[[], None]
+    ) -> tuple[int, int]:
+        """Wait until an attempt stands still; the ids of its stage and its task.
+
+        Args:
+            alive: raises when that cannot come any more.
+        """
+        at = self._directory / f"{attempt}.at"
+        wait_until(at.exists, f"attempt {attempt} has its first rows", alive=alive, deadline=600)
+        stage, task = map(int, at.read_text().split())
+        wait_until(
+            lambda: _waits_for_python(spark, task),
+            f"task {task} hands no rows over",
+            alive=alive,
+            deadline=600,
+        )
+        return stage, task
+
+    def over(self) -> None:
+        """No task stands still any more: those that did fail."""
+        (self._directory / "over").touch()
+
+
+def _waits_for_python(spark: SparkSession, task: int) -> bool:
+    """Whether a task's thread in this JVM waits for the Python worker behind the source."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    threads = jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+    for thread in threads.dumpAllThreads(False, False):
+        if thread.getThreadName().endswith(f"(TID {task})"):
+            calls = {call.getMethodName() for call in thread.getStackTrace()}
+            return "select" in calls and "writeNextInputToStream" not in calls
+    return False
+
+
+def _stand_still(directory: Path, context: TaskContext) -> None:
+    over = directory / "over"
+    if over.exists():
+        return
+    partial = directory / f"{context.attemptNumber()}.partial"
+    partial.write_text(f"{context.stageId()} {context.taskAttemptId()}")
+    partial.rename(partial.with_suffix(".at"))
+    # A task is killed in the JVM: this process may live on, and hear of it when it writes.
+    while not over.exists():
+        time.sleep(0.05)
+    raise RuntimeError("the task was let go, to end")

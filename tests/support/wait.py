@@ -1,0 +1,57 @@
+"""Wait for a condition by polling, with a deadline that fails the test."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+DEADLINE = 60.0  # seconds; only a failing test takes that long
+_INTERVAL = 0.01  # seconds
+
+
+def wait_until(
+    condition: Callable[[], Any],
+    what: str,
+    deadline: float = DEADLINE,
+    *,
+    alive: Callable[[], object] = lambda: None,
+    seen: Callable[[], object] = lambda: "",
+) -> None:
+    """Poll ``condition`` until it returns a true value.
+
+    Args:
+        what: names the condition in the error.
+        deadline: seconds.
+        alive: called before each pause; raises when the condition can no longer become true.
+        seen: returns the observed state for the error.
+
+    Raises:
+        AssertionError: the condition was false at the deadline.
+    """
+    end = time.monotonic() + deadline
+    while not condition():
+        alive()
+        assert time.monotonic() < end, _message(what, deadline, seen())
+        time.sleep(_INTERVAL)
+
+
+async def wait_until_async(
+    condition: Callable[[], Any], what: str, deadline: float = DEADLINE
+) -> None:
+    """:func:`wait_until` on an event loop; ``condition`` is a function or a coroutine function."""
+    end = time.monotonic() + deadline
+    while True:
+        result = condition()
+        if inspect.isawaitable(result):
+            result = await result
+        if result:
+            return
+        assert time.monotonic() < end, _message(what, deadline, "")
+        await asyncio.sleep(_INTERVAL)
+
+
+def _message(what: str, deadline: float, seen: object) -> str:
+    return f"after {deadline:g} s still not: {what}" + (f"; {seen}" if seen else "")

@@ -1,0 +1,285 @@
+"""What the scenarios have in common: writes with PubAcks, reads as Spark would, and the oracle.
+
+A :class:`Workload` is one bucket or stream. Every write is unique and numbered, and its PubAck is
+awaited. A :class:`MicroBatchQuery` asks planner and reader what Spark asks; a second reading with
+the first one's offsets is a restart. The oracle (:meth:`Workload.check`): what was acknowledged was
+read, exactly once and in order, and nothing was read that was not written.
+
+Three kinds of workloads: ``kv`` reads all revisions of a bucket, ``kv current`` the last ones (an
+ordered consumer of ``last_per_subject``, where the bucket keeps more than one), ``stream`` the
+messages of a stream. Each key is written once, so that all are last; a *hot* workload writes few
+keys over and over, and removes some (:meth:`Workload.check_readings`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import reusable_connection
+from nats_stream_source.jetstream.ordered import consumer
+from nats_stream_source.options import kv_options, stream_options
+from nats_stream_source.spark.reading import range_reader
+from tests.support.background_writer import Writing
+from tests.support.nats import buckets
+from tests.support.oracle.row_check import check_all_read, check_batches, check_rows
+from tests.support.oracle.rows import Marker, Row, Written, message
+from tests.support.query_driver.micro_batch import DEADLINE, MicroBatchQuery
+
+__all__ = ["DEADLINE", "MicroBatchQuery", "Row", "Workload"]
+
+KINDS = ("kv", "kv current", "stream")
+SEQUENCE_TERMS = {"kv": "revision", "kv current": "revision", "stream": "sequence"}
+"""The word for a sequence in the errors of each kind."""
+KINDS_IN_TURN = (
+    "kv",
+    pytest.param("kv current", marks=pytest.mark.faults),
+    pytest.param("stream", marks=pytest.mark.faults),
+)
+"""For tests that take seconds: one kind with the fast ones, all with ``make test-faults``."""
+
+
+def crash(server: NatsServer) -> None:
+    """Kill a server and start it again."""
+    server.kill()
+    server.start()
+
+
+def keep_store(server: NatsServer, directory: Path) -> Callable[[], None]:
+    """Keep a server's store in ``directory``; call what this gives to put it in place again.
+
+    So does a server that lost power before its fsync, or a backup: acknowledged writes are gone.
+    """
+    store, kept = server.store / "jetstream", directory / "kept"
+    server.terminate()
+    shutil.copytree(store, kept)
+    server.start()
+
+    def restore() -> None:
+        server.kill()
+        shutil.rmtree(store)
+        shutil.copytree(kept, store)
+        server.start()
+
+    return restore
+
+
+AGAIN: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}
+"""How a server goes away and comes back."""
+
+_serial = itertools.count(1)
+_DELETED, _PURGED = 0.05, 0.02  # shares of the writes of a hot workload
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) -> None:
+    """Let readers wait for three long heartbeats, and for any PONG, before they rebuild.
+
+    For tests that count consumers or connections: on a busy machine a server may get no processor
+    for so long that readers take it for lost, and rightly make new ones.
+    """
+    monkeypatch.setattr(
+        range_reader, "RangeRequest", partial(range_reader.RangeRequest, heartbeat=heartbeat)
+    )
+    monkeypatch.setattr(reusable_connection, "_PING_DEADLINE", DEADLINE)
+    monkeypatch.setattr(consumer, "_PONG_TIMEOUT", DEADLINE)
+
+
+class Workload:
+    """One bucket or stream, and what was written to it.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        url: the server that is written to.
+        hot: how many keys are written over and over, some of them much more often than others; in
+            a bucket some are deleted or purged now and then. When 0, each key is written once.
+
+    Attributes:
+        acknowledged: by stream sequence, the key and the value, or the marker.
+        attempted: each key and value or marker, also those whose PubAck did not come.
+        history: how many revisions of a key the bucket keeps; -1 for any number.
+    """
+
+    def __init__(self, kind: str, url: str, *, hot: int = 0) -> None:
+        self.kind = kind
+        self.url = url
+        self.hot = hot
+        self.name = f"t{next(_serial)}"
+        self.stream = f"KV_{self.name}" if self.is_kv else self.name
+        self.acknowledged: dict[int, Written] = {}
+        self.attempted: Counter[Written] = Counter()
+        self.history = -1
+        self._numbers = itertools.count()
+        self._random = random.Random(hot)
+
+    @property
+    def is_kv(self) -> bool:
+        return self.kind != "stream"
+
+    @property
+    def prefix(self) -> str:
+        return f"$KV.{self.name}." if self.is_kv else f"{self.name}."
+
+    @property
+    def last(self) -> int:
+        """The last sequence that was acknowledged."""
+        return max(self.acknowledged, default=0)
+
+    def last_values(self) -> list[int]:
+        """The sequences of each key's last write that was acknowledged."""
+        return sorted({key: seq for seq, (key, _) in sorted(self.acknowledged.items())}.values())
+
+    def create(self, **config: Any) -> Workload:
+        """Create the stream; ``config`` overrides."""
+        if self.is_kv:
+            config.setdefault("max_msgs_per_subject", config.pop("history", 64))
+            self.history = config["max_msgs_per_subject"]
+            buckets.create_bucket(self.url, self.name, **config)
+        else:
+            wanted = {"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True}
+            buckets.api(self.url, f"STREAM.CREATE.{self.name}", {**wanted, **config})
+        return self
+
+    def state(self, url: str | None = None) -> dict[str, Any]:
+        """The stream's state as its leader has it."""
+        info = buckets.api(url or self.url, f"STREAM.INFO.{self.stream}")
+        return dict(info["state"])
+
+    def consumers(self, url: str | None = None) -> list[str]:
+        answer = buckets.api(url or self.url, f"CONSUMER.NAMES.{self.stream}")
+        return list(answer.get("consumers") or [])
+
+    def delete_consumers(self) -> list[str]:
+        """Delete them all; their names."""
+        names = self.consumers()
+        for name in names:
+            buckets.api(self.url, f"CONSUMER.DELETE.{self.stream}.{name}")
+        return names
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def messages(self, count: int, size: int = 0) -> list[tuple[str, bytes]]:
+        """The next ``count`` keys and values, of ``size`` bytes or a little more."""
+        found = []
+        for number in itertools.islice(self._numbers, count):
+            value = b"%d." % number + b"x" * size
+            found.append((self._key(number), value))
+        self.attempted.update(found)
+        return found
+
+    def _key(self, number: int) -> str:
+        # By turns, the last values would be the last messages.
+        return f"k{int(self.hot * self._random.random() ** 3) if self.hot else number}"
+
+    def next(self, count: int, size: int = 0) -> list[Written]:
+        """The same, with markers among them where the workload is hot."""
+        found: list[Written] = [*self.messages(count, size)]
+        for i, written in enumerate(found if self.hot and self.is_kv else []):
+            drawn = self._random.random()
+            if drawn < _DELETED + _PURGED:
+                del self.attempted[written]
+                found[i] = written[0], Marker.DEL if drawn < _DELETED else Marker.PURGE
+                self.attempted[found[i]] += 1
+        return found
+
+    def write(self, count: int, size: int = 0, url: str | None = None) -> None:
+        """Write ``count`` times; each must be acknowledged."""
+        self.put(self.next(count, size), url)
+
+    def put(
+        self,
+        written: Sequence[Written],
+        url: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> list[int]:
+        """Write these, values with ``headers``; the sequences. Each must be acknowledged."""
+        made = [message(self.prefix, one) for one in written]
+        messages = [(subject, value, own or headers) for subject, value, own in made]
+        sequences = buckets.publish(url or self.url, messages)
+        self.acknowledged.update(zip(sequences, written, strict=True))
+        return sequences
+
+    def forget(self, after: int) -> None:
+        """The server was set back: of what was acknowledged, it has nothing ``after`` that."""
+        for seq in [seq for seq in self.acknowledged if seq > after]:
+            del self.acknowledged[seq]
+
+    @contextlib.contextmanager
+    def writing(self, urls: Sequence[str], size: int = 100) -> Iterator[Writing]:
+        """Write all the time, whatever happens to the servers; what is acknowledged counts."""
+        writing = Writing(self, urls, size)
+        writing.start()
+        try:
+            yield writing
+        finally:
+            writing.stop()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def options(self, url: str, **more: str) -> dict[str, str]:
+        own = {"bucket": self.name} if self.is_kv else {"stream": self.name}
+        if self.kind == "kv":
+            own["includeHistory"] = "true"
+        return {"servers": url, **own, **more}
+
+    @contextlib.contextmanager
+    def reading(
+        self, url: str | None = None, offsets: Iterable[dict[str, Any]] = (), **options: str
+    ) -> Iterator[MicroBatchQuery]:
+        """A query on this, which goes on from the last of ``offsets`` where there are any."""
+        given = self.options(url or self.url, **options)
+        parsed = kv_options(given) if self.is_kv else stream_options(given)
+        known = (lambda: int(self.state()["last_seq"])) if self.hot else (lambda: 0)
+        reading = MicroBatchQuery(parsed, list(offsets), known)
+        try:
+            yield reading
+        finally:
+            reading.stop()
+
+    # -- the oracle -------------------------------------------------------------------------------
+
+    def check(
+        self, rows: Sequence[Row], *, lost: Iterable[int] = (), after: int = 0, through: int = -1
+    ) -> None:
+        """Compare ``rows`` with what was written in ``(after, through]``.
+
+        Args:
+            lost: sequences that the server has lost, or that the test took away.
+            through: the last acknowledged one when -1.
+        """
+        through = self.last if through < 0 else through
+        acknowledged, attempted = self.acknowledged, self.attempted
+        check_all_read(rows, acknowledged, attempted, after=after, through=through, lost=lost)
+
+    def check_readings(self, *readings: MicroBatchQuery) -> None:
+        """Compare all rows of a query with what was written, where keys were written over.
+
+        Of a list, each key's last revision; later, all that the bucket still had.
+
+        Args:
+            readings: from the beginning on; each goes on with the offsets of the one before.
+        """
+        rows = [row for reading in readings for row in reading.rows]
+        done = [batch for reading in readings for batch in reading.done]
+        check_rows(rows, self.acknowledged, self.attempted)
+        check_batches(rows, self.acknowledged, self.attempted, self.history, done)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged that an operator is to read."""
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def told_lost(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What of it is about messages that are lost."""
+    return [text for text in warnings(caplog) if "aged out" in text]

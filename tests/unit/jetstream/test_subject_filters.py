@@ -1,0 +1,77 @@
+"""Which filters a wider one makes superfluous."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.jetstream.direct_get.last_messages import _disjoint_filters
+from nats_stream_source.jetstream.subjects import covers, intersection, overlap
+
+_PATTERN = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3).flatmap(
+    lambda tokens: st.sampled_from([".".join(tokens), ".".join([*tokens, ">"])])
+)
+_SUBJECT = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(".".join)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "does"),
+    [
+        (">", "a", True),
+        (">", "a.>", True),
+        ("a.>", "a", False),
+        ("a.>", "a.b.c", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.>", False),
+        ("a.b", "a.*", False),
+        ("*.b", "a.*", False),
+        ("a.*", "a.*", True),
+        ("a", "a.b", False),
+    ],
+)
+def test_covers(wide: str, narrow: str, does: bool) -> None:
+    assert covers(wide, narrow) is does
+
+
+@given(_PATTERN, _PATTERN, _SUBJECT)
+def test_what_the_narrow_one_matches_the_wide_one_does(
+    wide: str, narrow: str, subject: str
+) -> None:
+    if covers(wide, narrow) and covers(narrow, subject):
+        assert covers(wide, subject)
+
+
+@given(st.lists(_PATTERN, min_size=1, max_size=4), _SUBJECT)
+def test_filters_apart_match_the_same_and_do_not_overlap(patterns: list[str], subject: str) -> None:
+    apart = _disjoint_filters(tuple(patterns))
+    for index, one in enumerate(apart):
+        assert not any(overlap(one, other) for other in apart[:index])
+    # None means the whole stream.
+    matched = not apart or any(covers(one, subject) for one in apart)
+    assert matched or not any(covers(one, subject) for one in patterns)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (">", "a.b", "a.b"),
+        ("a.>", "a", None),
+        ("a.>", "*.b", "a.b"),
+        ("*.b.>", "a.>", "a.b.>"),
+        ("a.*", "*.b", "a.b"),
+        ("a.*", "a.*.c", None),
+        ("a", "b", None),
+    ],
+)
+def test_intersection(one: str, other: str, both: str | None) -> None:
+    assert intersection(one, other) == both
+    assert intersection(other, one) == both
+
+
+@given(_PATTERN, _PATTERN, _SUBJECT)
+def test_the_intersection_matches_what_both_match(one: str, other: str, subject: str) -> None:
+    common = intersection(one, other)
+    assert (common is not None) == overlap(one, other)
+    both = covers(one, subject) and covers(other, subject)
+    assert (common is not None and covers(common, subject)) == both

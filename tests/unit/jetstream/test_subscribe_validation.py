@@ -1,0 +1,387 @@
+"""The decisions of the subscribe workflow (ADR-15), as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nats_stream_source.errors import (
+    ConfigurationError,
+    ConsumerDiffersError,
+    ConsumerModeError,
+    DeliverGroupError,
+    DuplicateSubscriptionError,
+    QueueStatusError,
+    SubjectMismatchError,
+    SubscribeError,
+)
+from nats_stream_source.jetstream.consumer_config import (
+    ConsumerConfig,
+    ConsumerInfo,
+    differences,
+)
+from nats_stream_source.jetstream.subscriptions.validation import (
+    SubscribeRequest,
+    build_consumer_config,
+    validate_consumer,
+    validate_request,
+)
+
+Config = ConsumerConfig
+
+
+def request(subject: str | None = "s.a", **more: Any) -> SubscribeRequest:
+    return SubscribeRequest(subject, **more)
+
+
+# The request
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "text"),
+    [
+        # ADR-15's own three, in its order.
+        (request(queue="q", config=Config(idle_heartbeat=1.0)), QueueStatusError, "random members"),
+        (
+            request(queue="q", config=Config(flow_control=True, idle_heartbeat=1.0)),
+            QueueStatusError,
+            "random members",
+        ),
+        (
+            request(config=Config(deliver_group="q", idle_heartbeat=1.0)),
+            QueueStatusError,
+            "random members",
+        ),
+        (request(None), SubscribeError, "neither subject nor stream is set"),
+        (request(None, bind="c"), SubscribeError, "neither subject nor stream is set"),
+        (request(pull=True, config=Config(ack_policy="none")), SubscribeError, "'explicit'"),
+        (request(pull=True, config=Config(ack_policy="all")), SubscribeError, "'explicit'"),
+        # What else contradicts itself.
+        (request(stream="a.b"), SubscribeError, "stream is 'a.b', not a valid name"),
+        (request(durable="a b"), SubscribeError, "durable is 'a b', not a valid name"),
+        (request(bind="*"), SubscribeError, "bind is '\\*', not a valid name"),
+        (request(queue=""), SubscribeError, "not a valid name of a queue group"),
+        (request(queue="a.b"), SubscribeError, "queue \\(as the durable name\\)"),
+        (request("a..b"), SubscribeError, "not a valid subject"),
+        (request("a.>.b"), SubscribeError, "not a valid subject"),
+        (request("a b"), SubscribeError, "not a valid subject"),
+        (
+            request(durable="a", config=Config(durable_name="b")),
+            SubscribeError,
+            "durable is 'a' and durable_name is 'b'",
+        ),
+        (request(durable="a", bind="b"), SubscribeError, "set one of them"),
+        (request(queue="a", config=Config(deliver_group="b")), SubscribeError, "set one of them"),
+        (
+            request(config=Config(flow_control=True)),
+            SubscribeError,
+            "flow_control is set without idle_heartbeat",
+        ),
+        (request(config=Config(filter_subject="s.b")), SubscribeError, "set one of them"),
+        (
+            request(config=Config(filter_subject="s.a", filter_subjects=("s.b",))),
+            SubscribeError,
+            "filter_subject and filter_subjects are both set",
+        ),
+        (request(pull=True, queue="q"), SubscribeError, "expected no queue group"),
+        (request(pull=True, config=Config(deliver_subject="d")), SubscribeError, "deliver_subject"),
+        (request(pull=True, config=Config(idle_heartbeat=1)), SubscribeError, "idle_heartbeat"),
+        (request(ordered=True, durable="d"), SubscribeError, "does not accept durable"),
+        (request(ordered=True, bind="d"), SubscribeError, "does not accept bind"),
+        (request(ordered=True, queue="q"), SubscribeError, "does not accept queue"),
+        (request(ordered=True, pull=True), SubscribeError, "does not accept pull"),
+        (
+            request(ordered=True, config=Config(ack_policy="all", max_deliver=3)),
+            SubscribeError,
+            "does not accept ack_policy, max_deliver",
+        ),
+        # Names and subjects in the configuration become part of requests, too.
+        (
+            request(config=Config(durable_name="a.b")),
+            SubscribeError,
+            "durable_name is 'a.b', not a valid name",
+        ),
+        (request(bind="c", config=Config(deliver_group="a b")), SubscribeError, "deliver_group"),
+        (request(None, stream="S", config=Config(filter_subject="a b")), SubscribeError, "filter_"),
+        (request(config=Config(filter_subjects=("s.a", "s..b"))), SubscribeError, "s..b"),
+        (request(config=Config(deliver_subject="a\r\nb")), SubscribeError, "deliver_subject"),
+        # Where an ordered subscription begins is decided here, not by the server.
+        (
+            request(ordered=True, config=Config(opt_start_seq=3)),
+            SubscribeError,
+            "set both or neither",
+        ),
+        (
+            request(ordered=True, config=Config(deliver_policy="by_start_sequence")),
+            SubscribeError,
+            "set both or neither",
+        ),
+        (
+            request(
+                ordered=True, config=Config(deliver_policy="new", opt_start_time="2020-01-01T0:0Z")
+            ),
+            SubscribeError,
+            "'by_start_time' requires opt_start_time",
+        ),
+    ],
+)
+def test_what_contradicts_itself(
+    asked: SubscribeRequest, kind: type[SubscribeError], text: str
+) -> None:
+    with pytest.raises(kind, match=text) as raised:
+        validate_request(asked)
+    assert type(raised.value) is kind
+    assert isinstance(raised.value, ConfigurationError)
+
+
+def test_the_checks_come_in_the_documents_order() -> None:
+    wrong = request(None, queue="q", pull=True, config=Config(idle_heartbeat=1, ack_policy="all"))
+    with pytest.raises(QueueStatusError):
+        validate_request(wrong)
+    wrong = replace(wrong, config=Config(ack_policy="all"))
+    with pytest.raises(SubscribeError, match="neither subject nor stream is set"):
+        validate_request(wrong)
+    with pytest.raises(SubscribeError, match="ack_policy is 'all'"):
+        validate_request(replace(wrong, stream="S"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "durable", "consumer", "queue"),
+    [
+        (request(), None, None, None),
+        (request(None, stream="S"), None, None, None),
+        (request(durable="d"), "d", "d", None),
+        (request(config=Config(durable_name="d")), "d", "d", None),
+        (request(bind="c"), None, "c", None),
+        (request(bind="c", durable="c"), None, "c", None),
+        # A queue without a name for its consumer gives its own.
+        (request(queue="q"), "q", "q", "q"),
+        (request(config=Config(deliver_group="q")), "q", "q", "q"),
+        (request(queue="q", durable="d"), "d", "d", "q"),
+        (request(queue="q", bind="c"), None, "c", "q"),
+        (request(queue="a.b", bind="c"), None, "c", "a.b"),
+        (request("s.>", ordered=True, config=Config(headers_only=True)), None, None, None),
+        (request(pull=True, durable="d", config=Config(ack_policy="explicit")), "d", "d", None),
+    ],
+)
+def test_what_is_sound(
+    asked: SubscribeRequest, durable: str | None, consumer: str | None, queue: str | None
+) -> None:
+    checked = validate_request(asked)
+    assert (checked.durable, checked.consumer, checked.queue) == (durable, consumer, queue)
+
+
+# The configuration of a new consumer
+
+
+@pytest.mark.parametrize(
+    ("asked", "inbox", "config"),
+    [
+        (
+            request(),
+            "_INBOX.x",
+            {
+                "name": "n",
+                "ack_policy": "explicit",
+                "deliver_subject": "_INBOX.x",
+                "filter_subject": "s.a",
+            },
+        ),
+        (
+            request(None, stream="S"),
+            "_INBOX.x",
+            {"name": "n", "ack_policy": "explicit", "deliver_subject": "_INBOX.x"},
+        ),
+        (
+            request(queue="q"),
+            "_INBOX.x",
+            {
+                "name": "n",
+                "durable_name": "q",
+                "ack_policy": "explicit",
+                "deliver_group": "q",
+                "deliver_subject": "_INBOX.x",
+                "filter_subject": "s.a",
+            },
+        ),
+        (
+            request(
+                "s.>",
+                durable="d",
+                config=Config(
+                    ack_policy="none",
+                    deliver_subject="mine",
+                    filter_subjects=("s.a", "s.b"),
+                    flow_control=True,
+                    idle_heartbeat=0.5,
+                    inactive_threshold=2,
+                    metadata={"a": "b"},
+                    backoff=(1, 2.5),
+                ),
+            ),
+            "_INBOX.x",
+            {
+                "name": "n",
+                "durable_name": "d",
+                "ack_policy": "none",
+                "deliver_subject": "mine",
+                "filter_subjects": ["s.a", "s.b"],
+                "flow_control": True,
+                "idle_heartbeat": 500_000_000,
+                "inactive_threshold": 2_000_000_000,
+                "metadata": {"a": "b"},
+                "backoff": [1_000_000_000, 2_500_000_000],
+            },
+        ),
+        (
+            request(pull=True, config=Config(max_ack_pending=5, ack_wait=1.5, max_expires=10)),
+            None,
+            {
+                "name": "n",
+                "ack_policy": "explicit",
+                "ack_wait": 1_500_000_000,
+                "max_ack_pending": 5,
+                "max_expires": 10_000_000_000,
+                "filter_subject": "s.a",
+            },
+        ),
+    ],
+)
+def test_the_configuration_of_a_new_consumer(
+    asked: SubscribeRequest, inbox: str | None, config: dict[str, Any]
+) -> None:
+    assert build_consumer_config(validate_request(asked), "n", inbox) == config
+
+
+# A consumer that exists
+
+
+def info(push: bool = True, bound: bool = False, **config: Any) -> ConsumerInfo:
+    if push:
+        config.setdefault("deliver_subject", "d")
+    config.setdefault("ack_policy", "explicit")
+    return ConsumerInfo("S", "c", config, bound, 0, 0, 0, None)
+
+
+BIND = request(None, stream="S", bind="c")
+QUEUE = replace(BIND, queue="q")
+PULL = replace(BIND, pull=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "kind", "text"),
+    [
+        (BIND, info(bound=True), DuplicateSubscriptionError, "already has a subscription"),
+        # Deliver group: its four cases, whatever push_bound says.
+        (BIND, info(deliver_group="q"), DeliverGroupError, "has the deliver group 'q'"),
+        (BIND, info(bound=True, deliver_group="q"), DeliverGroupError, "has the deliver group 'q'"),
+        (QUEUE, info(deliver_group="other"), DeliverGroupError, "'other', expected 'q'"),
+        (
+            QUEUE,
+            info(bound=True, deliver_group="other"),
+            DeliverGroupError,
+            "'other', expected 'q'",
+        ),
+        (QUEUE, info(), DeliverGroupError, "without a deliver group"),
+        (QUEUE, info(bound=True), DeliverGroupError, "without a deliver group"),
+        # The other checks.
+        (
+            replace(BIND, subject="s.a"),
+            info(filter_subject="s.b"),
+            SubjectMismatchError,
+            "has the filter s.b, expected s.a",
+        ),
+        (
+            replace(BIND, subject="s.a"),
+            info(filter_subjects=["s.a", "s.b"]),
+            SubjectMismatchError,
+            "has the filter s.a, s.b, expected s.a",
+        ),
+        (
+            replace(BIND, config=Config(filter_subjects=("s.a",))),
+            info(),
+            SubjectMismatchError,
+            "for the whole stream",
+        ),
+        (PULL, info(), ConsumerModeError, "is a push consumer"),
+        (PULL, info(bound=True, deliver_group="q"), ConsumerModeError, "is a push consumer"),
+        (BIND, info(push=False), ConsumerModeError, "is a pull consumer"),
+        (
+            replace(BIND, config=Config(max_deliver=3, ack_policy="all")),
+            info(max_deliver=-1),
+            ConsumerDiffersError,
+            "ack_policy is 'explicit', not 'all'; max_deliver is -1, not 3",
+        ),
+        (QUEUE, info(deliver_group="q", flow_control=True), QueueStatusError, "flow control"),
+        (QUEUE, info(deliver_group="q", idle_heartbeat=10**9), QueueStatusError, "heartbeats"),
+    ],
+)
+def test_a_consumer_that_does_not_fit(
+    asked: SubscribeRequest, found: ConsumerInfo, kind: type[SubscribeError], text: str
+) -> None:
+    with pytest.raises(kind, match=text) as raised:
+        validate_consumer(asked, found)
+    assert type(raised.value) is kind
+    assert "'c' of stream 'S'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (BIND, info()),
+        (BIND, info(filter_subject="s.b")),
+        (QUEUE, info(deliver_group="q")),
+        (QUEUE, info(bound=True, deliver_group="q")),
+        (PULL, info(push=False)),
+        (PULL, info(push=False, bound=True)),
+        (replace(BIND, subject="s.a"), info()),
+        (replace(BIND, subject="s.a"), info(filter_subject="s.a")),
+        (replace(BIND, subject="s.a"), info(filter_subjects=["s.a"])),
+        (
+            replace(BIND, config=Config(filter_subjects=("s.b", "s.a"))),
+            info(filter_subjects=["s.a", "s.b"]),
+        ),
+        # A deliver subject may differ: the consumer's own is used.
+        (replace(BIND, config=Config(deliver_subject="mine")), info()),
+    ],
+)
+def test_a_consumer_that_fits(asked: SubscribeRequest, found: ConsumerInfo) -> None:
+    validate_consumer(asked, found)
+
+
+@pytest.mark.parametrize(
+    ("given", "existing", "found"),
+    [
+        (Config(), {"ack_policy": "all"}, []),
+        (Config(ack_wait=30), {"ack_wait": 30_000_000_000}, []),
+        (Config(ack_wait=30), {"ack_wait": 1}, ["ack_wait is 1, not 30000000000"]),
+        (Config(ack_wait=30, backoff=(1,)), {"ack_wait": 10**9, "backoff": [10**9]}, []),
+        (Config(backoff=(1,)), {}, ["backoff is None, not [1000000000]"]),
+        (Config(flow_control=False), {}, []),
+        (Config(flow_control=False), {"flow_control": True}, ["flow_control is True, not False"]),
+        (Config(headers_only=True), {}, ["headers_only is False, not True"]),
+        (Config(max_deliver=0, description=""), {"max_deliver": -1, "description": "x"}, []),
+        (Config(metadata={"a": "1"}), {"metadata": {"a": "1", "_nats.level": "0"}}, []),
+        (Config(metadata={"a": "1"}), {}, ["metadata is {'a': None}, not {'a': '1'}"]),
+        (
+            Config(opt_start_time="2026-01-01T01:00:00+01:00"),
+            {"opt_start_time": "2026-01-01T00:00:00Z"},
+            [],
+        ),
+        (Config(opt_start_time="2026-01-01T00:00:00Z"), {}, ["opt_start_time"]),
+        (Config(sample_freq="50%"), {"sample_freq": "10%"}, ["sample_freq is '10%', not '50%'"]),
+    ],
+)
+def test_differences(given: ConsumerConfig, existing: dict[str, Any], found: list[str]) -> None:
+    said = differences(given, existing)
+    assert len(said) == len(found)
+    for text, start in zip(said, found, strict=True):
+        assert text.startswith(start)
+
+
+def test_a_configuration_shows_what_was_given() -> None:
+    assert repr(Config(ack_wait=1.5, durable_name="d")) == (
+        "ConsumerConfig(ack_wait=1.5, durable_name='d')"
+    )

@@ -1,0 +1,216 @@
+"""Errors name settings in asyncio programs, options in Spark, flags on the command line."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.cli.connection import error_text
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.errors import (
+    ApiError,
+    ConfigurationError,
+    ConnectError,
+    DataLossError,
+    KeyDeletedError,
+    NatsSourceError,
+    OptionError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+)
+from nats_stream_source.jetstream.subjects import api_prefix, check_filters, check_stream
+from nats_stream_source.options import CONNECTION, KV, STREAM, kv_options
+from nats_stream_source.options.hints import add_option_hints, option_hints, option_names
+from nats_stream_source.spark.reading.event_loop import Runner
+from tests.support.paths import ROOT
+
+NAMES = option_names(CONNECTION + KV + STREAM)
+
+# -- the layers below the options ------------------------------------------------------------------
+
+PACKAGE = ROOT / "nats_stream_source"
+FOLDERS = [
+    folder.relative_to(PACKAGE).as_posix()
+    for layer in ("wire", "aio", "connection", "jetstream")
+    for folder in sorted({path.parent for path in (PACKAGE / layer).rglob("*.py")})
+]
+# Names in camel case: the others are also words, and names of settings.
+CAMEL_CASE = {
+    option.name for option in CONNECTION + KV + STREAM if option.name.lower() != option.name
+}
+
+
+def literals(path: Path) -> Iterator[tuple[int, str]]:
+    """The string literals of a module, docstrings included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_layer_below_the_options_names_one(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((PACKAGE / folder).glob("*.py"))
+        for line, text in literals(path)
+        for name in [*CAMEL_CASE, "option '", "options '"]
+        if name in text
+    ]
+    assert not found, "\n".join(found)
+
+
+def in_python(servers: str = "nats://h:1", **settings: str) -> NatsSourceError:
+    with pytest.raises(NatsSourceError) as caught:
+        ConnectionSettings((servers,), **settings).validate()  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_an_asyncio_program_reads_of_settings() -> None:
+    error = in_python(tls_cert_file="/c")
+    assert "'tls_cert_file' and 'tls_key_file' belong together" in str(error)
+    assert error.settings == ("tls_cert_file", "tls_key_file")
+    with pytest.raises(ConfigurationError, match="'api_prefix' and 'domain'"):
+        api_prefix("a", "b")
+    with pytest.raises(ConfigurationError, match=r"in 'keys'$"):
+        check_filters(["a.*", "a.b"])
+
+
+# -- translation -----------------------------------------------------------------------------------
+
+ERRORS: dict[str, tuple[NatsSourceError, str, str]] = {
+    "named in the text": (
+        ConnectError("not within 1 s ('connect_timeout'): refused", settings=["connect_timeout"]),
+        "not within 1 s (option 'connectTimeout'): refused",
+        "not within 1 s (--connect-timeout): refused",
+    ),
+    "of the class": (
+        RequestTimeoutError("no response"),
+        "no response; set option 'requestTimeout'",
+        "no response; set --request-timeout",
+    ),
+    "two in the text": (
+        PermissionDeniedError(
+            "change 'inbox_prefix' or 'api_prefix'", settings=["inbox_prefix", "api_prefix"]
+        ),
+        "change options 'inboxPrefix' or 'apiPrefix'",
+        "change --inbox-prefix or --api-prefix",
+    ),
+    "two that are not": (
+        ApiError("no JetStream", 503, 10039, settings=["domain", "api_prefix"]),
+        "no JetStream; set options 'domain' or 'apiPrefix'",
+        "no JetStream; set --domain or --api-prefix",
+    ),
+    "no setting": (RequestTimeoutError("retry", settings=()), "retry", "retry"),
+    "an argument without an option": (
+        NatsSourceError("too slow", settings=["heartbeat"]),
+        "too slow",
+        "too slow",
+    ),
+    "an option without a flag": (
+        NatsSourceError("too many", settings=["include_history"]),
+        "too many; set option 'includeHistory'",
+        "too many",
+    ),
+    "an option, already": (
+        OptionError("options 'user' and 'password' belong together"),
+        "options 'user' and 'password' belong together",
+        "--user and --password belong together",
+    ),
+    "a loss": (
+        DataLossError("3 messages were removed"),
+        "3 messages were removed; set option 'failOnDataLoss' to 'false' to continue without the "
+        "lost messages",
+        "3 messages were removed",
+    ),
+    "a loss that names it": (
+        DataLossError("removed; failOnDataLoss=false continues"),
+        "removed; failOnDataLoss=false continues",
+        "removed; failOnDataLoss=false continues",
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "in_spark", "in_cli"), ERRORS.values(), ids=ERRORS)
+def test_translation(error: NatsSourceError, in_spark: str, in_cli: str) -> None:
+    assert error_text(error) == in_cli
+    error = pickle.loads(pickle.dumps(error))
+    add_option_hints(error, NAMES)
+    assert str(error) == in_spark
+    add_option_hints(error, NAMES)
+    assert str(error) == in_spark
+
+
+def test_an_error_keeps_all_but_its_text() -> None:
+    error = KeyDeletedError("deleted", 7, "DEL", settings=["request_timeout"])
+    with pytest.raises(KeyDeletedError) as caught, option_hints(NAMES):
+        raise error
+    assert caught.value is error
+    assert (error.revision, error.operation) == (7, "DEL")
+    assert (error.code, error.err_code) == (404, 10037)
+    assert str(error) == "deleted; set option 'requestTimeout'"
+
+
+def test_what_spark_runs_fails_in_options() -> None:
+    runner = Runner(ConnectionSettings(("nats://127.0.0.1:1",), connect_timeout=0.2))
+    try:
+        with pytest.raises(ConnectError, match=r"within 0.2 s \(option 'connectTimeout'\)"):
+            runner.run(runner.connection.connection())
+
+        async def fails() -> None:
+            raise RequestTimeoutError("no response")
+
+        with pytest.raises(RequestTimeoutError, match=r"; set option 'requestTimeout'$"):
+            runner.plan(fails)
+    finally:
+        runner.close()
+
+
+def test_options_fail_in_options() -> None:
+    base = {"servers": "nats://h:1", "bucket": "b"}
+    with pytest.raises(OptionError, match=r"^options 'tlsCertFile' and 'tlsKeyFile' belong"):
+        kv_options({**base, "tlsCertFile": "/c"})
+    with pytest.raises(ConfigurationError, match=r"only the wider one in option 'keys'$"):
+        kv_options({**base, "keys": "a.*,a.b"})
+
+
+def test_a_stream_may_be_named_like_a_setting() -> None:
+    with pytest.raises(ConfigurationError) as caught, option_hints(NAMES):
+        check_stream("connect_timeout ")
+    assert "'connect_timeout '" in str(caught.value)
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_every_option_of_the_connection_is_a_setting() -> None:
+    fields = {field.name for field in dataclasses.fields(ConnectionSettings)}
+    options = {option.setting for option in CONNECTION}
+    assert options - fields == {"domain"}  # sets api_prefix
+    assert fields - options == set()
+
+
+def test_every_option_of_the_connection_reaches_its_setting() -> None:
+    values = {
+        "servers": ("nats://h:1",),
+        "tls_handshake_first": True,
+        "connect_timeout": 3.5,
+        "request_timeout": 3.5,
+    }
+    exclusive = {"user", "password", "token", "credentials", "credentials_content", "domain"}
+    given = {
+        option: values.get(option.setting, "x-secret")
+        for option in CONNECTION
+        if option.setting not in exclusive
+    }
+    texts = {
+        option.name: "nats://h:1" if option.name == "servers" else str(value).lower()
+        for option, value in given.items()
+    }
+    settings = kv_options({**texts, "bucket": "b"}).connection
+    for option, value in given.items():
+        assert getattr(settings, option.setting) == value, option.name

@@ -1,0 +1,97 @@
+"""How often an idle query looks: a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.planning.poll_backoff import PollBackoff
+
+START = Offset("KV_b", "2026-01-01T00:00:00Z", 0, 0, 7, None, 7, 7)
+
+
+def info(last_seq: int) -> StreamInfo:
+    return StreamInfo("KV_b", START.created, 1, last_seq, None, 1, 1, 100, 0, {})
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.idle = PollBackoff(lambda: self.now, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def look(self, took: float = 0.0) -> float:
+        """Seconds of rest before a look; then it takes ``took``."""
+        before = self.now
+        assert await self.idle.wait_until_due(START)
+        rested = self.now - before
+        self.now += took
+        return rested
+
+
+async def test_looks_become_rarer_in_silence() -> None:
+    time = Time()
+    assert await time.look() == 0
+    assert not time.idle.is_unchanged(START, info(7))
+    time.idle.record_empty(START, info(7), exhausted=True)
+    rests = []
+    began = time.now
+    while time.now < began + 60:
+        rests.append(await time.look(took=0.001))
+        assert time.idle.is_unchanged(START, info(7))
+    assert rests[0] == pytest.approx(0.02)
+    assert rests[-1] == pytest.approx(0.25)
+    assert rests == sorted(rests)
+    assert len(rests) < 500
+
+
+@pytest.mark.parametrize(("took", "rest"), [(0.0001, 0.02), (0.005, 0.05), (1.0, 0.1)])
+async def test_looks_take_a_tenth_of_the_time_while_others_write(took: float, rest: float) -> None:
+    time = Time()
+    await time.look(took)
+    time.idle.record_empty(START, info(7), exhausted=True)
+    assert await time.look() == pytest.approx(rest)
+
+
+async def test_what_was_written_is_a_change_and_ends_the_silence() -> None:
+    time = Time()
+    await time.look()
+    time.idle.record_empty(START, info(7), exhausted=True)
+    time.now += 100
+    await time.look()
+    assert not time.idle.is_unchanged(START, info(8))
+    time.idle.record_empty(START, info(8), exhausted=True)
+    assert await time.look() == pytest.approx(0.02)
+
+
+async def test_a_look_that_did_not_ask_for_everything_is_not_the_last() -> None:
+    time = Time()
+    await time.look()
+    time.idle.record_empty(START, info(8), exhausted=False)
+    await time.look()
+    assert not time.idle.is_unchanged(START, info(8))
+
+
+async def test_no_rest_after_something_was_read() -> None:
+    time = Time()
+    await time.look()
+    time.idle.record_empty(START, info(7), exhausted=True)
+    time.idle.reset()
+    assert await time.look() == 0
+
+
+async def test_another_source_of_the_query_does_not_wait() -> None:
+    """Spark asks again after a micro-batch, not after its own pause of 10 ms."""
+    time = Time()
+    await time.look()
+    time.idle.record_empty(START, info(7), exhausted=True)
+    time.now += 50
+    await time.look()
+    assert time.idle.is_unchanged(START, info(7))  # the next look is due in a quarter of a second
+    before = time.now = time.now + 0.15
+    assert not await time.idle.wait_until_due(START)
+    assert time.now == before
+    assert await time.look() == pytest.approx(0.1)  # asked again at once: nothing else is going on

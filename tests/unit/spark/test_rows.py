@@ -1,0 +1,101 @@
+"""Frames to rows, without a server: types, markers, labels."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.options import kv_options
+from nats_stream_source.spark.datasource import KV_DDL
+from nats_stream_source.spark.formats.kv import KvFormat
+from nats_stream_source.spark.formats.rows import KV_SCHEMA
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.wire.frames import Framer, Frames
+
+CREATED = "2026-11-20T23:55:01.123456789Z"
+
+
+def delivery(seq: int, key: str, value: bytes, headers: bytes = b"", pending: int = 0) -> bytes:
+    reply = b"$JS.ACK.KV_b.c.1.%d.%d.1795226905622377%03d.%d" % (seq, seq, seq, pending)
+    subject = b"$KV.b." + key.encode()
+    if not headers:
+        return b"MSG %s 1 %s %d\r\n%s\r\n" % (subject, reply, len(value), value)
+    block = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
+    sizes = b"%d %d" % (len(block), len(block) + len(value))
+    return b"HMSG %s 1 %s %s\r\n%s%s\r\n" % (subject, reply, sizes, block, value)
+
+
+FRAMES = Framer().feed(
+    delivery(7, "a.x", b"one", pending=3)
+    + delivery(8, "a.y", b"", b"KV-Operation: DEL", pending=2)
+    + delivery(9, "b", b"", b"KV-Operation: PURGE\r\nNats-Rollup: sub", pending=1)
+    + delivery(12, "a.x", b"", b"Status: 404")
+)
+
+
+def rows(
+    frames: Frames = FRAMES, prefix: str = "$KV.b.", initial_through: int = 8, **options: str
+) -> list[dict[str, Any]]:
+    query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "b", **options}))
+    split = Split("KV_b", CREATED, prefix, (), 0, 20, initial_through)
+    batch = query.record_batch(frames, split)
+    batch.validate(full=True)
+    assert batch.schema.equals(KV_SCHEMA)
+    found: list[dict[str, Any]] = batch.to_pylist()
+    return found
+
+
+def column(name: str, **changed: Any) -> list[Any]:
+    return [row[name] for row in rows(**changed)]
+
+
+def test_the_schema_is_exactly_what_spark_expects(spark: SparkSession) -> None:
+    assert spark.version  # a schema from DDL needs a session
+    assert KV_SCHEMA.equals(to_arrow_schema(StructType.fromDDL(KV_DDL), timezone="UTC"))
+
+
+def test_one_row_whole() -> None:
+    assert rows()[0] == {
+        "bucket": "b",
+        "key": "a.x",
+        "value": b"one",
+        "revision": 7,
+        # ….622377007 in nanoseconds, floored
+        "created": datetime(2026, 11, 21, 2, 8, 25, 622377, tzinfo=timezone.utc),
+        "operation": "PUT",
+        "delta": 3,
+        "initial": True,
+        "stream_created": datetime(2026, 11, 20, 23, 55, 1, 123456, tzinfo=timezone.utc),
+    }
+
+
+def test_markers_have_no_value_and_an_empty_value_is_one() -> None:
+    assert column("operation") == ["PUT", "DEL", "PURGE", "PUT"]
+    assert column("value") == [b"one", None, None, b""]
+    assert column("key") == ["a.x", "a.y", "b", "a.x"]
+    assert column("delta") == [3, 2, 1, 0]
+
+
+def test_initial_values_end_where_they_were_said_to() -> None:
+    assert column("initial") == [True, True, False, False]
+    assert column("initial", initial_through=0) == [False] * 4
+
+
+def test_without_values() -> None:
+    assert column("value", metaOnly="true") == [None] * 4
+    assert column("operation", metaOnly="true") == ["PUT", "DEL", "PURGE", "PUT"]
+
+
+def test_without_markers() -> None:
+    assert column("revision", ignoreDeletes="true") == [7, 12]
+
+
+def test_another_buckets_subject_is_no_row() -> None:
+    with pytest.raises(ProtocolError, match=r"'b': a subject does not start with '\$KV\.c\.'"):
+        rows(prefix="$KV.c.")

@@ -1,0 +1,68 @@
+"""What is imported when: Spark starts several processes for a query, and each pays for it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from nats_stream_source.spark import progress
+
+HEAVY = ("nats", "numpy", "pyarrow", "tenacity", "nats_stream_source.spark.planning.planner")
+
+
+def imported(code: str) -> set[str]:
+    """Names of all modules after ``code`` has run in a Python of its own."""
+    # A line of its own, whatever else is printed.
+    code += "\nimport sys; print('modules', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = (one for one in done.stdout.splitlines() if one.startswith("modules "))
+    return set(line.split()[1:])
+
+
+def test_finding_the_source_and_its_columns_needs_little() -> None:
+    code = (
+        "from pyspark_nats_kv import DefaultSource\n"
+        "options = {'servers': 'nats://127.0.0.1', 'bucket': 'b'}\n"
+        "assert DefaultSource(options).schema()"
+    )
+    assert not imported(code) & set(HEAVY)
+
+
+def test_a_reader_needs_no_planner() -> None:
+    modules = imported(
+        "from nats_stream_source.spark.reading import as_of, latest_values, split_reader"
+    )
+    assert not [name for name in modules if name.startswith("nats_stream_source.spark.planning")]
+
+
+def test_the_former_path_of_progress_is_deprecated() -> None:
+    sys.modules.pop("nats_stream_source.progress", None)
+    with pytest.warns(DeprecationWarning, match=r"from nats_stream_source\.spark\.progress"):
+        former = importlib.import_module("nats_stream_source.progress")
+    for name in ("BatchProgress", "records", "watch_progress"):
+        assert getattr(former, name) is getattr(progress, name)
+
+
+@pytest.mark.parametrize("name", ["connect", "subscribe"])
+def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str) -> None:
+    imported(
+        "from nats_stream_source.jetstream import _MODULES\n"
+        "import importlib\n"
+        "for one in _MODULES.values():\n"
+        "    importlib.import_module(f'nats_stream_source.jetstream.{one}')\n"
+        f"from nats_stream_source.jetstream import {name}\n"
+        f"assert callable({name})"
+    )
+
+
+def test_every_public_name_is_there() -> None:
+    imported(
+        "import nats_stream_source.jetstream as package\n"
+        "for name in package.__all__: getattr(package, name)\n"
+        "assert set(package.__all__) == set(package._MODULES)"
+    )
+    with pytest.raises(subprocess.CalledProcessError):
+        imported("from nats_stream_source.jetstream import Nothing")

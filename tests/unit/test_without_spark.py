@@ -1,0 +1,92 @@
+"""Without pyspark, which the extra `spark` installs: what works, and what the errors name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# The installed packages are hidden: imports do not find them.
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
+class Visible:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j", "delta"):
+            return None
+        return PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Visible()
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", HIDE + code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("import pyspark_nats_kv", "spark"),
+        ("import pyspark_nats_stream", "spark"),
+        ("import nats_stream_source; nats_stream_source.register(None)", "spark"),
+        ("import nats_stream_source; nats_stream_source.watch_progress(None)", "spark"),
+        ("from nats_stream_source.delta import merge_changes", "delta"),
+        ("import nats_stream_source.delta.reconcile", "delta"),
+    ],
+)
+def test_the_error_names_the_extra_to_install(code: str, extra: str) -> None:
+    done = python(code)
+    assert done.returncode == 1
+    package = {"spark": "pyspark", "delta": "delta"}[extra]
+    assert done.stderr.splitlines()[-1] == (
+        f"nats_stream_source.errors.MissingPackageError: could not import '{package}': the package "
+        f"is not installed; run `pip install 'nats-stream-source[{extra}]'`"
+    )
+
+
+def test_another_missing_module_is_reported_as_it_is() -> None:
+    code = """
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "nats_stream_source.delta.table":
+            raise ModuleNotFoundError("broken", name=name)
+import sys
+sys.meta_path.insert(0, Broken())
+import nats_stream_source.delta
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: broken"
+
+
+def test_a_missing_package_is_an_import_error() -> None:
+    code = """
+try:
+    import nats_stream_source.delta
+except ImportError as error:
+    from nats_stream_source.errors import NatsSourceError
+    assert isinstance(error, NatsSourceError)
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_jetstream_options_and_command_line_do_not_need_spark() -> None:
+    code = """
+import nats_stream_source.cli.bench, nats_stream_source.cli.inspect, nats_stream_source.cli.peek
+import nats_stream_source.embedded, nats_stream_source.options
+import nats_stream_source.jetstream as jetstream
+for name in jetstream.__all__:
+    getattr(jetstream, name)
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_demo_names_what_is_missing() -> None:
+    done = python("from nats_stream_source.cli.main import main; sys.exit(main(['demo']))")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "nats-stream-source: could not start the demo: pyspark, delta-spark not installed; run "
+        "`pip install 'nats-stream-source[demo]'`\n"
+    )

@@ -1,0 +1,249 @@
+"""Frames to Arrow columns, and the numbers in JetStream's reply subjects."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nats_stream_source.errors import ProtocolError
+from nats_stream_source.wire import arrow_slices
+from nats_stream_source.wire.columns import (
+    AckTokens,
+    ack_tokens,
+    header_blocks,
+    is_delivery,
+    payloads,
+    subjects,
+)
+from nats_stream_source.wire.frames import Framer, Frames
+
+BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
+V1 = b"$JS.ACK.KV_fleet.con_1.2.1007.33.1732150000123456789.44"
+V2 = b"$JS.ACK.hub.x2eAcc0uNt.KV_fleet.con_1.3.1008.34.1732150000123456790.43"
+NUMBERS_V1 = (1007, 33, 1732150000123456789, 44, 2)
+NUMBERS_V2 = (1008, 34, 1732150000123456790, 43, 3)
+
+
+def msg(subject: bytes, payload: bytes = b"x", reply: bytes = b"", header: bytes = b"") -> bytes:
+    words = [b"HMSG" if header else b"MSG", subject, b"7", *([reply] if reply else [])]
+    words += [b"%d" % len(header)] if header else []
+    words += [b"%d" % (len(header) + len(payload))]
+    return b" ".join(words) + b"\r\n" + header + payload + b"\r\n"
+
+
+def frames_of(*parts: bytes) -> Frames:
+    framer = Framer()
+    frames = framer.feed(b"".join(parts))
+    assert framer.pending == 0
+    return frames
+
+
+def with_replies(*replies: bytes) -> Frames:
+    return frames_of(*(msg(b"$KV.fleet.k", reply=reply) for reply in replies))
+
+
+def rows(tokens: AckTokens) -> list[tuple[int, ...]]:
+    arrays = (
+        tokens.stream_seq,
+        tokens.consumer_seq,
+        tokens.timestamp_ns,
+        tokens.pending,
+        tokens.delivered,
+    )
+    for array in arrays:
+        assert array.dtype == np.int64
+    return list(zip(*(array.tolist() for array in arrays), strict=True))
+
+
+MIXED = frames_of(
+    b"PING\r\n",
+    msg(b"$KV.fleet.a", b"one", V1),
+    msg(b"$KV.fleet.b", b"", V2, BLOCK),
+    msg("kv.ü".encode(), b"\x00\xff\r\n", b"_INBOX.1"),
+    msg(b"c", b"three"),
+)
+
+
+def test_columns() -> None:
+    assert subjects(MIXED).equals(pa.array(["", "$KV.fleet.a", "$KV.fleet.b", "kv.ü", "c"]))
+    assert payloads(MIXED).equals(
+        pa.array([b"", b"one", b"", b"\x00\xff\r\n", b"three"], pa.binary())
+    )
+    assert header_blocks(MIXED).equals(pa.array([b"", b"", BLOCK, b"", b""], pa.binary()))
+    assert is_delivery(MIXED).tolist() == [False, True, True, False, False]
+    for column in (subjects(MIXED), payloads(MIXED), header_blocks(MIXED)):
+        column.validate(full=True)
+
+
+@pytest.mark.parametrize("index", [[1, 4], [4, 2, 2, 0], [3], []])
+def test_columns_of_a_selection_in_any_order(index: list[int]) -> None:
+    chosen = MIXED.select(np.array(index, np.int64))
+    for column in (subjects, payloads, header_blocks):
+        result = column(chosen)
+        result.validate(full=True)
+        assert result.to_pylist() == [column(MIXED)[i].as_py() for i in index]
+
+
+def test_columns_do_not_hold_the_buffer() -> None:
+    frames = frames_of(msg(b"a", bytes(100_000)), msg(b"b", b"small")).select(slice(1, 2))
+    assert payloads(frames).get_total_buffer_size() < 1000
+
+
+def test_no_frames() -> None:
+    none = Framer().feed(b"")
+    assert subjects(none).type == pa.string()
+    assert payloads(none).type == header_blocks(none).type == pa.binary()
+    assert is_delivery(none).dtype == np.bool_
+    assert len(is_delivery(none)) == len(ack_tokens(none)) == len(subjects(none)) == 0
+    assert repr(ack_tokens(none)) == "<AckTokens none>"
+
+
+def test_a_subject_that_is_not_utf8() -> None:
+    with pytest.raises(ProtocolError, match=r"b'kv\.\\xff' is not UTF-8"):
+        subjects(frames_of(msg(b"ok"), msg(b"kv.\xff")))
+
+
+def test_too_much_for_one_array() -> None:
+    frames = frames_of(*(msg(b"a", bytes(1000)) for _ in range(5)))
+    with mock.patch.object(arrow_slices, "_MAX_BYTES", 2100):
+        # Whole frames count, not the buffer that they lie in.
+        assert len(payloads(frames.select(slice(3, 5)))) == 2
+        with pytest.raises(
+            OverflowError,
+            match="5 frames have 5080 bytes, expected at most 2100; build columns of fewer frames",
+        ):
+            payloads(frames)
+
+
+@pytest.mark.parametrize(
+    ("reply", "delivery"),
+    [
+        (V1, True),
+        (V2, True),
+        (b"$JS.ACK.", True),
+        (b"$JS.ACK.x", True),
+        (b"$JS.ACK", False),
+        (b"$JS.ACKS.a", False),
+        (b"$JS.FC.KV_fleet.con.abc", False),
+        (b"$js.ack.KV_fleet", False),
+        (b"_INBOX.abcdefgh.1", False),
+        (b"r", False),
+        (b"", False),
+    ],
+)
+def test_is_delivery(reply: bytes, delivery: bool) -> None:
+    assert is_delivery(with_replies(reply)).tolist() == [delivery]
+    assert is_delivery(with_replies(V1, reply, V1)).tolist() == [True, delivery, True]
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        ([V1], [NUMBERS_V1]),
+        ([V2], [NUMBERS_V2]),
+        ([V2 + b".random"], [NUMBERS_V2]),
+        ([V2 + b".a.b.c.d.5"], [NUMBERS_V2]),
+        ([V2.replace(b"hub", b"_")], [NUMBERS_V2]),
+        ([V1, V2, V2 + b".r", V1], [NUMBERS_V1, NUMBERS_V2, NUMBERS_V2, NUMBERS_V1]),
+        ([V1] * 300 + [V2] * 300, [NUMBERS_V1] * 300 + [NUMBERS_V2] * 300),
+        ([b"$JS.ACK.S.C.1.1.1.0.0"], [(1, 1, 0, 0, 1)]),
+        ([b"$JS.ACK.1.2.3.4.5.6.7"], [(4, 5, 6, 7, 3)]),
+        ([b"$JS.ACK.1.2.3.4.5.6.7.8.9"], [(6, 7, 8, 9, 5)]),
+        (
+            [b"$JS.ACK.S.C.1.9223372036854775807.0000000000000000000001.2.3"],
+            [(9223372036854775807, 1, 2, 3, 1)],
+        ),
+    ],
+)
+def test_ack_tokens(replies: list[bytes], expected: list[tuple[int, ...]]) -> None:
+    tokens = ack_tokens(with_replies(*replies))
+    assert rows(tokens) == expected
+    assert len(tokens) == len(replies)
+
+
+def test_ack_tokens_of_selections() -> None:
+    frames = with_replies(V1, b"_INBOX.1", V2, V1)
+    assert rows(ack_tokens(frames.select(is_delivery(frames)))) == [
+        NUMBERS_V1,
+        NUMBERS_V2,
+        NUMBERS_V1,
+    ]
+    assert rows(ack_tokens(frames.select(np.array([2, 0])))) == [NUMBERS_V2, NUMBERS_V1]
+
+
+def test_ack_tokens_select_and_repr() -> None:
+    tokens = ack_tokens(with_replies(V1, V2, V1))
+    assert repr(tokens) == "<AckTokens 3, stream_seq 1007..1007, consumer_seq 33..33>"
+    assert rows(tokens.select(tokens.stream_seq > 1007)) == [NUMBERS_V2]
+    assert rows(tokens.select(slice(0, 2))) == [NUMBERS_V1, NUMBERS_V2]
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (b"$JS.ACK.S.C.1.2.3.4", "8 tokens"),
+        (b"$JS.ACK.S.C.1.2.3.4.5.6", "10 tokens"),
+        (b"$JS.ACK.x", "3 tokens"),
+        (b"$JS.ACK.S.C.1.x.3.4.5", "b'x' is not an integer"),
+        (b"$JS.ACK.S.C.1.2.3.4.", "b'' is not an integer"),
+        (b"$JS.ACK.S.C..2.3.4.5", "b'' is not an integer"),
+        (b"$JS.ACK.S.C.1.-2.3.4.5", "b'-2' is not an integer"),
+        (b"$JS.ACK.S.C.1.2.+3.4.5", r"b'\+3' is not an integer"),
+        (b"$JS.ACK.S.C.1.2.0x3.4.5", "b'0x3' is not an integer"),
+        (b"$JS.ACK.S.C.1.9223372036854775808.3.4.5", "not an integer"),
+        (b"$JS.ACK.S.C.1.2.3.4.\xff", "not an integer"),
+        ("$JS.ACK.S.C.1.2.3.4.٣".encode(), "not an integer"),
+        (b"$JS.ACK.D.A.S.C.1.2.3.4.x", "b'x' is not an integer"),
+        (b"$JS.ACKS.S.C.1.2.3.4.5", "does not start with"),
+        (b"_INBOX.1", "does not start with"),
+        (b"", "does not start with"),
+    ],
+)
+def test_bad_ack_tokens(reply: bytes, text: str) -> None:
+    for replies in ([reply], [V1, V2, reply, V1]):
+        with pytest.raises(ProtocolError, match=text) as caught:
+            ack_tokens(with_replies(*replies))
+        assert repr(reply) in str(caught.value)
+
+
+numbers = st.integers(0, (1 << 63) - 1)
+acks = st.tuples(
+    st.sampled_from(["$JS.ACK.S.C", "$JS.ACK.D.acc.S.C"]),
+    st.tuples(numbers, numbers, numbers, numbers, numbers),
+    st.sampled_from(["", ".more"]),
+).filter(lambda ack: not (ack[0] == "$JS.ACK.S.C" and ack[2]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(acks, max_size=20))
+def test_any_ack_tokens(drawn: list[tuple[str, tuple[int, ...], str]]) -> None:
+    replies = [
+        f"{prefix}.{delivered}.{stream}.{consumer}.{time}.{pending}{more}".encode()
+        for prefix, (stream, consumer, time, pending, delivered), more in drawn
+    ]
+    assert rows(ack_tokens(with_replies(*replies))) == [five for _, five, _ in drawn]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.text("abc.ü$", min_size=1, max_size=5),
+            st.binary(max_size=30),
+            st.sampled_from([b"", V1, b"_INBOX.1"]),
+            st.sampled_from([b"", BLOCK]),
+        ),
+        max_size=20,
+    )
+)
+def test_any_columns(drawn: list[tuple[str, bytes, bytes, bytes]]) -> None:
+    frames = frames_of(*(msg(s.encode(), p, r, h) for s, p, r, h in drawn))
+    assert subjects(frames).to_pylist() == [s for s, _, _, _ in drawn]
+    assert payloads(frames).to_pylist() == [p for _, p, _, _ in drawn]
+    assert header_blocks(frames).to_pylist() == [h for _, _, _, h in drawn]
+    assert is_delivery(frames).tolist() == [r == V1 for _, _, r, _ in drawn]

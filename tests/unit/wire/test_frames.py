@@ -1,0 +1,85 @@
+"""``Frames``: selection, join, chain, columns and representation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.wire.frames import FrameKind, Framer, Frames
+from tests.unit.wire.reference.frames import seen
+from tests.unit.wire.reference.streams import STREAMS, msg, random_settings, random_streams
+
+
+def test_chain_shares_one_buffer_and_joins_several() -> None:
+    frames = Framer().feed(STREAMS["between"])
+    other = Framer().feed(STREAMS["headers"])
+    parts = [frames.select(slice(0, 2)), frames.select(slice(3, 5))]
+    chained = Frames.chain(parts)
+    assert chained.buffer is frames.buffer
+    assert seen(chained) == seen(parts[0]) + seen(parts[1])
+    both = Frames.chain([*parts, other])
+    assert len(both.buffer) == both.nbytes
+    assert seen(both) == seen(chained) + seen(other)
+    assert Frames.chain([frames]) is frames
+    assert len(Frames.chain([])) == 0
+
+
+def test_nothing() -> None:
+    frames = Framer().feed(b"")
+    assert len(frames) == frames.nbytes == 0
+    assert repr(frames) == "<Frames none, 0 bytes>"
+    assert len(Frames.join([])) == 0
+    assert len(Frames.join([frames, frames])) == 0
+
+
+def test_repr_and_types() -> None:
+    stream = STREAMS["headers"] + b"PING\r\n" + msg(b"a", 1, b"x")
+    frames = Framer().feed(stream)
+    assert repr(frames) == f"<Frames 1 CONTROL, 1 MSG, 2 HMSG, {len(stream)} bytes>"
+    assert frames.kind.dtype == np.uint8
+    for name in ("begin", "stop", "sid", "subject_begin", "reply_end", "payload_end"):
+        assert getattr(frames, name).dtype == np.int64
+    with pytest.raises(ValueError, match="read-only"):
+        frames.begin[0] = 1
+
+
+def test_select() -> None:
+    frames = Framer().feed(STREAMS["between"])
+    everything = seen(frames)
+    mask = frames.kind == FrameKind.MSG
+    chosen = frames.select(mask)
+    assert seen(chosen) == [f for f in everything if f.kind == "MSG"]
+    assert chosen.buffer is frames.buffer
+    assert chosen.nbytes == sum(len(f.raw) for f in everything if f.kind == "MSG")
+    assert seen(frames.select(slice(1, 3))) == everything[1:3]
+    assert seen(frames.select(np.array([3, 0, 0]))) == [everything[i] for i in (3, 0, 0)]
+    assert len(frames.select(slice(0, 0))) == 0
+
+
+def test_join_copies_only_what_was_selected() -> None:
+    one = Framer().feed(STREAMS["between"])
+    two = Framer().feed(STREAMS["headers"] + STREAMS["fake in a payload"])
+    parts = [one.select(np.array([0, 2, 3])), two.select(slice(0, 0)), two.select(slice(1, 4))]
+    joined = Frames.join(parts)
+    assert seen(joined) == [frame for part in parts for frame in seen(part)]
+    assert joined.buffer == b"".join(frame.raw for frame in seen(joined))
+    assert joined.nbytes == len(joined.buffer)
+    assert joined.kind.dtype == np.uint8
+    backwards = one.select(np.array([4, 1, 1, 0]))
+    assert seen(Frames.join([backwards])) == seen(backwards)
+
+
+@random_settings
+@given(stream=random_streams, data=st.data())
+def test_join_of_any_selection(stream: bytes, data: st.DataObject) -> None:
+    frames = Framer().feed(stream)
+    indices = st.lists(st.integers(0, max(0, len(frames) - 1)), max_size=len(frames))
+    parts = [
+        frames.select(np.array(index, np.int64))
+        for index in data.draw(st.lists(indices, max_size=3))
+    ]
+    joined = Frames.join(parts)
+    assert seen(joined) == [frame for part in parts for frame in seen(part)]
+    assert len(joined.buffer) == joined.nbytes
