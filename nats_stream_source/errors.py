@@ -387,3 +387,11 @@ class UnknownStatusError(StatusError):
 
 class DataLossError(NatsSourceError):
     """Messages were removed before they were read."""
+
+
+class TableError(NatsSourceError):
+    """A Delta table could not be read or written by delta-rs; the text has its error."""
+
+
+class TableConflictError(TableError):
+    """Other writers changed the Delta table during each attempt to commit; merge again later."""

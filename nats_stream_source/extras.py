@@ -6,7 +6,7 @@ from nats_stream_source.errors import MissingPackageError
 
 _PACKAGES = {
     "spark": ("pyspark", "py4j"),
-    "delta": ("delta", "pyspark", "py4j"),
+    "delta": ("delta", "deltalake", "pyspark", "py4j"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,12 @@ _DEADLINE = 30.0  # seconds for the JVM to end
 
 
 @contextmanager
-def spark_session(jars: Sequence[Path] = (), cores: str = "*") -> Iterator[SparkSession]:
-    """A session with ``jars`` on its class path."""
+def spark_session(
+    jars: Sequence[Path] = (),
+    cores: str = "*",
+    configure: Callable[[SparkSession.Builder], SparkSession.Builder] = lambda builder: builder,
+) -> Iterator[SparkSession]:
+    """A session with ``jars`` on its class path; ``configure`` adds other settings."""
     # By default Spark starts workers with the python3 on the PATH, which lacks the packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
@@ -40,7 +44,7 @@ def spark_session(jars: Sequence[Path] = (), cores: str = "*") -> Iterator[Spark
             builder = builder.config(name, value)
         if jars:
             builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-        spark = builder.getOrCreate()
+        spark = configure(builder).getOrCreate()
         gateway = SparkContext._gateway
         assert gateway is not None
         try:

@@ -3,6 +3,7 @@
 - ``merge_changes``: a function for ``foreachBatch``
 - ``merge``: merges one batch
 - ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
+- ``configure_delta``: configures a session for ``engine="spark"``
 
 Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 """
@@ -10,10 +11,21 @@ Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 from nats_stream_source.extras import import_failure
 
 try:
+    from nats_stream_source.delta.engine import AutoLimits, Engine
     from nats_stream_source.delta.merge import merge, merge_changes
     from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
+    from nats_stream_source.delta.session import configure_delta
     from nats_stream_source.delta.table import Deletes
 except ModuleNotFoundError as error:
     raise import_failure(error, "delta") from error
 
-__all__ = ["Deletes", "ReconcileResult", "merge", "merge_changes", "reconcile"]
+__all__ = [
+    "AutoLimits",
+    "Deletes",
+    "Engine",
+    "ReconcileResult",
+    "configure_delta",
+    "merge",
+    "merge_changes",
+    "reconcile",
+]

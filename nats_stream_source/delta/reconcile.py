@@ -33,41 +33,35 @@ and every message of the key up to that sequence was missing at *t*.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
+from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow as pa
-from delta.tables import DeltaTable
-from pyspark.sql import Column, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.delta.engine import (
+    AutoLimits,
+    Engine,
+    EngineSelector,
+    LimitCheck,
+    TableLocation,
+)
+from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
 from nats_stream_source.delta.table import (
-    DELETED_COLUMN,
     Deletes,
     check_deletes,
     check_table,
-    find_table,
-    quote,
 )
-from nats_stream_source.errors import (
-    ConfigurationError,
-    DataLossError,
-    InvalidNameError,
-)
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
-from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.subjects import check_bucket
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
-from nats_stream_source.wire.headers import operations
 
-# One server responds to 10,000 to 30,000 requests a second; more concurrent requests do not
-# increase the rate.
-_CONCURRENT_REQUESTS = 256
+if TYPE_CHECKING:
+    from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+    from nats_stream_source.delta.spark_table import SparkTable
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +82,6 @@ class ReconcileResult:
     last_seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class _TableRow:
-    key: str
-    stream_created: int  # microseconds since 1970, like all times in a row
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class _MissingKey:
-    """A row whose key is missing in the bucket, and the columns of its mark."""
-
-    row: _TableRow
-    stream_created: int
-    revision: int
-    created: int
-    operation: str
-
-
 def reconcile(
     spark: SparkSession,
     table: str,
@@ -113,6 +89,9 @@ def reconcile(
     bucket: str,
     servers: str,
     deletes: Deletes = "remove",
+    engine: Engine = "auto",
+    storage_options: Mapping[str, str] | None = None,
+    limits: AutoLimits | None = None,
     **options: str,
 ) -> ReconcileResult:
     """Remove or mark the rows of a table whose keys the bucket no longer has.
@@ -122,12 +101,15 @@ def reconcile(
     the table's keys in memory and sends one request for each key.
 
     Args:
-        spark: a session with Delta Lake.
+        spark: a session; with Delta Lake if Spark changes the table.
         table: as in :func:`merge`. In a table with a column ``bucket``, only this bucket's rows are
             compared.
         bucket: the bucket that the table follows.
         servers: the server list, as the source's option ``servers``.
         deletes: the same value as for the table's :func:`merge`.
+        engine: what changes the table, see :func:`merge`.
+        storage_options: the object store's options for delta-rs, see :func:`merge`.
+        limits: up to which sizes ``engine="auto"`` takes delta-rs.
         options: other connection options of the source, by their names (``user="…"``).
 
     Raises:
@@ -138,177 +120,53 @@ def reconcile(
         DataLossError: the table has revisions beyond the bucket's last sequence: the bucket was
             rolled back.
         ConnectError, RequestTimeoutError, PermissionDeniedError: a request to the bucket failed.
-        ConcurrentAppendException and the other conflicts of ``delta.exceptions``: a query changed
-            the same files at the same time; reconcile again.
+        TableConflictError: a query changed the table during each attempt; reconcile again.
+        TableError: delta-rs or its storage failed; the table is unchanged.
     """
     check_deletes(deletes)
     check_bucket(bucket)
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
-    target = find_table(spark, table)
-    if target is None:
+    selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
+
+    def compare(target: DeltaRsTable | SparkTable) -> ReconcileResult:
+        rows = table_rows(target.rows(bucket, deletes))
+        # In a separate thread, since the thread of a notebook already runs an event loop.
+        with ThreadPoolExecutor(1) as thread:
+            search = thread.submit(lambda: asyncio.run(find_missing(rows, table, bucket, settings)))
+            missing, last_seq = search.result()
+        removed = 0
+        if missing:
+            removed = target.remove_or_mark(missing_table(missing), bucket, deletes)
+        return ReconcileResult(
+            removed=removed,
+            kept=len(rows) - len(missing),
+            changed=len(missing) - removed,
+            last_seq=last_seq,
+        )
+
+    def by_delta_rs(limits: LimitCheck) -> ReconcileResult:
+        # Imported here: the other engine does not require deltalake.
+        from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+
+        target = DeltaRsTable.at(selector.location)
+        check_table(table, _existing(target.find(), table), deletes)
+        limits.check("table_bytes", target.live_bytes)
+        return compare(target)
+
+    def by_spark() -> ReconcileResult:
+        # Imported here: the other engine does not require delta-spark.
+        from nats_stream_source.delta.spark_table import SparkTable
+
+        target = _existing(SparkTable.find(spark, table), table)
+        check_table(table, target.schema, deletes)
+        return compare(target)
+
+    return selector.run(spark, by_delta_rs, by_spark)
+
+
+def _existing(found: _T | None, table: str) -> _T:
+    if found is None:
         raise ConfigurationError(
             f"could not reconcile table {table!r}: no Delta table found; check the path or name"
         )
-    columns = target.toDF().columns
-    check_table(table, columns, deletes)
-    rows = _read_rows(target, columns, bucket, deletes)
-    # In a separate thread, since the thread of a notebook already runs an event loop.
-    with ThreadPoolExecutor(1) as thread:
-        search = thread.submit(lambda: asyncio.run(_find_missing(rows, table, bucket, settings)))
-        missing, last_seq = search.result()
-    removed = _remove_or_mark(spark, target, columns, bucket, missing, deletes) if missing else 0
-    return ReconcileResult(
-        removed=removed,
-        kept=len(rows) - len(missing),
-        changed=len(missing) - removed,
-        last_seq=last_seq,
-    )
-
-
-def _read_rows(
-    target: DeltaTable, columns: list[str], bucket: str, deletes: Deletes
-) -> list[_TableRow]:
-    frame = target.toDF()
-    if "bucket" in columns:
-        frame = frame.where(F.col("bucket") == bucket)
-    if deletes == "mark":
-        frame = frame.where(~F.coalesce(F.col(DELETED_COLUMN), F.lit(False)))
-    frame = frame.select("key", F.unix_micros("stream_created").alias("created"), "revision")
-    valid = frame.where("key IS NOT NULL AND created IS NOT NULL AND revision IS NOT NULL")
-    values = (column.to_pylist() for column in valid.toArrow().columns)
-    return [_TableRow(*row) for row in zip(*values, strict=True)]
-
-
-async def _find_missing(
-    rows: Sequence[_TableRow],
-    table: str,
-    bucket: str,
-    settings: ConnectionSettings,
-) -> tuple[list[_MissingKey], int]:
-    """The rows whose keys are missing, and the stream's last sequence before the first request."""
-    connection = await Connection.open(settings)
-    try:
-        jetstream = JetStream(connection)
-        info = await bucket_stream_info(jetstream, bucket)
-        prefix = Bucket.from_stream_config(bucket, info.config).prefix
-        created = nanoseconds(info.created) // 1000
-        _validate_revisions(rows, created, info, table, bucket)
-        missing = []
-        for start in range(0, len(rows), _CONCURRENT_REQUESTS):
-            page = rows[start : start + _CONCURRENT_REQUESTS]
-            messages = await asyncio.gather(
-                *(
-                    jetstream.message(info.name, last_by_subj=_key_subject(prefix, row.key, table))
-                    for row in page
-                )
-            )
-            header_blocks = pa.array(
-                [message and message.headers for message in messages], pa.binary()
-            )
-            for row, message, operation in zip(
-                page, messages, operations(header_blocks).to_pylist(), strict=True
-            ):
-                if message is None or operation != "PUT":
-                    missing.append(_missing_key(row, message, operation, created, info))
-        if missing and info.replicated:
-            info.check_same_leader(await bucket_stream_info(jetstream, bucket), info.last_seq)
-        return missing, info.last_seq
-    finally:
-        await connection.close()
-
-
-def _validate_revisions(
-    rows: Sequence[_TableRow], created: int, info: StreamInfo, table: str, bucket: str
-) -> None:
-    for row in rows:
-        if row.stream_created > created:
-            raise ConfigurationError(
-                f"could not reconcile table {table!r}: its key {row.key!r} is from a bucket "
-                f"created later than bucket {bucket!r} ({info.created}); name the bucket that the "
-                f"table follows"
-            )
-        if row.stream_created == created and row.revision > info.last_seq:
-            raise DataLossError(
-                f"could not reconcile table {table!r}: it has revision {row.revision} of key "
-                f"{row.key!r}, and the last sequence of bucket {bucket!r} is {info.last_seq}: the "
-                f"bucket was rolled back, or its leader is behind; replay the bucket into a new "
-                f"table"
-            )
-
-
-def _key_subject(prefix: str, key: str, table: str) -> str:
-    # For a wildcard the server would return the message of another key, which would then decide
-    # whether the row is kept.
-    if any(token in ("", "*", ">") or " " in token for token in key.split(".")):
-        raise InvalidNameError(
-            f"could not reconcile table {table!r}: {key!r} in its column 'key' is not a valid key; "
-            f"keep the bucket's keys unchanged in this column"
-        )
-    return prefix + key
-
-
-def _missing_key(
-    row: _TableRow, message: StoredMessage | None, operation: str, created: int, info: StreamInfo
-) -> _MissingKey:
-    # The mark has the marker's own columns if the marker is newer than the row. A marker older than
-    # the row (the value after it was deleted by its sequence) would not prevent the merge of that
-    # value.
-    if message is not None and (created, message.seq) > (row.stream_created, row.revision):
-        created_at = nanoseconds(message.time) // 1000
-        return _MissingKey(row, created, message.seq, created_at, operation)
-    created_at = nanoseconds(info.last_time) // 1000 if info.last_time else created
-    return _MissingKey(row, created, info.last_seq, created_at, "PURGE")
-
-
-def _remove_or_mark(
-    spark: SparkSession,
-    target: DeltaTable,
-    columns: list[str],
-    bucket: str,
-    missing: Sequence[_MissingKey],
-    deletes: Deletes,
-) -> int:
-    """Remove or mark the rows that were not changed since they were read; returns their number."""
-    timestamp = pa.timestamp("us", tz="UTC")
-    source = spark.createDataFrame(
-        pa.table(
-            {
-                "key": pa.array((key.row.key for key in missing), pa.string()),
-                "was_created": pa.array((key.row.stream_created for key in missing), timestamp),
-                "was_revision": pa.array((key.row.revision for key in missing), pa.int64()),
-                "stream_created": pa.array((key.stream_created for key in missing), timestamp),
-                "revision": pa.array((key.revision for key in missing), pa.int64()),
-                "created": pa.array((key.created for key in missing), timestamp),
-                "operation": pa.array((key.operation for key in missing), pa.string()),
-            }
-        )
-    )
-    conditions = [
-        F.col("t.key") == F.col("s.key"),
-        F.col("t.stream_created") == F.col("s.was_created"),
-        F.col("t.revision") == F.col("s.was_revision"),
-    ]
-    if "bucket" in columns:
-        conditions.append(F.col("t.bucket") == F.lit(bucket))
-    builder = target.alias("t").merge(source.alias("s"), reduce(and_, conditions))
-    if deletes == "remove":
-        builder = builder.whenMatchedDelete()
-    else:
-        builder = builder.whenMatchedUpdate(
-            ~F.coalesce(F.col(f"t.{DELETED_COLUMN}"), F.lit(False)), _mark_assignments(columns)
-        )
-    counts = builder.execute().first()
-    assert counts is not None  # Delta's MERGE returns one row of counts
-    return int(counts.num_affected_rows)
-
-
-def _mark_assignments(columns: list[str]) -> dict[str, str | Column]:
-    """The columns of a marked row: those of the mark, and null in all others."""
-    unchanged = {"bucket", "key"}
-    mark = {name: F.col(f"s.{name}") for name in ("stream_created", "revision", "operation")}
-    mark |= {"created": F.col("s.created"), DELETED_COLUMN: F.lit(True)}
-    return {
-        quote(column): mark.get(column, F.lit(None))
-        for column in columns
-        if column not in unchanged
-    }
+    return found

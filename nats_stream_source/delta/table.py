@@ -16,11 +16,23 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StructField,
+    StructType,
+)
 
+from nats_stream_source.delta.newest import OPERATIONS
 from nats_stream_source.errors import ConfigurationError
 
 Deletes = Literal["remove", "mark"]
@@ -41,29 +53,6 @@ def check_deletes(deletes: str) -> None:
 def is_path(table: str) -> bool:
     """Whether ``table`` is a path or URI instead of a name in the catalog."""
     return ("/" in table or "\\" in table) and "`" not in table
-
-
-def find_table(spark: SparkSession, table: str) -> DeltaTable | None:
-    """The table, or None if it does not exist."""
-    if is_path(table):
-        return DeltaTable.forPath(spark, table) if DeltaTable.isDeltaTable(spark, table) else None
-    try:
-        return DeltaTable.forName(spark, table)
-    except AnalysisException:
-        # The class of the error differs between catalogs. A table that exists in another format
-        # must still raise, not count as missing.
-        if spark.catalog.tableExists(table):
-            raise
-        return None
-
-
-def create_table(
-    spark: SparkSession, table: str, batch: StructType, deletes: Deletes
-) -> DeltaTable:
-    """Create an empty table for batches of this schema, unless it exists; returns the table."""
-    builder = DeltaTable.createIfNotExists(spark)
-    builder = builder.location(table) if is_path(table) else builder.tableName(table)
-    return builder.addColumns(table_schema(batch, deletes)).execute()
 
 
 def table_schema(batch: StructType, deletes: Deletes) -> StructType:
@@ -99,7 +88,7 @@ def check_batch(batch: list[str], deletes: Deletes) -> None:
 
 
 def check_table(
-    table: str, columns: list[str], deletes: Deletes, batch: list[str] | None = None
+    table: str, schema: StructType, deletes: Deletes, batch: StructType | None = None
 ) -> None:
     """Raise ConfigurationError if a batch cannot be merged into the table, or it be reconciled.
 
@@ -109,10 +98,12 @@ def check_table(
 
     Args:
         table: path or name, for the message.
-        columns: the table's columns.
+        schema: the table's columns.
         deletes: the effect of DEL and PURGE that the caller requires.
         batch: the columns of the batch; None for :func:`reconcile`.
     """
+    columns = schema.names
+    batch_columns = batch.names if batch is not None else []
     for column in REQUIRED_COLUMNS:
         if column not in columns:
             raise ConfigurationError(
@@ -125,7 +116,7 @@ def check_table(
             f"'{DELETED_COLUMN}', so rows of deleted keys are removed from it; use "
             f"deletes='remove', or replay the bucket into a new table"
         )
-    if deletes == "remove" and DELETED_COLUMN in columns and DELETED_COLUMN not in (batch or ()):
+    if deletes == "remove" and DELETED_COLUMN in columns and DELETED_COLUMN not in batch_columns:
         raise ConfigurationError(
             f"could not use table {table!r} with deletes='remove': it has a column "
             f"'{DELETED_COLUMN}', so rows of deleted keys are marked in it; use deletes='mark', or "
@@ -133,18 +124,84 @@ def check_table(
         )
     if batch is None:
         return
-    if "bucket" in columns and "bucket" not in batch:
+    if "bucket" in columns and "bucket" not in batch_columns:
         raise ConfigurationError(
             f"could not merge the batch into table {table!r}: the batch has no column 'bucket', "
             f"and the table identifies rows by 'bucket' and 'key'; keep the column 'bucket'"
         )
-    for column in batch:
-        if column not in columns and column not in DELIVERY_COLUMNS:
+    for field in batch.fields:
+        if field.name in DELIVERY_COLUMNS:
+            continue
+        if field.name not in columns:
             raise ConfigurationError(
                 f"could not merge the batch into table {table!r}: the table has no column "
-                f"'{column}'; drop it from the batch, or add it to the table "
+                f"'{field.name}'; drop it from the batch, or add it to the table "
                 f"(ALTER TABLE … ADD COLUMN)"
             )
+        wanted = schema[field.name].dataType
+        if not _fits(field.dataType, wanted):
+            raise ConfigurationError(
+                f"could not merge the batch into table {table!r}: column '{field.name}' is "
+                f"{_type_name(field.dataType)} in the batch, expected {_type_name(wanted)} as in "
+                f"the table; cast the column"
+            )
+
+
+# A value of a type can be stored as each later type of its row without a change.
+_WIDER = ((ByteType, ShortType, IntegerType, LongType), (FloatType, DoubleType))
+
+
+def _fits(given: DataType, wanted: DataType) -> bool:
+    """Whether each value of ``given`` is a value of ``wanted``, nullability aside."""
+    if isinstance(given, StructType) and isinstance(wanted, StructType):
+        return given.names == wanted.names and all(
+            _fits(one.dataType, other.dataType)
+            for one, other in zip(given.fields, wanted.fields, strict=True)
+        )
+    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
+        return _fits(given.elementType, wanted.elementType)
+    if isinstance(given, MapType) and isinstance(wanted, MapType):
+        return _fits(given.keyType, wanted.keyType) and _fits(given.valueType, wanted.valueType)
+    if isinstance(given, NullType):
+        return True
+    for types in _WIDER:
+        if type(given) in types and type(wanted) in types:
+            return types.index(type(given)) <= types.index(type(wanted))
+    return given == wanted
+
+
+def _type_name(of: DataType) -> str:
+    return of.simpleString().upper()
+
+
+def not_a_table_error(table: str) -> ConfigurationError:
+    """The error for a path with files that are not a Delta table."""
+    return ConfigurationError(
+        f"could not create table {table!r}: the directory has files and is not a Delta table; "
+        f"name a new directory"
+    )
+
+
+def invalid_entries_error(count: int, keys: list[str]) -> ConfigurationError:
+    """The error for entries that cannot be ordered or applied."""
+    return ConfigurationError(
+        f"could not merge the batch: {count} entries have a null in one of "
+        f"{', '.join(order_columns(keys))}, or an operation other than {', '.join(OPERATIONS)}; "
+        f"keep these columns as the source delivers them"
+    )
+
+
+def order_columns(keys: list[str]) -> list[str]:
+    """The columns that identify and order an entry; none of them is null in a valid entry."""
+    return [*keys, "stream_created", "revision", "operation"]
+
+
+def mark_values(columns: list[str]) -> dict[str, str]:
+    """The columns of a marked row as SQL: those of the mark ``s``, and null in all others."""
+    unchanged = {"bucket", "key"}
+    mark = {name: f"s.{name}" for name in ("stream_created", "revision", "created", "operation")}
+    mark[DELETED_COLUMN] = "true"
+    return {column: mark.get(column, "NULL") for column in columns if column not in unchanged}
 
 
 def quote(column: str) -> str:

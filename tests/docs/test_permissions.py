@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.delta.reconcile import _find_missing, _TableRow
+from nats_stream_source.delta.missing_keys import TableRow, find_missing
 from nats_stream_source.demo.writer import Writer, create_bucket
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import PermissionDeniedError
@@ -123,9 +123,9 @@ def compare(server: NatsServer, user: str) -> tuple[int, int]:
     """What ``reconcile`` asks the server: how many of two rows are gone, and the last sequence."""
     info = buckets.stream_info(as_user(server, "admin"), "fleet")
     created = nanoseconds(info["created"]) // 1000
-    rows = [_TableRow("a.1", created, 2), _TableRow("never.there", created, 2)]
+    rows = [TableRow("a.1", created, 2), TableRow("never.there", created, 2)]
     settings = connection_settings(parse(options(server, user), CONNECTION))
-    gone, last_seq = asyncio.run(_find_missing(rows, "t", "fleet", settings))
+    gone, last_seq = asyncio.run(find_missing(rows, "t", "fleet", settings))
     return len(gone), last_seq
 
 

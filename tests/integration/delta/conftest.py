@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import ReconcileResult, reconcile
+from nats_stream_source.delta import Engine, ReconcileResult, reconcile
+from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
-from tests.integration.delta.merge_model import SCHEMA, Entry, Frame
+from tests.integration.delta.merge_model import SCHEMA, Entry, Frame, Merge
 
 
 @pytest.fixture
@@ -31,6 +34,30 @@ def frame(spark: SparkSession) -> Frame:
     return make
 
 
+@pytest.fixture(params=["delta-rs", "spark"])
+def engine(request: pytest.FixtureRequest) -> Any:
+    """Engine that changes the tables, or "alternating" for each in turn."""
+    return request.param
+
+
+@pytest.fixture
+def next_engine(engine: Any) -> Callable[[], Engine]:
+    """Function that returns the engine of the next change."""
+    engines: list[Engine] = ["delta-rs", "spark"] if engine == "alternating" else [engine]
+    turns = itertools.cycle(engines)
+    return lambda: next(turns)
+
+
+@pytest.fixture
+def merge(next_engine: Callable[[], Engine]) -> Merge:
+    """``merge`` with the engine of the test."""
+
+    def run(*arguments: Any, **keywords: Any) -> None:
+        merge_batch(*arguments, **{"engine": next_engine(), **keywords})
+
+    return run
+
+
 @pytest.fixture
 def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
     """Bucket named after the test, on the server of the module."""
@@ -39,11 +66,18 @@ def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
 
 
 @pytest.fixture
-def reconciled(spark: SparkSession, table: Path, bucket: Bucket) -> Reconciled:
+def reconciled(
+    spark: SparkSession, table: Path, bucket: Bucket, next_engine: Callable[[], Engine]
+) -> Reconciled:
     """``reconcile`` with the test's table and bucket as defaults."""
 
     def run(**arguments: Any) -> ReconcileResult:
-        arguments = {"bucket": bucket.name, "servers": bucket.url, **arguments}
+        arguments = {
+            "bucket": bucket.name,
+            "servers": bucket.url,
+            "engine": next_engine(),
+            **arguments,
+        }
         return reconcile(spark, str(table), **arguments)
 
     return run

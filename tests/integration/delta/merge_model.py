@@ -101,3 +101,5 @@ class Model:
 
 
 Frame = Callable[..., DataFrame]
+Merge = Callable[..., None]
+"""``merge`` with the engine of the test."""

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-)
 from delta.tables import DeltaTable as DeltaLake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import Deletes, merge, merge_changes
+from nats_stream_source.delta import Deletes, Engine, merge_changes
+from nats_stream_source.delta.spark_table import execute_merge
+from nats_stream_source.errors import TableConflictError
 from tests.integration.delta.merge_model import (
     CREATED,
     SCHEMA,
     Entry,
     Frame,
+    Merge,
     Model,
     both_modes,
     delete,
@@ -35,17 +33,14 @@ from tests.integration.delta.merge_model import (
 from tests.integration.delta.table_content import live, marks, stored, version
 
 pytestmark = pytest.mark.delta
-# Delta's conflict errors share no base class.
-CONFLICTS = (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
+every_engine = pytest.mark.parametrize(
+    "engine", ["delta-rs", "spark", "alternating"], indirect=True
 )
 
 
 @both_modes
 def test_a_batch_that_fails_half_way_leaves_the_table_as_it_was(
-    frame: Frame, table: Path, deletes: Deletes
+    frame: Frame, table: Path, deletes: Deletes, merge: Merge
 ) -> None:
     merge(frame(put("a", 1)), str(table), deletes=deletes)
     rows, before = stored(table), version(table)
@@ -60,7 +55,9 @@ def test_a_batch_that_fails_half_way_leaves_the_table_as_it_was(
     assert stored(table) == model.stored()
 
 
-def test_the_batch_is_read_once_and_nothing_stays_cached(spark: SparkSession, table: Path) -> None:
+def test_the_batch_is_read_once_and_nothing_stays_cached(
+    spark: SparkSession, table: Path, merge: Merge
+) -> None:
     read = spark.sparkContext.accumulator(0)
 
     def counted(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -76,9 +73,15 @@ def test_the_batch_is_read_once_and_nothing_stays_cached(spark: SparkSession, ta
     assert java.sharedState().cacheManager().isEmpty()
 
 
+@every_engine
 @both_modes
 def test_a_query_that_crashes_and_starts_again(
-    spark: SparkSession, frame: Frame, table: Path, tmp_path: Path, deletes: Deletes
+    spark: SparkSession,
+    frame: Frame,
+    table: Path,
+    tmp_path: Path,
+    next_engine: Callable[[], Engine],
+    deletes: Deletes,
 ) -> None:
     """`foreachBatch` calls the function in a clone of the session."""
     log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), put("b", 5), purge("c", 6)]
@@ -87,14 +90,16 @@ def test_a_query_that_crashes_and_starts_again(
         frame(*log[2 * index : 2 * index + 2]).coalesce(1).write.parquet(str(part))
         for file in part.iterdir():
             os.utime(file, (1_700_000_000 + index, 1_700_000_000 + index))
-    function = merge_changes(str(table), deletes=deletes)
+    functions = {
+        name: merge_changes(str(table), deletes=deletes, engine=name) for name in get_args(Engine)
+    }
     crashes = iter(["before", "after", None, "before", "after"])
 
     def crashing(batch: DataFrame, batch_id: int) -> None:
         crash = next(crashes, None)
         if crash == "before":
             raise RuntimeError("crash")
-        function(batch, batch_id)
+        functions[next_engine()](batch, batch_id)
         if crash == "after":
             raise RuntimeError("crash")
 
@@ -121,8 +126,9 @@ def test_a_query_that_crashes_and_starts_again(
     assert stored(table) == model.stored()
 
 
+@every_engine
 @both_modes
-def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes) -> None:
+def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes, merge: Merge) -> None:
     """Random PUT, DEL and PURGE entries, re-created buckets, and failed or replayed batches."""
     rng = random.Random(7)
     log: list[Entry] = []
@@ -163,22 +169,22 @@ def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes) -> No
 
 
 @both_modes
-def test_the_merge_compares_for_itself(frame: Frame, table: Path, deletes: Deletes) -> None:
+def test_the_merge_compares_for_itself(
+    frame: Frame, table: Path, deletes: Deletes, merge: Merge
+) -> None:
     """MERGE compares revisions again: the table may have changed since the batch was filtered."""
     merge(frame(put("a", 5), put("b", 6), put("c", 3)), str(table), deletes=deletes)
     chosen = frame(put("a", 1), delete("b", 4), put("c", 7), delete("d", 8))
     chosen = chosen.drop("delta", "initial")
     if deletes == "mark":
         chosen = chosen.withColumn("deleted", F.col("operation") != "PUT")
-    # `nats_stream_source.delta.merge` as an attribute is the function, not the module.
-    module = importlib.import_module("nats_stream_source.delta.merge")
     target = DeltaLake.forPath(chosen.sparkSession, str(table))
-    module._execute_merge(target, chosen, ["bucket", "key"], deletes)
+    execute_merge(target, chosen, ["bucket", "key"], deletes)
     assert live(table) == {"a": 5, "b": 6, "c": 7}
     assert marks(table) == ({"d": (8, "DEL")} if deletes == "mark" else {})
 
 
-def test_two_writers_at_once(frame: Frame, table: Path) -> None:
+def test_two_writers_at_once(frame: Frame, table: Path, merge: Merge) -> None:
     """Each merge succeeds or raises a Delta conflict; no key has two rows."""
     merge(frame(), str(table))
     batches = [[put(key, revision) for key in "abc"] for revision in (1, 2, 3)]
@@ -186,7 +192,7 @@ def test_two_writers_at_once(frame: Frame, table: Path) -> None:
     def write(batch: list[Entry]) -> int:
         try:
             merge(frame(*batch), str(table))
-        except CONFLICTS:
+        except TableConflictError:
             return 0
         return batch[0].revision
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from nats_stream_source.delta import Deletes, merge
+from nats_stream_source.delta import Deletes
 from tests.integration.delta.merge_model import (
     RECREATED,
     Entry,
     Frame,
+    Merge,
     Model,
     both_modes,
     delete,
@@ -51,7 +52,7 @@ CASES: dict[str, list[list[Entry]]] = {
 
 
 @both_modes
-def test_rules(frame: Frame, table: Path, deletes: Deletes) -> None:
+def test_rules(frame: Frame, table: Path, deletes: Deletes, merge: Merge) -> None:
     # A MERGE of any size takes about a second: all cases share a batch, each with its own keys.
     model = Model(deletes)
     for turn in range(max(map(len, CASES.values()))):
@@ -67,7 +68,7 @@ def test_rules(frame: Frame, table: Path, deletes: Deletes) -> None:
 
 
 @both_modes
-def test_empty_batches(frame: Frame, table: Path, deletes: Deletes) -> None:
+def test_empty_batches(frame: Frame, table: Path, deletes: Deletes, merge: Merge) -> None:
     for _ in range(2):
         merge(frame(), str(table), deletes=deletes)
         assert (version(table), stored(table)) == (0, [])
@@ -86,7 +87,9 @@ def test_the_model_itself() -> None:
 
 
 @both_modes
-def test_the_same_batch_again_makes_no_version(frame: Frame, table: Path, deletes: Deletes) -> None:
+def test_the_same_batch_again_makes_no_version(
+    frame: Frame, table: Path, deletes: Deletes, merge: Merge
+) -> None:
     batch = [put("a", 1), put("b", 2), delete("a", 3), delete("c", 4)]
     merge(frame(put("c", 1)), str(table), deletes=deletes)
     merge(frame(*batch), str(table), deletes=deletes)
@@ -96,7 +99,7 @@ def test_the_same_batch_again_makes_no_version(frame: Frame, table: Path, delete
     assert (version(table), stored(table)) == (before, rows)
 
 
-def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path) -> None:
+def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path, merge: Merge) -> None:
     log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), purge("b", 5), put("b", 6)]
     merge(frame(*log), str(table), deletes="mark")
     rows, before = stored(table), version(table)
@@ -106,7 +109,7 @@ def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path) -> None:
 
 
 def test_removed_rows_come_back_with_a_replay_that_ends_before_the_marker(
-    frame: Frame, table: Path
+    frame: Frame, table: Path, merge: Merge
 ) -> None:
     # The example in docs/delta.md: `deletes="remove"` does not prevent this.
     merge(frame(put("a", 1), put("b", 2)), str(table))

@@ -8,17 +8,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import Deletes, merge, merge_changes
+from nats_stream_source.delta import Deletes, Engine, merge_changes
 from nats_stream_source.errors import (
     ConfigurationError,
 )
-from tests.integration.delta.merge_model import Entry, Frame, delete, put
+from tests.integration.delta.merge_model import Entry, Frame, Merge, delete, put
 from tests.integration.delta.table_content import stored, version
 
 pytestmark = pytest.mark.delta
 
 
-def test_columns_of_the_users_own(frame: Frame, table: Path) -> None:
+def test_columns_of_the_users_own(frame: Frame, table: Path, merge: Merge) -> None:
     """Parsed and dropped columns, a column name with a hyphen, and a column of the table only."""
 
     def parsed(*entries: Entry) -> DataFrame:
@@ -47,7 +47,7 @@ def test_columns_of_the_users_own(frame: Frame, table: Path) -> None:
     assert not {"value", "bucket", "created", "delta", "initial"} & set(stored(table)[0])
 
 
-def test_buckets_that_share_a_table(frame: Frame, table: Path) -> None:
+def test_buckets_that_share_a_table(frame: Frame, table: Path, merge: Merge) -> None:
     merge(frame(put("a", 1), put("a", 9, bucket="yard")), str(table))
     assert [(row["bucket"], row["revision"]) for row in stored(table)] == [
         ("fleet", 1),
@@ -57,23 +57,28 @@ def test_buckets_that_share_a_table(frame: Frame, table: Path) -> None:
     assert [(row["bucket"], row["revision"]) for row in stored(table)] == [("yard", 9)]
 
 
-def test_a_table_in_the_catalog(spark: SparkSession, frame: Frame) -> None:
+@pytest.mark.parametrize("engine", ["auto"])
+def test_a_table_in_the_catalog(spark: SparkSession, frame: Frame, engine: Engine) -> None:
     spark.sql("CREATE DATABASE IF NOT EXISTS lake")
     for _ in range(2):
-        merge_changes("lake.fleet")(frame(put("a", 1)), 0)
+        merge_changes("lake.fleet", engine=engine)(frame(put("a", 1)), 0)
     assert [row.key for row in spark.table("lake.fleet").collect()] == ["a"]
     spark.sql("DROP TABLE lake.fleet")
 
 
-def test_a_table_that_is_not_deltas_is_not_replaced(spark: SparkSession, frame: Frame) -> None:
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_a_table_that_is_not_deltas_is_not_replaced(
+    spark: SparkSession, frame: Frame, merge: Merge
+) -> None:
     spark.sql("CREATE TABLE plain (key STRING) USING parquet")
     with pytest.raises(Exception, match=r"(?i)not a delta table"):
         merge(frame(put("a", 1)), "plain")
     spark.sql("DROP TABLE plain")
 
 
+@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
 @pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
-def test_a_needed_column_is_missing(frame: Frame, table: Path, column: str) -> None:
+def test_a_needed_column_is_missing(frame: Frame, table: Path, column: str, merge: Merge) -> None:
     with pytest.raises(
         ConfigurationError, match=f"could not merge the batch: it has no column '{column}'"
     ):
@@ -81,7 +86,9 @@ def test_a_needed_column_is_missing(frame: Frame, table: Path, column: str) -> N
     assert not table.exists()
 
 
-def test_tables_that_do_not_fit(spark: SparkSession, frame: Frame, tmp_path: Path) -> None:
+def test_tables_that_do_not_fit(
+    spark: SparkSession, frame: Frame, tmp_path: Path, merge: Merge
+) -> None:
     batch = frame(put("a", 1))
     removed, marked, other = (str(tmp_path / name) for name in ("removed", "marked", "other"))
     merge(batch, removed)

@@ -15,7 +15,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import Deletes, ReconcileResult, merge, reconcile
+from nats_stream_source.delta import Deletes, ReconcileResult, reconcile
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BucketNotFoundError,
@@ -25,7 +25,7 @@ from nats_stream_source.errors import (
     OptionError,
 )
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
-from tests.integration.delta.merge_model import Entry, Frame, both_modes
+from tests.integration.delta.merge_model import Entry, Frame, Merge, both_modes
 from tests.integration.delta.table_content import live, marks, stored, version
 
 pytestmark = pytest.mark.delta
@@ -33,7 +33,12 @@ pytestmark = pytest.mark.delta
 
 @both_modes
 def test_reconcile(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes
+    frame: Frame,
+    table: Path,
+    bucket: Bucket,
+    reconciled: Reconciled,
+    deletes: Deletes,
+    merge: Merge,
 ) -> None:
     """Keys purged without a marker, deleted with an unread one, or rewritten; then a second run."""
     read = bucket.write(*((key, "PUT") for key in ("a", "b.c", "d", "e", "f")))
@@ -75,13 +80,14 @@ def test_reconcile_beside_a_query(
     reconciled: Reconciled,
     deletes: Deletes,
     monkeypatch: pytest.MonkeyPatch,
+    merge: Merge,
 ) -> None:
     """A query merges a new value of a key after the leader reported the key as missing."""
     merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes=deletes)
     bucket.purge_subjects("a", "b")
     # `nats_stream_source.delta.reconcile` as an attribute is the function, not the module.
     module = importlib.import_module("nats_stream_source.delta.reconcile")
-    compare = module._find_missing
+    compare = module.find_missing
 
     async def compare_then_merge(*arguments: Any) -> Any:
         outcome = await compare(*arguments)
@@ -90,14 +96,19 @@ def test_reconcile_beside_a_query(
         )
         return outcome
 
-    monkeypatch.setattr(module, "_find_missing", compare_then_merge)
+    monkeypatch.setattr(module, "find_missing", compare_then_merge)
     assert reconciled(deletes=deletes) == ReconcileResult(1, 0, changed=1, last_seq=2)
     assert live(table) == {"a": 3}
 
 
 @both_modes
 def test_reconcile_a_bucket_made_anew(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes
+    frame: Frame,
+    table: Path,
+    bucket: Bucket,
+    reconciled: Reconciled,
+    deletes: Deletes,
+    merge: Merge,
 ) -> None:
     old = bucket.write(*((key, "PUT") for key in "abcd"))
     merge(frame(*old), str(table), deletes=deletes)
@@ -114,7 +125,7 @@ def test_reconcile_a_bucket_made_anew(
 
 
 def test_reconcile_after_max_age(
-    frame: Frame, table: Path, shared_server: NatsServer, reconciled: Reconciled
+    frame: Frame, table: Path, shared_server: NatsServer, reconciled: Reconciled, merge: Merge
 ) -> None:
     bucket = Bucket(shared_server.url, "aging").create(max_age=10**9, duplicate_window=10**9)
     merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
@@ -126,9 +137,15 @@ def test_reconcile_after_max_age(
     assert stored(table) == []
 
 
+@pytest.mark.parametrize("engine", ["delta-rs", "spark", "alternating"], indirect=True)
 @both_modes
 def test_random_interleavings_with_keys_that_vanish(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes
+    frame: Frame,
+    table: Path,
+    bucket: Bucket,
+    reconciled: Reconciled,
+    deletes: Deletes,
+    merge: Merge,
 ) -> None:
     rng = random.Random(3)
     unread: list[Entry] = []
@@ -165,7 +182,7 @@ def test_random_interleavings_with_keys_that_vanish(
 
 
 def test_reconcile_touches_its_own_bucket_only(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
 ) -> None:
     (entry,) = bucket.write(("a", "PUT"))
     merge(frame(entry, dataclasses.replace(entry, bucket="yard")), str(table))

@@ -1,0 +1,152 @@
+"""The time of one merge against the size of the table, for each engine.
+
+Each measurement runs in a process of its own, so that its peak memory is that of one engine and one
+size: ``python -m benchmarks.support.delta_merge ENGINE KEYS``.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import WriterProperties, write_deltalake
+from rich.table import Table
+
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+BATCH = 5_000  # rows of a merge
+ROUNDS = 5
+_SPARK_ROUNDS = 2  # after one that is not counted
+_CHUNK = 1_000_000
+_CREATED = datetime(2026, 1, 1, tzinfo=timezone.utc)
+_VALUE = 128  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """Seconds of a merge of BATCH rows with random keys.
+
+    Attributes:
+        table_bytes: size of the table's live data files.
+        memory: peak resident memory of the driver's Python process in bytes.
+        before: the same before the first merge.
+    """
+
+    engine: str
+    keys: int
+    rows: int
+    median: float
+    slowest: float
+    table_bytes: int
+    memory: int
+    before: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def rows(numbers: np.ndarray, revision: int) -> pa.Table:
+    """Rows of a table for the keys of these numbers; their values are random bytes."""
+    count = len(numbers)
+    values = np.random.default_rng(revision).integers(0, 256, count * _VALUE, np.uint8).tobytes()
+    offsets = pa.py_buffer(np.arange(0, (count + 1) * _VALUE, _VALUE, np.int32))
+    created = pa.scalar(_CREATED, pa.timestamp("us", "UTC"))
+    return pa.table(
+        {
+            "bucket": pa.array(["bench"] * count),
+            "key": pc.binary_join_element_wise("key.", pa.array(numbers).cast(pa.string()), ""),
+            "value": pa.Array.from_buffers(
+                pa.binary(), count, [None, offsets, pa.py_buffer(values)]
+            ),
+            "revision": pa.array(np.arange(revision, revision + count)),
+            "created": pa.repeat(created, count),
+            "operation": pa.array(["PUT"] * count),
+            "stream_created": pa.repeat(created, count),
+        }
+    )
+
+
+def measure_merge(engine: str, keys: int) -> MergeResult:
+    """Measure in another process."""
+    command = [sys.executable, "-m", "benchmarks.support.delta_merge", engine, str(keys)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return MergeResult(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def merge_table(results: Sequence[MergeResult]) -> Table:
+    """The results for a terminal."""
+    shown = Table("keys", "table", "engine", "merge of 5,000 rows", "slowest", "peak memory")
+    for one in results:
+        shown.add_row(
+            f"{one.keys:,}",
+            f"{one.table_bytes >> 20:,} MiB",
+            one.engine,
+            f"{one.median:.2f} s",
+            f"{one.slowest:.2f} s",
+            f"{one.memory >> 20:,} MiB",
+        )
+    return shown
+
+
+def _measure(engine: str, keys: int) -> MergeResult:
+    from benchmarks.support.spark_session import spark_session
+    from nats_stream_source.delta import configure_delta, merge
+    from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+
+    def create() -> Iterator[pa.RecordBatch]:
+        for start in range(0, keys, _CHUNK):
+            part = rows(np.arange(start, min(start + _CHUNK, keys)), start + 1)
+            yield from part.to_batches()
+
+    seconds = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        path = f"{scratch}/table"
+        schema = rows(np.arange(1), 1).schema
+        source = pa.RecordBatchReader.from_batches(schema, create())
+        write_deltalake(path, source, writer_properties=WriterProperties(compression="SNAPPY"))
+        before = _peak()
+        chance = np.random.default_rng(2)
+        with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
+            for turn in range(ROUNDS if engine == "delta-rs" else _SPARK_ROUNDS + 1):
+                numbers = chance.choice(keys, BATCH, replace=False)
+                batch = s.createDataFrame(rows(numbers, (turn + 1) * keys)).persist()
+                batch.count()
+                began = time.perf_counter()
+                merge(batch, path, engine=engine)  # type: ignore[arg-type]
+                seconds.append(time.perf_counter() - began)
+            memory = _peak()
+        table = DeltaRsTable("table", path)
+        table.find()
+    counted = seconds[1:]
+    return MergeResult(
+        engine,
+        keys,
+        BATCH,
+        float(np.median(counted)),
+        max(counted),
+        table.live_bytes,
+        memory,
+        before,
+    )
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2])).as_dict()))

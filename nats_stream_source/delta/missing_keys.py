@@ -1,0 +1,156 @@
+"""Find the rows of a table whose keys the bucket no longer has: one request for each key.
+
+All requests go to the leader (``STREAM.MSG.GET``), many at once. A key is missing if the leader has
+no message for it, or if the message is a marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.errors import (
+    ConfigurationError,
+    DataLossError,
+    InvalidNameError,
+)
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.wire.headers import operations
+
+# One server responds to 10,000 to 30,000 requests a second; more concurrent requests do not
+# increase the rate.
+_CONCURRENT_REQUESTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """The identity and order of a table's row."""
+
+    key: str
+    stream_created: int  # microseconds since 1970, like all times in a row
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissingKey:
+    """A row whose key is missing in the bucket, and the columns of its mark."""
+
+    row: TableRow
+    stream_created: int
+    revision: int
+    created: int
+    operation: str
+
+
+async def find_missing(
+    rows: Sequence[TableRow],
+    table: str,
+    bucket: str,
+    settings: ConnectionSettings,
+) -> tuple[list[MissingKey], int]:
+    """The rows whose keys are missing, and the stream's last sequence before the first request."""
+    connection = await Connection.open(settings)
+    try:
+        jetstream = JetStream(connection)
+        info = await bucket_stream_info(jetstream, bucket)
+        prefix = Bucket.from_stream_config(bucket, info.config).prefix
+        created = nanoseconds(info.created) // 1000
+        _validate_revisions(rows, created, info, table, bucket)
+        missing = []
+        for start in range(0, len(rows), _CONCURRENT_REQUESTS):
+            page = rows[start : start + _CONCURRENT_REQUESTS]
+            messages = await asyncio.gather(
+                *(
+                    jetstream.message(info.name, last_by_subj=_key_subject(prefix, row.key, table))
+                    for row in page
+                )
+            )
+            header_blocks = pa.array(
+                [message and message.headers for message in messages], pa.binary()
+            )
+            for row, message, operation in zip(
+                page, messages, operations(header_blocks).to_pylist(), strict=True
+            ):
+                if message is None or operation != "PUT":
+                    missing.append(_missing_key(row, message, operation, created, info))
+        if missing and info.replicated:
+            info.check_same_leader(await bucket_stream_info(jetstream, bucket), info.last_seq)
+        return missing, info.last_seq
+    finally:
+        await connection.close()
+
+
+def _validate_revisions(
+    rows: Sequence[TableRow], created: int, info: StreamInfo, table: str, bucket: str
+) -> None:
+    for row in rows:
+        if row.stream_created > created:
+            raise ConfigurationError(
+                f"could not reconcile table {table!r}: its key {row.key!r} is from a bucket "
+                f"created later than bucket {bucket!r} ({info.created}); name the bucket that the "
+                f"table follows"
+            )
+        if row.stream_created == created and row.revision > info.last_seq:
+            raise DataLossError(
+                f"could not reconcile table {table!r}: it has revision {row.revision} of key "
+                f"{row.key!r}, and the last sequence of bucket {bucket!r} is {info.last_seq}: the "
+                f"bucket was rolled back, or its leader is behind; replay the bucket into a new "
+                f"table"
+            )
+
+
+def _key_subject(prefix: str, key: str, table: str) -> str:
+    # For a wildcard the server would return the message of another key, which would then decide
+    # whether the row is kept.
+    if any(token in ("", "*", ">") or " " in token for token in key.split(".")):
+        raise InvalidNameError(
+            f"could not reconcile table {table!r}: {key!r} in its column 'key' is not a valid key; "
+            f"keep the bucket's keys unchanged in this column"
+        )
+    return prefix + key
+
+
+def _missing_key(
+    row: TableRow, message: StoredMessage | None, operation: str, created: int, info: StreamInfo
+) -> MissingKey:
+    # The mark has the marker's own columns if the marker is newer than the row. A marker older than
+    # the row (the value after it was deleted by its sequence) would not prevent the merge of that
+    # value.
+    if message is not None and (created, message.seq) > (row.stream_created, row.revision):
+        created_at = nanoseconds(message.time) // 1000
+        return MissingKey(row, created, message.seq, created_at, operation)
+    created_at = nanoseconds(info.last_time) // 1000 if info.last_time else created
+    return MissingKey(row, created, info.last_seq, created_at, "PURGE")
+
+
+def table_rows(rows: pa.Table) -> list[TableRow]:
+    """The rows of a table with the columns ``key``, ``stream_created`` and ``revision``."""
+    micros = rows["stream_created"].cast(pa.int64()).to_pylist()
+    keys, revisions = rows["key"].to_pylist(), rows["revision"].to_pylist()
+    return [TableRow(*row) for row in zip(keys, micros, revisions, strict=True)]
+
+
+def missing_table(missing: Sequence[MissingKey]) -> pa.Table:
+    """The missing keys as a table.
+
+    ``key``, ``was_created`` and ``was_revision`` identify a row as it was read. ``stream_created``,
+    ``revision``, ``created`` and ``operation`` are the columns of its mark.
+    """
+    timestamp = pa.timestamp("us", tz="UTC")
+    return pa.table(
+        {
+            "key": pa.array((key.row.key for key in missing), pa.string()),
+            "was_created": pa.array((key.row.stream_created for key in missing), timestamp),
+            "was_revision": pa.array((key.row.revision for key in missing), pa.int64()),
+            "stream_created": pa.array((key.stream_created for key in missing), timestamp),
+            "revision": pa.array((key.revision for key in missing), pa.int64()),
+            "created": pa.array((key.created for key in missing), timestamp),
+            "operation": pa.array((key.operation for key in missing), pa.string()),
+        }
+    )

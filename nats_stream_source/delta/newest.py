@@ -1,0 +1,145 @@
+"""Reduce Arrow batches of entries to the newest entry of each key.
+
+**Order.** Of two entries of a key, the newer one has the greater ``(stream_created, revision)``. A
+null counts as the greatest value: an entry with a null in its order is selected, and the merge then
+reports it as invalid. The reduction is associative, so it can run on each partition of a batch and
+again on the results.
+
+**Cost.** :class:`NewestPerKey` keeps the entries in Arrow buffers and reduces them whenever they
+have doubled since the last reduction. Its memory is bounded by about twice the reduced entries plus
+one batch, and its time is linear in the rows if their order is that of the stream. Rows in another
+order are sorted.
+
+This module does not import Spark, so that executors load it fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+ORDER_COLUMNS = ("stream_created", "revision")
+OPERATIONS = ("PUT", "DEL", "PURGE")
+
+# Less than this is not worth a reduction.
+_FIRST_ROWS = 65_536
+_FIRST_BYTES = 64 << 20
+_GREATEST = np.iinfo(np.int64).max
+
+
+class NewestPerKey:
+    """Collects batches, and returns the newest entry of each key.
+
+    Args:
+        schema: of the batches.
+        keys: columns that identify the key.
+        max_rows, max_bytes: limits of the reduced entries, None for no limit.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        keys: Sequence[str],
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.schema = schema
+        self._keys = list(keys)
+        self._max_rows, self._max_bytes = max_rows, max_bytes
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._next_rows, self._next_bytes = _FIRST_ROWS, _FIRST_BYTES
+
+    def __repr__(self) -> str:
+        return f"<NewestPerKey rows={self._rows} bytes={self._bytes}>"
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Add a batch; returns False if the reduced entries exceed a limit."""
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows <= self._next_rows and self._bytes <= self._next_bytes:
+            return True
+        self._reduce()
+        self._next_rows = max(_FIRST_ROWS, 2 * self._rows)
+        self._next_bytes = max(_FIRST_BYTES, 2 * self._bytes)
+        return not self._exceeds()
+
+    def table(self) -> pa.Table | None:
+        """The newest entry of each key, in no particular order; None if they exceed a limit."""
+        self._reduce()
+        return None if self._exceeds() else self._concatenated()
+
+    def _reduce(self) -> None:
+        reduced = newest_per_key(self._concatenated(), self._keys)
+        self._batches = reduced.to_batches()
+        self._rows, self._bytes = reduced.num_rows, reduced.nbytes
+
+    def _concatenated(self) -> pa.Table:
+        return pa.Table.from_batches(self._batches, self.schema)
+
+    def _exceeds(self) -> bool:
+        return (self._max_rows is not None and self._rows > self._max_rows) or (
+            self._max_bytes is not None and self._bytes > self._max_bytes
+        )
+
+
+def newest_per_key(entries: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The newest entry of each key, with all columns of ``entries``.
+
+    Args:
+        entries: any order; ``revision`` an integer, ``stream_created`` a timestamp.
+        keys: columns that identify the key; nulls are equal to each other.
+    """
+    if entries.num_rows == 0:
+        return entries
+    codes = _key_codes(entries, keys)
+    created, revision = (_order_values(entries[column]) for column in ORDER_COLUMNS)
+    later = (created[1:] > created[:-1]) | (
+        (created[1:] == created[:-1]) & (revision[1:] >= revision[:-1])
+    )
+    position = np.arange(len(codes))
+    if not later.all():
+        position = np.lexsort((revision, created))
+        codes = codes[position]
+    # For a repeated index, the assignment keeps the last value: the newest entry.
+    last = np.full(int(codes.max()) + 1, -1)
+    last[codes] = position
+    newest = np.zeros(len(codes), bool)
+    newest[last[last >= 0]] = True
+    # A filter copies chunk by chunk; `take` would concatenate the chunks, at most 2 GiB of values.
+    return entries.filter(pa.array(newest))
+
+
+def invalid_entries(entries: pa.Table, keys: Sequence[str]) -> int:
+    """The number of entries with a null in a key or order column, or an unknown operation."""
+    # `is_in` is false for a null.
+    invalid = pc.invert(pc.is_in(entries["operation"], pa.array(OPERATIONS, pa.string())))
+    for column in (*keys, *ORDER_COLUMNS):
+        invalid = pc.or_(invalid, pc.is_null(entries[column]))
+    return int(pc.sum(pc.cast(invalid, pa.int64())).as_py() or 0)
+
+
+def _key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
+    """A number for each entry, equal for equal keys, from 0 to less than the number of entries."""
+    codes: np.ndarray | None = None
+    for column in keys:
+        encoded = entries[column].combine_chunks().dictionary_encode(null_encoding="encode")
+        column_codes = encoded.indices.to_numpy().astype(np.int64)
+        if codes is None or not codes.any():
+            codes = column_codes
+        else:
+            # Dense again, so that the product of the columns' sizes does not size an array.
+            pairs = codes * len(encoded.dictionary) + column_codes
+            codes = np.unique(pairs, return_inverse=True)[1]
+    assert codes is not None
+    return codes
+
+
+def _order_values(column: pa.ChunkedArray) -> np.ndarray:
+    values: np.ndarray = pc.fill_null(pc.cast(column, pa.int64()), int(_GREATEST)).to_numpy()
+    return values

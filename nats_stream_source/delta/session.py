@@ -1,0 +1,143 @@
+"""Delta Lake in a Spark session: configure it for ``engine="spark"``, and report what is missing.
+
+Spark's engine requires three things: the Python package ``delta-spark``, Delta's jar of the same
+version in the JVM, and two settings of the session. Without one of them Delta fails with errors
+that name none (``TypeError: 'JavaPackage' object is not callable``). :func:`missing` checks them in
+this order. With Spark Connect they are on the server, and the check covers the package only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+
+from py4j.java_gateway import JavaPackage
+from pyspark.sql import SparkSession
+from pyspark.version import __version__ as spark_version
+
+from nats_stream_source.errors import ConfigurationError, MissingPackageError
+
+SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""The settings that Delta Lake requires of a session."""
+
+SMALL_MACHINE = {
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""Settings for a few cores: the defaults, 50 and 200, make every MERGE take many seconds."""
+
+TESTED_DELTA = "4.4.0"
+"""The newest version of Delta Lake that this package is tested with."""
+
+
+def configure_delta(
+    builder: SparkSession.Builder, *, small_machine: bool = False, download: bool = True
+) -> SparkSession.Builder:
+    """Configure a session for ``engine="spark"``: Delta's jar and its two settings.
+
+    ``spark = configure_delta(SparkSession.builder.appName("fleet")).getOrCreate()``
+
+    The jar has the version of the installed package ``delta-spark``. Spark downloads it from Maven
+    Central when the first session of the process starts (20 s the first time).
+
+    Args:
+        builder: other settings of it stay, except those named here.
+        small_machine: also set Delta's and Spark's number of partitions to 2, for a few cores.
+        download: False if the jar is already on Spark's class path.
+
+    Raises:
+        MissingPackageError: ``delta-spark`` is not installed.
+    """
+    if download:
+        builder = builder.config("spark.jars.packages", delta_artifact())
+    settings = {**SETTINGS, **(SMALL_MACHINE if small_machine else {})}
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def delta_artifact() -> str:
+    """The Maven coordinates of Delta's jar for the installed ``delta-spark`` and Spark.
+
+    Raises:
+        MissingPackageError: ``delta-spark`` is not installed.
+    """
+    _check_package()
+    version = importlib.metadata.version("delta-spark")
+    spark = ".".join(spark_version.split(".")[:2])
+    return f"io.delta:delta-spark_{spark}_2.13:{version}"
+
+
+def check_delta(spark: SparkSession) -> None:
+    """Raise an error that names what the session lacks for ``engine="spark"``.
+
+    Raises:
+        MissingPackageError: ``delta-spark`` is not installed.
+        ConfigurationError: Delta's jar or a setting is missing.
+    """
+    _check_package()
+    problem = missing(spark)
+    if problem is not None:
+        raise ConfigurationError(
+            f"could not use engine='spark': {problem}; start the session with "
+            f"`configure_delta(SparkSession.builder).getOrCreate()` "
+            f"(nats_stream_source.delta), or use engine='delta-rs'"
+        )
+
+
+def missing(spark: SparkSession) -> str | None:
+    """What the session lacks for ``engine="spark"``: package, jar or setting; None if nothing."""
+    if importlib.util.find_spec("delta") is None:
+        return "the package delta-spark is not installed"
+    if is_connect(spark):
+        return None
+    jvm = spark._jvm
+    assert jvm is not None
+    if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
+        return f"the session lacks Delta's jar ({_artifact_text()})"
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return None  # its Delta Lake has a catalog and extensions of its own
+    for name, value in SETTINGS.items():
+        if value not in (spark.conf.get(name, None) or ""):
+            return f"the session's setting {name} lacks {value}"
+    return None
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a client of a Spark Connect server, without a JVM of its own."""
+    return not hasattr(spark, "_jvm")
+
+
+def default_filesystem(spark: SparkSession) -> str | None:
+    """The URI against which Spark resolves a path without a scheme; None with Spark Connect."""
+    if is_connect(spark):
+        return None
+    value = spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")
+    return str(value)
+
+
+def _check_package() -> None:
+    if importlib.util.find_spec("delta") is None:
+        raise MissingPackageError(
+            "could not use engine='spark': the package delta-spark is not installed; run "
+            "`pip install 'nats-stream-source[delta]'`"
+        )
+
+
+def _artifact_text() -> str:
+    """The jar's coordinates, with a note if the installed version was not tested.
+
+    delta-spark 4.4.1 was published on PyPI before its jar could be downloaded from Maven Central.
+    """
+    artifact = delta_artifact()
+    version = artifact.rpartition(":")[2]
+    if version == TESTED_DELTA:
+        return artifact
+    return (
+        f"{artifact}; if Maven Central does not have it, install the tested version: "
+        f"`pip install delta-spark=={TESTED_DELTA}`"
+    )

@@ -1,0 +1,258 @@
+"""``engine="spark"``: Delta tables that Spark's MERGE changes, of any size and any catalog.
+
+**Steps of a merge.** 1. Select the newest entry of each key in the batch. 2. Of these, select the
+entries that are newer than the table's row or whose key is not in the table. 3. MERGE the selected
+entries, if there are any. Step 2 limits the cost of a repeated batch to one scan of the table's
+keys. Delta's MERGE alone would rewrite every file that contains a key of the batch, even if no row
+changes. Step 2 reads an earlier snapshot than the MERGE does, so the MERGE compares again.
+
+**Persist.** The result of step 1 is used twice: to count the changes and to merge them. A range of
+a bucket that is read twice can lack, the second time, revisions that were superseded in between.
+Therefore the result of step 1 is persisted, and the batch is read once. The result of step 2 is not
+persisted: it depends on the table, and Spark recomputes a persisted DataFrame when one of its
+tables has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import and_, or_
+from typing import TypeVar
+
+import pyarrow as pa
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from nats_stream_source.delta.conflicts import retry_conflicts
+from nats_stream_source.delta.newest import OPERATIONS
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    DELIVERY_COLUMNS,
+    Deletes,
+    check_table,
+    invalid_entries_error,
+    is_path,
+    key_columns,
+    mark_values,
+    not_a_table_error,
+    order_columns,
+    quote,
+    table_schema,
+)
+
+# Delta's conflict errors have no common base class.
+_CONFLICTS = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+# A name that does not occur in user tables.
+_RANK_COLUMN = "_nats_stream_source_rank"
+_T = TypeVar("_T")
+
+
+class SparkTable:
+    """A table that Spark's MERGE changes."""
+
+    def __init__(self, spark: SparkSession, name: str, target: DeltaTable) -> None:
+        self.name = name
+        self._spark = spark
+        self._target = target
+
+    def __repr__(self) -> str:
+        return f"<SparkTable {self.name!r}>"
+
+    @classmethod
+    def find(cls, spark: SparkSession, name: str) -> SparkTable | None:
+        """The table of this path or name, or None if it does not exist."""
+        if is_path(name):
+            exists = DeltaTable.isDeltaTable(spark, name)
+            return cls(spark, name, DeltaTable.forPath(spark, name)) if exists else None
+        try:
+            return cls(spark, name, DeltaTable.forName(spark, name))
+        except AnalysisException:
+            # The class of the error differs between catalogs. A table that exists in another format
+            # must still raise, not count as missing.
+            if spark.catalog.tableExists(name):
+                raise
+            return None
+
+    @classmethod
+    def find_or_create(
+        cls, spark: SparkSession, name: str, batch: StructType, deletes: Deletes
+    ) -> SparkTable:
+        """The table; an empty one for batches of this schema if it does not exist."""
+        found = cls.find(spark, name)
+        if found is not None:
+            return found
+        builder = DeltaTable.createIfNotExists(spark)
+        builder = builder.location(name) if is_path(name) else builder.tableName(name)
+        try:
+            return cls(spark, name, builder.addColumns(table_schema(batch, deletes)).execute())
+        except AnalysisException as error:
+            if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
+                raise
+            raise not_a_table_error(name) from error
+
+    @property
+    def schema(self) -> StructType:
+        """The table's columns."""
+        return self._target.toDF().schema
+
+    def merge(self, batch: DataFrame, deletes: Deletes) -> None:
+        """Merge a batch; see :func:`nats_stream_source.delta.merge`."""
+        schema = self.schema
+        check_table(self.name, schema, deletes, batch.schema)
+        entries = batch.drop(*DELIVERY_COLUMNS)
+        if deletes == "mark":
+            entries = entries.withColumn(DELETED_COLUMN, F.col("operation") != "PUT")
+        keys = key_columns(schema.names)
+        newest = newest_entries(entries, keys).persist()
+        try:
+            self._retried(lambda: self._merge_newest(newest, keys, deletes))
+        finally:
+            newest.unpersist()
+
+    def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
+        """The rows of the bucket's keys, without marked ones: key, stream_created, revision."""
+        frame = self._target.toDF()
+        if "bucket" in frame.columns:
+            frame = frame.where(F.col("bucket") == bucket)
+        if deletes == "mark":
+            frame = frame.where(~F.coalesce(F.col(DELETED_COLUMN), F.lit(False)))
+        frame = frame.select("key", "stream_created", "revision")
+        return frame.where(
+            "key IS NOT NULL AND stream_created IS NOT NULL AND revision IS NOT NULL"
+        ).toArrow()
+
+    def remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
+        """Remove or mark the rows of missing keys that are unchanged; returns their number.
+
+        Args:
+            missing: see :func:`nats_stream_source.delta.missing_keys.missing_table`.
+            bucket: its rows only, if the table has a column ``bucket``.
+            deletes: ``"remove"`` or ``"mark"``.
+        """
+        return self._retried(lambda: self._remove_or_mark(missing, bucket, deletes))
+
+    def _retried(self, work: Callable[[], _T]) -> _T:
+        return retry_conflicts(work, self.name, _CONFLICTS)
+
+    def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> None:
+        changes = select_changes(newest, self._target.toDF(), keys)
+        counts = changes.agg(
+            F.count(F.lit(1)).alias("changes"), F.count_if(_is_invalid(keys)).alias("invalid")
+        ).first()
+        assert counts is not None  # an aggregate without GROUP BY has one row
+        if counts.invalid:
+            raise invalid_entries_error(counts.invalid, keys)
+        if counts.changes:
+            execute_merge(self._target, changes, keys, deletes)
+
+    def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
+        columns = self.schema.names
+        conditions = [
+            F.col("t.key") == F.col("s.key"),
+            F.col("t.stream_created") == F.col("s.was_created"),
+            F.col("t.revision") == F.col("s.was_revision"),
+        ]
+        if "bucket" in columns:
+            conditions.append(F.col("t.bucket") == F.lit(bucket))
+        source = self._spark.createDataFrame(missing)
+        builder = self._target.alias("t").merge(source.alias("s"), reduce(and_, conditions))
+        if deletes == "remove":
+            builder = builder.whenMatchedDelete()
+        else:
+            assignments: dict[str, str | Column] = {
+                quote(column): F.expr(value) for column, value in mark_values(columns).items()
+            }
+            builder = builder.whenMatchedUpdate(
+                ~F.coalesce(F.col(f"t.{DELETED_COLUMN}"), F.lit(False)), assignments
+            )
+        counts = builder.execute().first()
+        assert counts is not None  # Delta's MERGE returns one row of counts
+        return int(counts.num_affected_rows)
+
+
+def newest_entries(entries: DataFrame, keys: list[str]) -> DataFrame:
+    """The newest entry of each key.
+
+    Nulls are first: an entry with a null in its order is then selected and reported as invalid.
+    """
+    newest_first = Window.partitionBy(*keys).orderBy(
+        F.desc_nulls_first("stream_created"), F.desc_nulls_first("revision")
+    )
+    return (
+        entries.withColumn(_RANK_COLUMN, F.row_number().over(newest_first))
+        .where(F.col(_RANK_COLUMN) == 1)
+        .drop(_RANK_COLUMN)
+    )
+
+
+def select_changes(newest: DataFrame, rows: DataFrame, keys: list[str]) -> DataFrame:
+    """The entries that are newer than the table's row of their key, or whose key has no row.
+
+    The result includes the invalid entries, which are then counted.
+    """
+    table_rows = rows.select(
+        *(F.col(column).alias(f"_row_{column}") for column in [*keys, "stream_created", "revision"])
+    )
+    same_key = reduce(and_, (F.col(column) == F.col(f"_row_{column}") for column in keys))
+    unchanged = same_key & ~_is_newer("", "_row_") & ~_is_invalid(keys)
+    return newest.join(table_rows, unchanged, "left_anti")
+
+
+def execute_merge(
+    target: DeltaTable, changes: DataFrame, keys: list[str], deletes: Deletes
+) -> None:
+    """MERGE the changes; a row that is not older than its entry stays."""
+    columns: dict[str, str | Column] = {
+        quote(column): F.col(f"s.{quote(column)}") for column in changes.columns
+    }
+    same_key = reduce(and_, (F.col(f"t.{column}") == F.col(f"s.{column}") for column in keys))
+    newer, put = _is_newer("s.", "t."), F.col("s.operation") == "PUT"
+    builder = target.alias("t").merge(changes.alias("s"), same_key)
+    if deletes == "remove":
+        builder = (
+            builder.whenMatchedDelete(newer & ~put)
+            .whenMatchedUpdate(newer, columns)
+            .whenNotMatchedInsert(put, columns)
+        )
+    else:
+        builder = builder.whenMatchedUpdate(newer, columns).whenNotMatchedInsert(values=columns)
+    builder.execute()
+
+
+def _is_invalid(keys: list[str]) -> Column:
+    nulls = reduce(or_, (F.col(column).isNull() for column in order_columns(keys)))
+    return nulls | ~F.col("operation").isin(*OPERATIONS)
+
+
+def _is_newer(entry: str, row: str) -> Column:
+    """Whether the entry is newer than the row; a row with a null in its order is older.
+
+    Args:
+        entry: the prefix of the entry's column names.
+        row: the prefix of the row's column names.
+    """
+    created, revision = F.col(f"{entry}stream_created"), F.col(f"{entry}revision")
+    row_created, row_revision = F.col(f"{row}stream_created"), F.col(f"{row}revision")
+    not_newer = (row_created > created) | ((row_created == created) & (row_revision >= revision))
+    return ~F.coalesce(not_newer, F.lit(False))

@@ -1,0 +1,157 @@
+"""Which engine changes a table: ``"auto"``, its limits, and what neither engine can change."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from nats_stream_source.delta import AutoLimits, engine, merge, merge_changes, session
+from nats_stream_source.delta.engine import TableLocation
+from nats_stream_source.errors import ConfigurationError, MissingPackageError
+from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.merge_model import Frame, put
+from tests.integration.delta.table_content import live, version
+
+pytestmark = pytest.mark.delta
+
+
+def writer(table: Path | str) -> str:
+    """Return the engine that committed the table's last version."""
+    info = DeltaTable(table).history(1)[0]["engineInfo"]
+    return "delta-rs" if info.startswith("delta-rs") else "spark"
+
+
+@pytest.mark.parametrize(
+    ("limits", "chosen"),
+    [
+        ({}, "delta-rs"),
+        ({"batch_rows": 2}, "delta-rs"),
+        ({"batch_rows": 1}, "spark"),
+        ({"batch_bytes": 10}, "spark"),
+        ({"table_bytes": 10}, "spark"),
+        ({"driver_memory": 1}, "spark"),
+        (dict.fromkeys(("batch_rows", "batch_bytes", "table_bytes", "driver_memory")), "delta-rs"),
+    ],
+)
+def test_limits(frame: Frame, table: Path, limits: dict[str, Any], chosen: str) -> None:
+    merge(frame(put("a", 1)), str(table), engine="delta-rs")
+    merge(frame(put("a", 2), put("b", 3)), str(table), limits=AutoLimits(**limits))
+    assert writer(table) == chosen
+    assert live(table) == {"a": 2, "b": 3}
+
+
+def test_a_change_of_the_engine_is_logged_once(
+    frame: Frame, table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    follow = merge_changes(str(table), limits=AutoLimits(batch_rows=1))
+    with caplog.at_level(logging.INFO, "nats_stream_source"):
+        follow(frame(put("a", 1)), 0)
+        assert [record.message for record in caplog.records] == []
+        for revision in (2, 4):
+            follow(frame(put("a", revision), put("b", revision + 1)), revision)
+        follow(frame(put("a", 6)), 6)
+    messages = [record.getMessage().partition(" table=")[0] for record in caplog.records]
+    assert messages == ["Spark changes the table", "delta-rs changes the table"]
+    assert "batch_rows is 2, limit 1" in caplog.records[0].getMessage()
+
+
+def test_beyond_a_limit_without_delta_lake_in_the_session(
+    frame: Frame, table: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
+    follow = merge_changes(str(table), limits=AutoLimits(batch_rows=1, batch_bytes=1))
+    for revision in (1, 3):
+        follow(frame(put("a", revision), put("b", revision + 1)), revision)
+    assert (writer(table), live(table)) == ("delta-rs", {"a": 3, "b": 4})
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2  # one for each limit
+    assert "Spark cannot take over: the session lacks Delta's jar" in caplog.text
+
+
+def test_neither_engine_can(
+    spark: SparkSession, frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
+    for table, reason in {
+        "fleet": "a name in the catalog",
+        "s3a://lake/fleet": "scheme 's3a'",
+    }.items():
+        with pytest.raises(
+            ConfigurationError, match=f"{reason}.*lacks Delta's jar.*configure_delta"
+        ):
+            merge(frame(put("a", 1)), table)
+
+
+def test_a_type_that_delta_rs_does_not_write(frame: Frame, table: Path) -> None:
+    batch = frame(put("a", 1)).withColumn("value", F.parse_json(F.lit('{"x": 1}')))
+    merge(batch, str(table))
+    assert writer(table) == "spark"
+    with pytest.raises(ConfigurationError, match=r"has the type VARIANT.*use engine='spark'"):
+        merge(batch, str(table.with_name("new")), engine="delta-rs")
+
+
+def test_a_path_outside_of_the_local_file_system(spark: SparkSession) -> None:
+    def problem(table: str, **arguments: Any) -> str | None:
+        return TableLocation(table, **arguments).delta_rs_problem(spark)
+
+    assert problem("/lake/fleet") is problem("./fleet") is problem("file:///lake/fleet") is None
+    assert problem("s3://lake/fleet", storage_options={"AWS_REGION": "x"}) is None
+    assert "scheme 's3'" in str(problem("s3://lake/fleet"))
+    assert "catalog" in str(problem("lake.fleet"))
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    configuration.set("fs.defaultFS", "hdfs://namenode:8020")
+    try:
+        assert "hdfs://namenode:8020" in str(problem("/lake/fleet"))
+    finally:
+        configuration.set("fs.defaultFS", "file:///")
+
+
+def test_arguments_are_checked_when_the_function_is_made(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("/lake/fleet", {"engine": "rust"}, "engine is 'rust', expected 'auto', 'delta-rs' or"),
+        ("/lake/fleet", {"engine": "spark", "storage_options": {}}, "storage_options with engine="),
+        ("fleet", {"engine": "delta-rs"}, "engine='delta-rs' with table 'fleet'.*a name in the"),
+        ("fleet", {"storage_options": {"a": "b"}}, "storage_options with table 'fleet'"),
+    ]
+    for table, arguments, message in refused:
+        with pytest.raises(ConfigurationError, match=message):
+            merge_changes(table, **arguments)
+    for value in (0, -1, True, 1.5, "1"):
+        with pytest.raises(ConfigurationError, match=r"batch_rows is .*expected an integer from 1"):
+            AutoLimits(batch_rows=value)  # type: ignore[arg-type]
+    monkeypatch.setattr(engine, "_installed", lambda: False)
+    with pytest.raises(MissingPackageError, match=r"deltalake is not installed.*\[delta\]"):
+        merge_changes("/lake/fleet", engine="delta-rs")
+    merge_changes("/lake/fleet")  # this session has Delta Lake
+    monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
+    with pytest.raises(MissingPackageError, match="deltalake, and for engine 'spark' the session"):
+        merge_changes("/lake/fleet")
+    for arguments in ({"engine": "spark"}, {}):
+        with pytest.raises(ConfigurationError, match="the session lacks Delta's jar; start"):
+            merge_changes("/lake/fleet" if arguments else "fleet", **arguments)
+
+
+def test_secrets_are_in_no_repr() -> None:
+    follow = merge_changes("s3://lake/fleet", storage_options={"AWS_SECRET_ACCESS_KEY": "hidden"})
+    assert "hidden" not in repr(follow)
+    assert "s3://lake/fleet" in repr(follow)
+
+
+def test_reconcile_takes_the_engine_too(
+    spark: SparkSession, frame: Frame, table: Path, bucket: Bucket
+) -> None:
+    from nats_stream_source.delta import reconcile
+
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
+    for key, limits, chosen in [("a", None, "delta-rs"), ("b", AutoLimits(table_bytes=1), "spark")]:
+        bucket.purge_subjects(key)
+        result = reconcile(spark, str(table), bucket=bucket.name, servers=bucket.url, limits=limits)
+        assert (result.removed, writer(table)) == (1, chosen)
+    assert version(table) == 3

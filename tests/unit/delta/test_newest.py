@@ -1,0 +1,151 @@
+"""The reduction of Arrow batches to the newest entry of each key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.delta import newest as module
+from nats_stream_source.delta.newest import NewestPerKey, invalid_entries, newest_per_key
+
+SCHEMA = pa.schema(
+    [
+        ("bucket", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("revision", pa.int64()),
+        ("operation", pa.string()),
+        ("stream_created", pa.timestamp("us", "UTC")),
+    ]
+)
+KEYS = ["bucket", "key"]
+NULL = 2**63 - 1  # the place of a null in the order
+
+entry = st.fixed_dictionaries(
+    {
+        "bucket": st.sampled_from(["fleet", "yard", None]),
+        "key": st.sampled_from(["a", "b", "c", "", None]),
+        "value": st.binary(max_size=3),
+        "revision": st.one_of(st.integers(1, 6), st.none()),
+        "operation": st.sampled_from(["PUT", "DEL", "PURGE", "put", None]),
+        "stream_created": st.sampled_from([1, 2, None]),
+    }
+)
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    columns = {name: [row[name] for row in rows] for name in SCHEMA.names}
+    return pa.table(columns, SCHEMA)
+
+
+def order(row: dict[str, Any]) -> tuple[int, int]:
+    return tuple(
+        NULL if row[name] is None else row[name] for name in ("stream_created", "revision")
+    )  # type: ignore[return-value]
+
+
+def newest_orders(rows: list[dict[str, Any]]) -> dict[Any, tuple[int, int]]:
+    """The reference: the greatest order of each key."""
+    found: dict[Any, tuple[int, int]] = {}
+    for row in rows:
+        key = (row["bucket"], row["key"])
+        found[key] = max(found.get(key, order(row)), order(row))
+    return found
+
+
+def rows_of(found: pa.Table) -> list[dict[str, Any]]:
+    created = found["stream_created"].cast(pa.int64())
+    return found.set_column(
+        found.column_names.index("stream_created"), "stream_created", created
+    ).to_pylist()
+
+
+@given(st.lists(entry, max_size=30))
+def test_one_row_for_each_key_with_the_greatest_order(rows: list[dict[str, Any]]) -> None:
+    found = rows_of(newest_per_key(table(rows), KEYS))
+    assert {(row["bucket"], row["key"]): order(row) for row in found} == newest_orders(rows)
+    assert len(found) == len(newest_orders(rows))
+    assert all(row in rows for row in found)  # whole rows, not columns of different rows
+
+
+@given(st.lists(st.lists(entry, max_size=8), max_size=6))
+def test_batches_are_reduced_as_one_table(batches: list[list[dict[str, Any]]]) -> None:
+    everything = [row for rows in batches for row in rows]
+    collected = NewestPerKey(SCHEMA, KEYS)
+    collected._next_rows = 4  # reduced several times
+    for rows in batches:
+        assert collected.add(
+            table(rows).combine_chunks().to_batches()[0]
+            if rows
+            else pa.RecordBatch.from_pylist([], SCHEMA)
+        )
+    found = collected.table()
+    assert found is not None
+    assert {(row["bucket"], row["key"]): order(row) for row in rows_of(found)} == newest_orders(
+        everything
+    )
+
+
+def test_an_entry_without_a_column_bucket() -> None:
+    rows = [{"key": key, "revision": n, "stream_created": 1} for n, key in enumerate("abab", 1)]
+    schema = pa.schema([SCHEMA.field(name) for name in ("key", "revision", "stream_created")])
+    found = newest_per_key(pa.Table.from_pylist(rows, schema), ["key"])
+    assert sorted(zip(*found.select(["key", "revision"]).to_pydict().values(), strict=True)) == [
+        ("a", 3),
+        ("b", 4),
+    ]
+
+
+def record_batch(keys: int, start: int, size: int = 8) -> pa.RecordBatch:
+    numbers = range(start, start + keys)
+    return pa.RecordBatch.from_pydict(
+        {
+            "bucket": ["fleet"] * keys,
+            "key": [str(n) for n in numbers],
+            "value": [b"x" * size] * keys,
+            "revision": list(numbers),
+            "operation": ["PUT"] * keys,
+            "stream_created": pa.array([1] * keys, SCHEMA.field("stream_created").type),
+        },
+        SCHEMA,
+    )
+
+
+@pytest.mark.parametrize("limits", [{"max_rows": 99}, {"max_bytes": 2_000}])
+def test_a_limit_is_found_while_rows_are_added_and_at_the_end(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = NewestPerKey(SCHEMA, KEYS, **limits)
+    assert few.add(record_batch(100, 0))  # not reduced yet
+    assert few.table() is None
+    monkeypatch.setattr(module, "_FIRST_ROWS", 10)
+    many = NewestPerKey(SCHEMA, KEYS, **limits)
+    assert not many.add(record_batch(100, 0))
+    assert NewestPerKey(SCHEMA, KEYS, **dict.fromkeys(limits, 10**6)).add(record_batch(100, 0))
+
+
+def test_large_values_are_reduced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, 65,536 values of 1 MiB would be in memory before the first reduction."""
+    monkeypatch.setattr(module, "_FIRST_BYTES", 100_000)
+    collected = NewestPerKey(SCHEMA, KEYS)
+    for _ in range(50):
+        collected.add(record_batch(2, 0, size=10_000))
+    assert sum(batch.nbytes for batch in collected._batches) < 250_000
+
+
+def test_entries_that_cannot_be_merged_are_counted() -> None:
+    good = {
+        "bucket": "f",
+        "key": "a",
+        "value": b"",
+        "revision": 1,
+        "operation": "PUT",
+        "stream_created": 1,
+    }
+    bad = [{**good, name: None} for name in (*KEYS, "revision", "operation", "stream_created")]
+    assert invalid_entries(table([good, *bad, {**good, "operation": "put"}]), KEYS) == 6
+    assert invalid_entries(table([]), KEYS) == 0

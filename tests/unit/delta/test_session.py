@@ -1,0 +1,68 @@
+"""What a session lacks for Spark's engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import configure_delta, session
+from nats_stream_source.errors import MissingPackageError
+
+
+def with_settings(settings: dict[str, str]) -> Any:
+    """A session whose JVM has Delta's jar, with these settings.
+
+    Spark does not start with Delta's jar and one of the settings within the shared session.
+    """
+    delta = SimpleNamespace(tables=SimpleNamespace(DeltaTable=object()))
+    return SimpleNamespace(
+        _jvm=SimpleNamespace(io=SimpleNamespace(delta=delta)),
+        conf=SimpleNamespace(get=settings.get),
+    )
+
+
+@pytest.mark.parametrize("setting", session.SETTINGS)
+def test_a_missing_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    assert session.missing(with_settings(session.SETTINGS)) is None
+    others = {name: value for name, value in session.SETTINGS.items() if name != setting}
+    assert setting in str(session.missing(with_settings(others)))
+    several = {**others, setting: f"org.example.Other,{session.SETTINGS[setting]}"}
+    assert session.missing(with_settings(several)) is None
+
+
+def test_databricks_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.0")
+    assert session.missing(with_settings({})) is None
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert session.missing(with_settings({})) == "the package delta-spark is not installed"
+    with pytest.raises(MissingPackageError, match=r"delta-spark is not installed.*\[delta\]"):
+        configure_delta(SparkSession.builder)
+
+
+def test_the_error_names_a_version_of_delta_spark_that_is_not_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """delta-spark 4.4.1 was on PyPI without its jar on Maven Central."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "4.4.1")
+    assert "delta-spark==4.4.0" in session._artifact_text()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: session.TESTED_DELTA)
+    assert session._artifact_text() == session.delta_artifact()
+    assert session.delta_artifact().endswith("_2.13:4.4.0")
+
+
+def test_the_builder_gets_jar_and_settings() -> None:
+    builder = configure_delta(SparkSession.Builder(), small_machine=True)
+    options = builder._options
+    assert options.items() >= {**session.SETTINGS, **session.SMALL_MACHINE}.items()
+    assert options["spark.jars.packages"] == session.delta_artifact()
+    assert (
+        "spark.jars.packages"
+        not in configure_delta(SparkSession.Builder(), download=False)._options
+    )
