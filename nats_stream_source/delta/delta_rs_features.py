@@ -1,4 +1,12 @@
-"""What of Delta Lake delta-rs does not support: table features and column types."""
+"""What of Delta Lake delta-rs does not support: table features and column types.
+
+The lists are what was tried with deltalake 1.6.6 on tables of Delta Lake 4.4, by
+``tests/integration/delta/test_table_features.py``. A feature that is not listed counts as
+unsupported. Most of those delta-rs refuses itself, at its commit. Three it does not, and the table
+could become wrong: it evaluates the expressions of generated columns and of constraints with its
+own functions and in UTC, where Spark uses its functions and the session's time zone; and rows that
+it writes with a VARIANT cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +32,24 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+_FEATURES = {
+    "appendOnly",
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "deletionVectors",
+    "generatedColumns",
+    "invariants",
+    "timestampNtz",
+}
+"""Features with which a table may be marked; whether it uses some of them is looked at below."""
+
+_EXPRESSIONS = {
+    "delta.generationExpression": "generated column",
+    "delta.identity.step": "identity column",
+    "delta.invariants": "invariant",
+}
+
 _TYPES = (
     BinaryType,
     BooleanType,
@@ -44,7 +70,26 @@ _TYPES = (
 
 def unsupported_feature(target: DeltaTable) -> str | None:
     """Why delta-rs cannot change this table; None if it can."""
+    protocol, properties = target.protocol(), target.metadata().configuration
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    if not features <= _FEATURES:
+        unsupported = ", ".join(sorted(features - _FEATURES))
+        return f"the table has features that delta-rs does not support ({unsupported})"
+    if properties.get("delta.appendOnly") == "true":
+        return "the table is append-only (delta.appendOnly)"
+    for name in properties:
+        if name.startswith("delta.constraints."):
+            return f"the table has the constraint {name.removeprefix('delta.constraints.')!r}"
+    for field in target.schema().fields:
+        for name, kind in _EXPRESSIONS.items():
+            if name in field.metadata:
+                return f"the table has the {kind} {field.name!r}"
     return None
+
+
+def is_unsupported(commit_error: str) -> bool:
+    """Whether delta-rs refused to commit because of the table, not because of another writer."""
+    return "Unsupported table features" in commit_error or "append-only" in commit_error
 
 
 def unsupported_type(schema: StructType) -> str | None:

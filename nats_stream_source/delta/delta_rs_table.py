@@ -29,7 +29,11 @@ from pyarrow.fs import FileSelector, PyFileSystem
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
-from nats_stream_source.delta.delta_rs_features import unsupported_feature, unsupported_type
+from nats_stream_source.delta.delta_rs_features import (
+    is_unsupported,
+    unsupported_feature,
+    unsupported_type,
+)
 from nats_stream_source.delta.engine import DeltaRsRefusedError, TableLocation
 from nats_stream_source.delta.newest import invalid_entries
 from nats_stream_source.delta.table import (
@@ -88,7 +92,7 @@ class DeltaRsTable:
         target = self._named("open", self._open)
         if target is None:
             return None
-        problem = unsupported_feature(target)
+        problem = unsupported_feature(target) or unsupported_type(schema_of(target))
         if problem is not None:
             raise DeltaRsRefusedError(problem)
         self.live_bytes = live_bytes(target)
@@ -229,7 +233,15 @@ class DeltaRsTable:
             raise not_a_table_error(self.name)
 
     def _changed(self, what: str, work: Callable[[], _T]) -> _T:
-        return self._named(what, lambda: retry_conflicts(work, self.name, (CommitFailedError,)))
+        def commit() -> _T:
+            try:
+                return work()
+            except CommitFailedError as error:
+                if is_unsupported(str(error)):
+                    raise DeltaRsRefusedError(first_line(error)) from error
+                raise
+
+        return self._named(what, lambda: retry_conflicts(commit, self.name, (CommitFailedError,)))
 
     def _named(self, what: str, work: Callable[[], _T]) -> _T:
         """``work()``, with a named error for each failure of delta-rs and of its storage."""

@@ -1,0 +1,128 @@
+"""Tables with features of Delta Lake: the rows are right, whichever engine ``"auto"`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import merge
+from nats_stream_source.delta.delta_rs_features import is_unsupported
+from nats_stream_source.delta.delta_rs_table import DeltaRsTable, schema_of
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.merge_model import Frame, delete, put
+
+pytestmark = pytest.mark.delta
+COLUMNS = (
+    "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
+    "operation STRING, stream_created TIMESTAMP"
+)
+# Each feature: the engine of "auto", what the table is created with, and what delta-rs itself does
+# if it is not asked before: "refuses" the commit, or "merges".
+FEATURES: dict[str, tuple[str, str, str]] = {
+    "deletion vectors": ("delta-rs", "TBLPROPERTIES (delta.enableDeletionVectors = true)", ""),
+    "column mapping": ("delta-rs", "TBLPROPERTIES (delta.columnMapping.mode = 'name')", ""),
+    "partitions": ("delta-rs", "PARTITIONED BY (operation)", ""),
+    "change data feed": ("delta-rs", "TBLPROPERTIES (delta.enableChangeDataFeed = true)", ""),
+    "a column of TIMESTAMP_NTZ": ("delta-rs", "at TIMESTAMP_NTZ", ""),
+    "NOT NULL": ("delta-rs", "NOT NULL", ""),
+    "row tracking": ("spark", "TBLPROPERTIES (delta.enableRowTracking = true)", "refuses"),
+    "in-commit timestamps": (
+        "spark",
+        "TBLPROPERTIES (delta.enableInCommitTimestamps = true)",
+        "refuses",
+    ),
+    "type widening": ("spark", "TBLPROPERTIES (delta.enableTypeWidening = true)", "refuses"),
+    "v2 checkpoints": ("spark", "TBLPROPERTIES (delta.checkpointPolicy = 'v2')", "merges"),
+    "clustering": ("spark", "CLUSTER BY (key)", "refuses"),
+    "a generated column": (
+        "spark",
+        "day DATE GENERATED ALWAYS AS (CAST(created AS DATE))",
+        "merges",
+    ),
+    "an identity column": ("spark", "id BIGINT GENERATED ALWAYS AS IDENTITY", "refuses"),
+    "a VARIANT": ("spark", "v VARIANT", "merges"),
+    "a check constraint": ("spark", "CHECK", "merges"),
+}
+
+IN_EVERY_RUN = ("deletion vectors", "change data feed", "row tracking", "a generated column")
+
+
+def create(spark: SparkSession, table: Path, clause: str) -> None:
+    """Create a table whose clause is a table clause, a column, or the name of a constraint."""
+    columns, after = COLUMNS, clause
+    if clause == "NOT NULL":
+        columns, after = COLUMNS.replace("key STRING", "key STRING NOT NULL"), ""
+    elif clause == "CHECK":
+        after = ""
+    elif clause[0].islower():
+        columns, after = f"{COLUMNS}, {clause}", ""
+    spark.sql(f"CREATE TABLE delta.`{table}` ({columns}) USING delta {after}")
+    if clause == "CHECK":
+        spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT early CHECK (revision < 100)")
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        # Each takes some seconds: `make test` runs one of each kind.
+        pytest.param(feature, marks=[] if feature in IN_EVERY_RUN else pytest.mark.faults)
+        for feature in FEATURES
+    ],
+)
+def test_features(spark: SparkSession, frame: Frame, table: Path, feature: str) -> None:
+    engine, clause, itself = FEATURES[feature]
+    create(spark, table, clause)
+    before = frame(put("a", 1), put("b", 2), put("c", 3)).drop("delta", "initial")
+    before.createOrReplaceTempView("before")
+    names = ", ".join(before.columns)
+    spark.sql(f"INSERT INTO delta.`{table}` ({names}) SELECT {names} FROM before")
+    if feature == "deletion vectors":
+        spark.sql(f"DELETE FROM delta.`{table}` WHERE key = 'c'")
+        assert any((table).glob("deletion_vector*"))
+    merge(frame(put("a", 4), delete("b", 5), put("d", 6)), str(table))
+    written = DeltaTable(table).history(1)[0]["engineInfo"]
+    assert written.startswith("delta-rs" if engine == "delta-rs" else "Apache-Spark")
+    rows = spark.read.format("delta").load(str(table)).select("key", "revision").collect()
+    kept = [] if feature == "deletion vectors" else [("c", 3)]
+    assert sorted(map(tuple, rows)) == [("a", 4), *kept, ("d", 6)]
+    if feature == "change data feed":
+        feed = spark.read.format("delta").options(readChangeFeed="true", startingVersion=2)
+        changes = feed.load(str(table)).select("_change_type", "key", "revision").collect()
+        assert sorted(map(tuple, changes)) == [
+            ("delete", "b", 2),
+            ("insert", "d", 6),
+            ("update_postimage", "a", 4),
+            ("update_preimage", "a", 1),
+        ]
+    if engine == "spark":
+        with pytest.raises(ConfigurationError, match=r"engine='delta-rs': (the table|column)"):
+            merge(frame(put("e", 7)), str(table), engine="delta-rs")
+    if itself == "refuses":
+        # A new feature that the list of this package does not have fails as one of these.
+        with pytest.raises(Exception, match="Unsupported table features") as refused:
+            DeltaTable(table).delete("key = 'a'")
+        assert is_unsupported(str(refused.value))
+
+
+def test_rows_of_a_table_with_deletion_vectors(
+    spark: SparkSession, frame: Frame, table: Path
+) -> None:
+    """``reconcile`` reads them with delta-rs; the pyarrow reader of deltalake refuses them."""
+    create(spark, table, FEATURES["deletion vectors"][1])
+    merge(frame(put("a", 1), put("b", 2), put("c", 3)), str(table), engine="spark")
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE key = 'c'")
+    found = DeltaRsTable("table", str(table)).rows("fleet", "remove")
+    assert sorted(found["key"].to_pylist()) == ["a", "b"]
+
+
+def test_types_of_the_two_implementations_are_the_same(spark: SparkSession, table: Path) -> None:
+    columns = (
+        "s STRUCT<a: INT NOT NULL, b: ARRAY<STRING>>, m MAP<STRING, ARRAY<BIGINT>>, "
+        "d DECIMAL(10, 2), t TIMESTAMP, n TIMESTAMP_NTZ, day DATE, y TINYINT, f FLOAT, "
+        "k STRING NOT NULL"
+    )
+    spark.sql(f"CREATE TABLE delta.`{table}` ({columns}) USING delta")
+    assert schema_of(DeltaTable(table)) == spark.read.format("delta").load(str(table)).schema
