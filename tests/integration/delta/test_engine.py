@@ -133,9 +133,9 @@ def test_arguments_are_checked_when_the_function_is_made(
     monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
     with pytest.raises(MissingPackageError, match="deltalake, and for engine 'spark' the session"):
         merge_changes("/lake/fleet")
-    for arguments in ({"engine": "spark"}, {}):
+    for table, chosen in (("/lake/fleet", "spark"), ("fleet", "auto")):
         with pytest.raises(ConfigurationError, match="the session lacks Delta's jar; start"):
-            merge_changes("/lake/fleet" if arguments else "fleet", **arguments)
+            merge_changes(table, engine=chosen)  # type: ignore[arg-type]
 
 
 def test_secrets_are_in_no_repr() -> None:

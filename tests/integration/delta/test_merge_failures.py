@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
+import deltalake
 import pytest
 from delta.tables import DeltaTable as DeltaLake
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import Deletes, Engine, merge_changes
+from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes, spark_table
 from nats_stream_source.delta.spark_table import execute_merge
 from nats_stream_source.errors import TableConflictError
 from tests.integration.delta.merge_model import (
@@ -200,3 +203,69 @@ def test_two_writers_at_once(frame: Frame, table: Path, merge: Merge) -> None:
         newest = max(threads.map(write, batches))
     assert live(table) == dict.fromkeys("abc", newest)
     assert len(stored(table)) == 3
+
+
+class Commits:
+    """Commits of another writer, each in between the reading and the commit of a merge."""
+
+    def __init__(self, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.table = table
+        self.left = 0
+        self.made = 0
+        execute = deltalake.table.TableMerger.execute
+        select = spark_table.select_changes
+
+        def execute_after_a_commit(merger: Any) -> Any:
+            self._commit()
+            return execute(merger)
+
+        def select_before_a_commit(*arguments: Any) -> DataFrame:
+            changes = select(*arguments).localCheckpoint()
+            self._commit()
+            return changes
+
+        monkeypatch.setattr(deltalake.table.TableMerger, "execute", execute_after_a_commit)
+        monkeypatch.setattr(spark_table, "select_changes", select_before_a_commit)
+
+    def _commit(self) -> None:
+        if self.left:
+            self.left -= 1
+            self.made += 1
+            # The row of key "z" is rewritten, and with it all others of the one file.
+            DeltaTable(self.table).update(
+                {"revision": f"{1000 + self.made}"}, predicate="key = 'z'"
+            )
+
+
+@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+def test_another_writer_commits_during_a_merge(
+    frame: Frame,
+    table: Path,
+    merge: Merge,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(conflicts, "_LONGEST_WAIT", 0.01)
+    merge(frame(put("z", 1), put("a", 1)), str(table))
+    others = Commits(table, monkeypatch)
+    others.left = 3
+    merge(frame(put("a", 2), put("b", 3)), str(table))
+    assert live(table) == {"a": 2, "b": 3, "z": 1003}
+    assert [record.message.partition(" ")[0] for record in caplog.records] == ["another"] * 3
+
+    others.left = 100
+    before = stored(table)
+    with pytest.raises(TableConflictError, match="other writers committed during each of 10 att"):
+        merge(frame(put("a", 4)), str(table))
+    assert others.made == 3 + conflicts.ATTEMPTS
+    assert [row["revision"] for row in stored(table)] == [2, 3, 1013] != before
+
+
+def test_a_table_that_was_deleted_and_created_again_is_found(
+    frame: Frame, table: Path, merge: Merge
+) -> None:
+    for revision in (1, 2):
+        for key in "ab":
+            merge(frame(put(key, revision)), str(table))
+        assert live(table) == {"a": revision, "b": revision}
+        shutil.rmtree(table)
