@@ -3,9 +3,15 @@
 nats-py reports each failed attempt and tries the next server. A failure is permanent if another
 attempt at the same server would fail in the same way: refused credentials, a TLS handshake without
 trust, a file that became invalid.
+
+A server that cannot be reached (a refused connection, an unknown host) is a transient failure. It
+ends the connecting too if the caller does not retry, once each server has failed.
 """
 
 from __future__ import annotations
+
+import errno
+import socket
 
 import nats.errors
 
@@ -21,6 +27,7 @@ class ConnectFailures:
     """The failed attempts of one connection since it was last connected.
 
     Attributes:
+        retry: whether servers that cannot be reached are tried again.
         permanent: the last permanent failure; None if all failures were transient.
     """
 
@@ -28,6 +35,8 @@ class ConnectFailures:
         self._settings = settings
         self._authentication = authentication
         self._last: Exception | None = None
+        self._unreachable = 0
+        self.retry = True
         self.permanent: NatsSourceError | None = None
 
     def add(self, error: Exception) -> NatsSourceError | None:
@@ -37,6 +46,7 @@ class ConnectFailures:
         reported = isinstance(self._last, nats.errors.Error)
         if not (reported and isinstance(error, ConnectionResetError)):
             self._last = error
+        self._unreachable += isinstance(error, OSError)
         if (permanent := self.classify(error)) is not None:
             self.permanent = permanent
         return permanent
@@ -56,11 +66,23 @@ class ConnectFailures:
             return self._authentication.refused_error()
         return tls.handshake_error(error, servers)
 
-    def timeout_error(self) -> ConnectError:
-        """The error if ``connect_timeout`` passed; it contains the last failure."""
+    @property
+    def exhausted(self) -> bool:
+        """Whether each server was tried and not reached, and no further attempt is to be made."""
+        # nats-py tries the servers in turn.
+        return not self.retry and self._unreachable >= len(self._settings.servers)
+
+    def connect_error(self) -> ConnectError:
+        """The error if no server was reached; it contains the last failure."""
         settings = self._settings
+        if self.exhausted and self._last is not None:
+            return ConnectError(
+                f"could not connect to {settings.server_list}: {self._reason(self._last)}; check "
+                f"'servers'",
+                settings=("servers",),
+            )
         if self._last is not None:
-            reason = self._authentication.redact(self._last)
+            reason = self._reason(self._last)
         elif settings.tls_handshake_first:
             reason = (
                 "no response; 'tls_handshake_first' must be left out if the server sends INFO first"
@@ -77,3 +99,13 @@ class ConnectFailures:
             if self._last is None
             else ("connect_timeout",),
         )
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, socket.gaierror):
+            return f"the host name cannot be resolved ({error.strerror})"
+        text = self._authentication.redact(error)
+        # A name with several addresses: asyncio joins the texts of one error per address.
+        refused = text.count(f"[Errno {errno.ECONNREFUSED}]")
+        if refused and refused == text.count("[Errno"):
+            return "connection refused"
+        return text

@@ -109,11 +109,12 @@ class Connection:
         return f"<Connection {self.settings.server_list} {state} reconnects={self.reconnects}>"
 
     @classmethod
-    async def open(cls, settings: ConnectionSettings) -> Connection:
+    async def open(cls, settings: ConnectionSettings, *, retry: bool = True) -> Connection:
         """Connect within ``connect_timeout``.
 
         With one server, a permanent failure is raised at once. With several servers, another server
-        may accept the connection, so all are tried until the deadline.
+        may accept the connection, so all are tried until the deadline; without ``retry``, a server
+        that cannot be reached is tried once.
 
         Raises:
             ConfigurationError: the settings contradict each other; a file is missing, unreadable
@@ -123,6 +124,7 @@ class Connection:
             ConnectError: no server accepted the connection in time; with the last reason.
         """
         connection = cls(settings)
+        connection._failures.retry = retry
         connection._failed = asyncio.get_running_loop().create_future()
         attempt = asyncio.create_task(connection._connect())
         try:
@@ -134,7 +136,7 @@ class Connection:
             if connection._failures.permanent is not None and not attempt.done():
                 raise connection._failures.permanent
             if not attempt.done():
-                raise connection._failures.timeout_error()
+                raise connection._failures.connect_error()
             attempt.result()
             connection.online.set()
         except BaseException:
@@ -185,6 +187,8 @@ class Connection:
                     self._failed.set_result(None)
             elif isinstance(permanent, AuthorizationError):
                 self.client.options["reconnect_time_wait"] = _REFUSED_WAIT
+        elif self._failures.exhausted and self._failed is not None and not self._failed.done():
+            self._failed.set_result(None)
         if (violation := self._denied.add(str(error).lower())) is not None:
             for service in self._services.values():
                 service.on_denied(*violation)

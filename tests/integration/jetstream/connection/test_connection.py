@@ -50,8 +50,21 @@ async def info_of(url: str, stream: str = "none", **more: Any) -> Any:
 
 async def test_nobody_listens() -> None:
     port = free_port()
-    with pytest.raises(ConnectError, match=r"within 1 s \('connect_timeout'\).*failed"):
+    with pytest.raises(ConnectError, match=r"within 1 s \('connect_timeout'\): connection refused"):
         await info_of(f"nats://127.0.0.1:{port}", connect_timeout=1.0)
+
+
+async def test_nobody_listens_and_the_caller_does_not_retry() -> None:
+    """Each of several servers is tried before the failure, which does not wait for the deadline."""
+    ports = [free_port() for _ in range(2)]
+    urls = tuple(f"nats://127.0.0.1:{port}" for port in ports)
+    with pytest.raises(ConnectError, match=f"{urls[0]}, {urls[1]}: connection refused"):
+        await asyncio.wait_for(Connection.open(ConnectionSettings(urls), retry=False), 8)
+    with NatsServer() as server:
+        connection = await Connection.open(
+            ConnectionSettings((urls[0], server.url, urls[1])), retry=False
+        )
+        await connection.close()
 
 
 async def test_somebody_listens_and_never_answers() -> None:
