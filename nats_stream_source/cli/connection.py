@@ -1,126 +1,158 @@
-"""The options of the formats as flags, made from the tables of options.
+"""Where the options of the connection come from: flags, variables, contexts, defaults.
 
-``credentialsContent`` is ``--credentials-content``. The options of the connection can also come
-from the environment, as ``NATS_`` and the name: ``NATS_SERVERS``, ``NATS_USER``, ``NATS_PASSWORD``,
-``NATS_CREDENTIALS``; a flag takes precedence. Other users of the machine can read a command line:
-with ``-`` as the value of a secret, the command prompts for it without an echo.
+An option is taken from the first of these that sets it, as the ``nats`` command does:
+
+1. its flag;
+2. its environment variable, ``NATS_`` and the name, or the variable of the ``nats`` command:
+   ``NATS_URL``, ``NATS_CREDS``, …;
+3. the context (``contexts``) that ``--context`` or ``NATS_CONTEXT`` names, else the selected one;
+4. its default; for ``servers`` that is ``nats://127.0.0.1:4222``.
+
+The authentication method is one option in this sense: a user from a variable replaces the
+credentials file of a context. Variables and contexts may have the user and the password in the URL,
+a flag must not: other users of the machine can read a command line.
 """
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
 
-from nats_stream_source.errors import NatsSourceError, OptionError
-from nats_stream_source.options import CONNECTION, KV, STREAM, Option
-from nats_stream_source.options.hints import translate
+from nats_stream_source.cli.contexts import Value, read_context, selected_context
+from nats_stream_source.cli.flags import DEFAULT_SERVER, flag, given, variable
+from nats_stream_source.errors import OptionError
+from nats_stream_source.options import CONNECTION
 
-_PROMPT = "-"
-# The options beside those of the connection that have flags.
-KV_FLAGS, STREAM_FLAGS, COMMON_FLAGS = (
-    tuple(option for option in table if option.name in names)
-    for table, names in (
-        (KV, ("bucket", "keys")),
-        (STREAM, ("stream", "subject", "filterSubjects")),
-        (STREAM, ("startSequence",)),
-    )
-)
-_FLAGS = {option.name for option in CONNECTION + KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS}
-_SETTINGS = {
-    option.setting: option.name for option in CONNECTION + KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS
+# Variables of the `nats` command with another name than NATS_ and the option.
+_NATS_VARIABLES = {
+    "servers": "NATS_URL",
+    "credentials": "NATS_CREDS",
+    "nkeySeedFile": "NATS_NKEY",
+    "tlsCaFile": "NATS_CA",
+    "tlsCertFile": "NATS_CERT",
+    "tlsKeyFile": "NATS_KEY",
 }
-_QUOTED = r"'\w+'"
-_OPTIONS = re.compile(rf"\boptions? ({_QUOTED}(?:(?:,? and |,? or |, ){_QUOTED})*)")
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"([A-Z])", r"_\1", name).lower()
-
-
-def flag(name: str) -> str:
-    """The flag of an option."""
-    return "--" + _snake_case(name).replace("_", "-")
-
-
-def variable(name: str) -> str:
-    """The environment variable of an option of the connection."""
-    return f"NATS_{_snake_case(name).upper()}"
-
-
-def error_text(error: NatsSourceError) -> str:
-    """The text of an error with settings and options named by their flags."""
-
-    def names_to_flags(match: re.Match[str]) -> str:
-        names = [name.strip("'") for name in re.findall(_QUOTED, match[1])]
-        if not _FLAGS.issuperset(names):
-            return match[0]
-        return re.sub(_QUOTED, lambda name: flag(name[0].strip("'")), match[1])
-
-    def flag_of(setting: str) -> str | None:
-        return flag(_SETTINGS[setting]) if setting in _SETTINGS else None
-
-    return _OPTIONS.sub(names_to_flags, translate(error, flag_of))
-
-
-def add_options(parser: argparse._ArgumentGroup, options: Iterable[Option]) -> None:
-    """Add a flag for each option; the table of options parses and validates the values."""
-    for option in options:
-        description = option.description.replace("`", "").replace("%", "%%")
-        if _can_prompt(option):
-            description = f"{description} - prompts for it (or {variable(option.name)})"
-        kind = option.kind.rpartition(" of ")[2].rpartition(" in ")[2].upper().replace(" ", "-")
-        parser.add_argument(flag(option.name), dest=option.name, metavar=kind, help=description)
-
-
-def _can_prompt(option: Option) -> bool:
-    # `servers` is secret in errors only: a URL with a password is refused.
-    return option.secret and option.name != "servers"
-
-
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the connection."""
-    group = parser.add_argument_group(
-        "connection",
-        "The options of the Spark formats, as flags. Each may also come from the environment, as "
-        "NATS_SERVERS or NATS_PASSWORD; a flag takes precedence.",
-    )
-    add_options(group, CONNECTION)
-
-
-def given(arguments: argparse.Namespace, options: Iterable[Option]) -> dict[str, str]:
-    """The options that have a value, by name, as Spark would pass them.
-
-    Prompts once for each secret whose flag requests it.
-
-    Raises:
-        OptionError: the prompt requires a terminal.
-    """
-    values: dict[str, str] = {}
-    for option in options:
-        value = getattr(arguments, option.name, None)
-        if value == _PROMPT and _can_prompt(option):
-            try:
-                value = getpass.getpass(f"{option.name}: ")
-            except (EOFError, OSError):
-                raise OptionError(
-                    f"could not prompt for option {option.name!r}: it requires a terminal; "
-                    f"use {variable(option.name)}"
-                ) from None
-            setattr(arguments, option.name, value)
-        if value is not None:
-            values[option.name] = value
-    return values
+# Groups of which one member is used: that of the flags, else of the variables, else of the context.
+_EXCLUSIVE = (
+    (
+        ("user", "password"),
+        ("token",),
+        ("credentials",),
+        ("credentialsContent",),
+        ("nkeySeedFile",),
+    ),
+    (("domain",), ("apiPrefix",)),
+)
+# Any word that Spark's redaction recognises, so that the parser accepts the content of a file.
+_REDACTION_MARK = "\n# secret"
 
 
 def connection(
-    arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
+    arguments: argparse.Namespace,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    default_server: bool = True,
 ) -> dict[str, str]:
-    """The options of the connection, from flags and environment."""
-    values = given(arguments, CONNECTION)
+    """The options of the connection.
+
+    The places of their values become ``arguments.origins``, for :func:`error_text`.
+
+    Args:
+        default_server: whether ``servers`` has its default if no server is configured.
+
+    Raises:
+        ContextError: a context is missing or not valid.
+        OptionError: a URL on the command line has a password; a URL is not valid.
+    """
+    flags = {name: Value(text, flag(name)) for name, text in given(arguments, CONNECTION).items()}
+    if "@" in (flags["servers"].text if "servers" in flags else ""):
+        raise OptionError(
+            "--servers contains a user or a token, which other users of the machine can read; set "
+            "NATS_URL instead, or --user and --password -"
+        )
+    variables, context = _variables(environment), _context(arguments, environment)
+    values: dict[str, Value] = {}
+    for layer in (flags, variables, context):
+        _add_layer(values, layer)
+    arguments.origins = {name: value.origin for name, value in values.items()}
+    if default_server and "servers" not in values:
+        values["servers"] = Value(DEFAULT_SERVER, "")
+        arguments.origins["servers"] = "--servers, NATS_URL or a context"
+    if (content := values.get("credentialsContent")) is not None:
+        values["credentialsContent"] = Value(content.text + _REDACTION_MARK, content.origin)
+    return {name: value.text for name, value in values.items()}
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
     for option in CONNECTION:
-        if (value := environment.get(variable(option.name))) and option.name not in values:
-            values[option.name] = value
+        for name in (variable(option.name), _NATS_VARIABLES.get(option.name, "")):
+            if (text := environment.get(name)) and option.name not in values:
+                values[option.name] = Value(text, name)
     return values
+
+
+def _context(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Value]:
+    if arguments.no_context:
+        return {}
+    name = arguments.context or environment.get("NATS_CONTEXT") or selected_context(environment)
+    return read_context(name, environment) if name else {}
+
+
+def _add_layer(values: dict[str, Value], layer: Mapping[str, Value]) -> None:
+    """Add the values of a source that the sources before it did not set."""
+    layer = dict(layer)
+    if "servers" in values:
+        layer.pop("servers", None)
+    elif "servers" in layer:
+        authentication = _EXCLUSIVE[0]
+        layer["servers"], in_url = _split_url(layer["servers"])
+        if in_url:  # it replaces the method beside it, as in nats.go
+            for name in (name for method in authentication for name in method):
+                layer.pop(name, None)
+            layer.update(in_url)
+    for group in _EXCLUSIVE:
+        used = {members for members in group if values.keys() & set(members)}
+        for members in group:
+            if used and members not in used:
+                for name in members:
+                    layer.pop(name, None)
+    for name, value in layer.items():
+        values.setdefault(name, value)
+
+
+def _split_url(servers: Value) -> tuple[Value, dict[str, Value]]:
+    """The URLs without authentication, and the options that authenticate."""
+    if "@" not in servers.text:
+        return servers, {}
+    urls: list[str] = []
+    found: set[tuple[str, ...]] = set()
+    for url in servers.text.split(","):
+        scheme, separator, rest = url.strip().rpartition("://")
+        user_info, _, address = rest.rpartition("@")
+        try:
+            parts = urlsplit(f"//{address}")
+            valid = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            # Not the text: a part of it may belong to the password.
+            raise OptionError(
+                f"invalid value for {servers.origin}: it is not a list of URLs such as "
+                f"nats://user:password@host:4222; percent-encode the reserved characters of the "
+                f"password"
+            )
+        urls.append(f"{scheme}{separator}{address}")
+        found.add(tuple(unquote(part) for part in user_info.split(":", 1)))
+    if len(found) > 1:
+        raise OptionError(
+            f"invalid value for {servers.origin}: its URLs have different users; give each URL the "
+            f"same user and password"
+        )
+    secrets = found.pop()
+    names = ("user", "password") if len(secrets) == 2 else ("token",)
+    return Value(",".join(urls), servers.origin), {
+        name: Value(secret, servers.origin) for name, secret in zip(names, secrets, strict=True)
+    }

@@ -4,6 +4,9 @@ The planner makes the comparison, as if the query were started now. So the comma
 problems as a start (a stream that was re-created, rolled back, or lacks unread messages), and the
 same lag as the query.
 
+The comparison requires a server that is named by a flag, a variable or a context: the default
+server may be another one than that of the query.
+
 A checkpoint does not contain the query's options. The command treats a stream ``KV_<bucket>`` as a
 bucket that is read without ``includeHistory``, where compaction is not a loss.
 """
@@ -17,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoint
-from nats_stream_source.cli.connection import add_connection, connection
+from nats_stream_source.cli.connection import connection
+from nats_stream_source.cli.flags import add_connection
 from nats_stream_source.cli.output import format_integer, print_json
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
@@ -64,16 +68,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROWS",
         help="exit with status 1 if the lag of a source exceeds this number of rows",
     )
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="do not compare the checkpoint with the streams, even if a server is configured",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_connection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns 1 if a source cannot resume or exceeds ``--max-lag``, else 0."""
-    options = connection(arguments)
+    options = {} if arguments.offline else connection(arguments, default_server=False)
     if arguments.max_lag is not None and not options.get("servers"):
         raise OptionError(
-            "--max-lag requires --servers: the lag is the distance to the live stream"
+            "--max-lag requires a server, named by --servers, NATS_URL or a context: the lag is "
+            "the distance to the live stream"
         )
     checkpoint = read_checkpoint(arguments.checkpoint)
     live: dict[str, LiveState] = {}
@@ -84,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(checkpoint, live)
         if not live and any(source.committed or source.planned for source in checkpoint.sources):
-            print("with --servers, the streams of today are compared with it")
+            print("not compared with the streams: name a server with --servers or --context")
     broken = any(source.problem for source in checkpoint.sources)
     broken = broken or any(one.problem for one in live.values())
     max_lag = arguments.max_lag
@@ -96,7 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> dict[str, LiveState]:
-    connection = await Connection.open(connection_settings(parse(options, CONNECTION)))
+    settings = connection_settings(parse(options, CONNECTION))
+    connection = await Connection.open(settings, retry=False)
     try:
         return {
             source.name: await _live(SharedConnection(connection), source, options)

@@ -1,7 +1,8 @@
 """Reads a range of a bucket or stream as rows, without Spark, for ``peek`` and ``bench``.
 
-The query, the ordered consumer and the rows are the same as in a Spark task. Nothing is written,
-and the consumer is deleted at the end.
+A range ends at a sequence, or it is endless (``StreamRange.follow``). The query, the
+ordered consumer and the rows are the same as in a Spark task. Nothing is written, and the consumer
+is deleted at the end.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from nats_stream_source.cli.connection import (
+from nats_stream_source.cli.connection import connection
+from nats_stream_source.cli.flags import (
     COMMON_FLAGS,
     KV_FLAGS,
     STREAM_FLAGS,
     add_connection,
     add_options,
-    connection,
     given,
 )
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
@@ -37,7 +40,7 @@ from nats_stream_source.spark.reading.range_reader import range_request
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the bucket or stream, and for the connection."""
     group = parser.add_argument_group(
-        "what to read", "A bucket, or a stream: the options of nats_kv and nats_stream, as flags."
+        "what to read", "A bucket with --bucket, or a stream with --stream or --subject."
     )
     add_options(group, KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS)
     add_connection(parser)
@@ -83,16 +86,7 @@ class StreamRange:
         """The rows of ``(start, end]`` in order, and the received bytes of each batch."""
         if start >= end:
             return
-        scope, info = self._adapter.read_scope(self.info), self.info
-        split = Split(
-            stream=info.name,
-            created=info.created,
-            prefix=scope.prefix,
-            filters=scope.filters,
-            start=start,
-            end=end,
-            initial_through=0,
-        )
+        split = self._split(start, end)
         reader = OrderedReader(self._connection, range_request(split, self._adapter))
         # Also deletes the consumer if the caller stops early.
         async with contextlib.aclosing(reader.batches()) as batches:
@@ -100,11 +94,34 @@ class StreamRange:
                 if len(frames):
                     yield self._adapter.record_batch(frames, split), frames.nbytes
 
+    async def follow(self, start: int) -> AsyncIterator[pa.RecordBatch]:
+        """The rows after ``start``, as they arrive, until the caller stops."""
+        split = self._split(start, ENDLESS)
+        # As a watch: on any replica, since a consumer that runs on outlives its stream's leader.
+        request = replace(range_request(split, self._adapter), eager=True, at_leader=False)
+        reader = OrderedReader(self._connection, request)
+        async with contextlib.aclosing(reader.batches()) as batches:
+            async for frames in batches:
+                if len(frames):
+                    yield self._adapter.record_batch(frames, split)
+
+    def _split(self, start: int, end: int) -> Split:
+        scope = self._adapter.read_scope(self.info)
+        return Split(
+            stream=self.info.name,
+            created=self.info.created,
+            prefix=scope.prefix,
+            filters=scope.filters,
+            start=start,
+            end=end,
+            initial_through=0,
+        )
+
 
 @contextlib.asynccontextmanager
 async def open_range(adapter: FormatAdapter) -> AsyncIterator[StreamRange]:
     """Open the query's range, on its own connection."""
-    connection = await Connection.open(adapter.connection)
+    connection = await Connection.open(adapter.connection, retry=False)
     try:
         jetstream = JetStream(connection)
         stream = await adapter.stream_name(jetstream)

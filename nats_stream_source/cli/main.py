@@ -1,5 +1,7 @@
 """The command line: subcommands, exit status, errors in one line.
 
+An error is one line on standard error, with the flags that can change it.
+
 Exit status: 0 for success; 1 for a failure, or if ``inspect`` found a difference or too much lag; 2
 if the command line, an option or a name is invalid; 130 after Ctrl-C. Results go to standard
 output, everything else to standard error. A subcommand's module is imported when the subcommand is
@@ -14,7 +16,8 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from nats_stream_source import __version__
 from nats_stream_source.errors import (
@@ -29,7 +32,8 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
     "inspect": "show a query's checkpoint, and its lag behind the live stream",
-    "peek": "show the first or last rows of a bucket or stream",
+    "ls": "list the buckets, or the keys of a bucket",
+    "peek": "show the first or last rows of a bucket or stream, or follow it",
     "bench": "measure how fast one reader reads a bucket or stream",
     "demo": "run a server, a bucket, a query and a Delta table; requires the extra 'demo'",
 }
@@ -51,13 +55,16 @@ def main(given: Sequence[str] | None = None) -> int:
         given: the arguments; those of the process when None.
     """
     argv = list(sys.argv[1:] if given is None else given)
+    arguments = argparse.Namespace(origins={})
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A key or a value may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if argv[:1] == ["demo"]:
             return _demo(argv[1:])  # it parses its own command line
-        arguments = _parser(argv).parse_args(argv)
+        _, unknown = _parser(argv).parse_known_args(argv, arguments)
+        if unknown:
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
@@ -68,26 +75,34 @@ def main(given: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (OptionError, InvalidNameError) as error:
-        return _fail(error, USAGE)
+        return _fail(error, USAGE, arguments.origins)
     except (NatsSourceError, OSError) as error:
-        return _fail(error, FAILED)
+        return _fail(error, FAILED, arguments.origins)
 
 
-def _fail(error: Exception, status: int) -> int:
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def _fail(error: Exception, status: int, origins: Mapping[str, str]) -> int:
     text = str(error)
     if isinstance(error, NatsSourceError):
-        from nats_stream_source.cli.connection import error_text  # at an error only
+        from nats_stream_source.cli.flags import error_text  # at an error only
 
-        text = error_text(error)
+        text = error_text(error, origins)
     print("nats-stream-source:", " ".join(text.split()), file=sys.stderr)
     return status
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="nats-stream-source",
         description="Inspect NATS JetStream buckets and streams, and Spark queries on them.",
-        epilog="exit status: 0 success; 1 a failure, a difference, too much lag; 2 wrong usage",
+        epilog="exit status: 0 success; 1 a failure, a difference, too much lag; 2 wrong usage; "
+        "130 Ctrl-C",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -96,7 +111,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         if name in argv[:1]:
             module = importlib.import_module(f"{_PACKAGE}.{name}")
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, parser=command)
     return parser
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
+import os
+import stat
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,6 +18,32 @@ from typing import Any
 def format_integer(value: int | None) -> str:
     """An integer with thousands separators; a dash for None."""
     return "-" if value is None else f"{value:,}"
+
+
+def format_size(nbytes: int) -> str:
+    """A number of bytes with a binary unit, as the ``nats`` command prints it."""
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """A duration in its two largest units; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    rest, parts = int(seconds), []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count}{unit}")
+        elif parts:
+            break
+    return "".join(parts[:2])
 
 
 def print_json(value: Any) -> None:
@@ -29,19 +59,74 @@ def print_json(value: Any) -> None:
 def format_table(
     names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> str:
-    """Rows as aligned columns; the columns in ``right`` are aligned right."""
-    cells = [list(names), *(list(row) for row in rows)]
-    widths = [max(_width(row[i]) for row in cells) for i in range(len(names))]
-    lines = []
-    for row in cells:
-        parts = [
-            " " * (width - _width(cell)) + cell
-            if name in right
-            else cell + " " * (width - _width(cell))
-            for name, cell, width in zip(names, row, widths, strict=True)
+    """Rows as aligned columns below their names; the columns in ``right`` are aligned right."""
+    return Table(names, right).format(rows)
+
+
+class Table:
+    """A table that is printed in parts: the names of the columns, and rows as they become known.
+
+    A column is as wide as its widest cell up to then.
+    """
+
+    def __init__(self, names: Sequence[str], right: Sequence[str] = ()) -> None:
+        self._names = names
+        self._right = right
+        self._widths = [0] * len(names)
+        self._has_names = False
+
+    def format(self, rows: Sequence[Sequence[str]]) -> str:
+        """The lines of ``rows``; the first call begins with the names of the columns."""
+        cells = list(rows) if self._has_names else [self._names, *rows]
+        self._has_names = True
+        self._widths = [
+            max(width, *(_width(row[i]) for row in cells)) for i, width in enumerate(self._widths)
         ]
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
+        lines = []
+        for row in cells:
+            parts = [
+                " " * (width - _width(cell)) + cell
+                if name in self._right
+                else cell + " " * (width - _width(cell))
+                for name, cell, width in zip(self._names, row, self._widths, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        return "\n".join(lines)
+
+
+@contextlib.asynccontextmanager
+async def closed_pipe() -> AsyncIterator[None]:
+    """Raise BrokenPipeError in the block when the reader of standard output closes the pipe.
+
+    A write would raise it too, but a command that waits for rows may not write for hours.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    closed = False
+    try:
+        descriptor = sys.stdout.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except (OSError, ValueError):  # a replaced standard output without a descriptor
+        is_pipe = False
+
+    def close() -> None:
+        nonlocal closed
+        closed = True
+        loop.remove_reader(descriptor)
+        task.cancel()
+
+    if is_pipe:
+        # The writing end of a pipe becomes "readable" only by the error that its reader left.
+        loop.add_reader(descriptor, close)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if closed:
+            raise BrokenPipeError from None
+        raise
+    finally:
+        if is_pipe:
+            loop.remove_reader(descriptor)
 
 
 def _width(text: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -16,31 +15,12 @@ import pytest
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
+from tests.integration.cli.command import command, objects
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
 from tests.unit.test_without_spark import HIDE
 
-_NOBODY = ("--servers", "nats://127.0.0.1:9", "--connect-timeout", "0.5")
-
-
-def command(*words: str, status: int = 0, **environment: str) -> tuple[str, str]:
-    """Run the command; its standard output and standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "nats_stream_source", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
-
-
-def objects(text: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in text.splitlines()]
+_NOBODY = ("--servers", "nats://127.0.0.1:9")
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +115,8 @@ def test_peek_shows_a_stream(at: list[str]) -> None:
 
 
 def test_peek_of_nothing(at: list[str]) -> None:
-    assert command("peek", "--bucket", "empty", *at)[0] == "no rows\n"
-    assert command("peek", "--json", "--bucket", "empty", *at)[0] == ""
+    assert command("peek", "--bucket", "empty", *at) == ("", "no rows\n")
+    assert command("peek", "--json", "--bucket", "empty", *at) == ("", "")
 
 
 def test_peek_into_a_closed_pipe(at: list[str]) -> None:
@@ -206,10 +186,13 @@ def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     text = command("--help")[0]
-    for name in ("inspect", "peek", "bench", "demo"):
+    for name in ("inspect", "ls", "peek", "bench", "demo"):
         assert name in text
-    for name in ("inspect", "peek", "bench"):
-        assert "--credentials-content" in command(name, "--help")[0]
+    for name in ("inspect", "ls", "peek", "bench"):
+        text = command(name, "--help")[0]
+        assert "--credentials-content" in text
+        # Neither Spark nor the names of its options.
+        assert not re.search(r"Spark(?! task)|tlsKeyFile|apiPrefix|every machine", text)
 
 
 def test_the_entry_point_is_the_command() -> None:
@@ -225,7 +208,10 @@ def test_the_entry_point_is_the_command() -> None:
         ([], 2, "COMMAND"),
         (["look"], 2, "invalid choice"),
         (["peek"], 2, "--bucket or --stream is missing"),
-        (["peek", "--bucket", "plant"], 2, "--servers is missing"),
+        (["peek", "--bucket", "plant", "--bogus"], 2, "peek: unrecognized arguments: --bogus"),
+        (["ls", "a b", "@"], 2, "'a b'"),
+        (["ls", "none", "@"], 1, "bucket 'none' does not exist"),
+        (["ls", "--verbose", "@"], 2, "--verbose is for the keys of a bucket"),
         (["peek", "--bucket", "a", "--stream", "b"], 2, "name one"),
         (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
         (["peek", "--bucket", "plant", "-n", "0", "@"], 2, "at least 1"),
@@ -239,10 +225,20 @@ def test_the_entry_point_is_the_command() -> None:
         (["bench", "--rounds", "0", "--bucket", "plant", "@"], 2, "--rounds"),
         (["inspect", "no/such/directory"], 1, "no/such/directory"),
         (["peek", "--bucket", "plant", "-n", "ten"], 2, "'ten' is not a number of at least 1"),
-        (["bench", "--bucket", "plant"], 2, "--servers is missing"),
+        (["bench", "@"], 2, "--bucket or --stream is missing"),
         (["bench", "--bucket", "plant", "--fill", "9", "@"], 2, "--fill"),
         (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
-        (["peek", "--bucket", "plant", *_NOBODY], 1, "(--connect-timeout)"),
+        (["peek", "--bucket", "plant", *_NOBODY], 1, "connection refused; check --servers"),
+        (
+            ["ls", "--servers", "nats://a.invalid"],
+            1,
+            "could not connect to nats://a.invalid: the host name cannot be resolved",
+        ),
+        (
+            ["ls", "--user", "u", "@"],
+            2,
+            ": --user and --password belong together: set both or neither",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -252,9 +248,7 @@ def test_errors_are_one_line(
     said: str,
     filled: NatsServer,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("NATS_SERVERS", raising=False)
     if words[-1:] == ["@"]:
         words = [*words[:-1], "--servers", filled.url]
     try:
@@ -264,7 +258,8 @@ def test_errors_are_one_line(
     output = capsys.readouterr()
     assert (found, output.out) == (status, "")
     assert said in output.err
-    assert output.err.splitlines()[-1].startswith("nats-stream-source")
+    assert output.err.startswith("nats-stream-source")
+    assert len(output.err.splitlines()) == 1
 
 
 def test_secrets_come_from_the_environment_and_are_not_shown(tmp_path: Path) -> None:
@@ -304,7 +299,6 @@ def test_what_needs_an_extra_says_so(
     assert main(["demo"]) == 1
     assert "nats-stream-source[demo]" in capsys.readouterr().err
     monkeypatch.setenv("NATS_SERVER", "")
-    monkeypatch.delenv("NATS_SERVERS", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("sys.executable", "/no/such/python")
     assert main(["bench"]) == 2
