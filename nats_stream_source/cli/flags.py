@@ -107,7 +107,7 @@ def add_options(parser: argparse._ArgumentGroup, options: Iterable[Option]) -> N
         description = _HELP.get(option.name, option.description)
         description = re.sub(r"`([^`]+)`", quoted_to_flag, description).replace("%", "%%")
         if _can_prompt(option):
-            description = f"{description} - prompts for it (or {variable(option.name)})."
+            description = f"{description} Use - to be prompted, or {variable(option.name)}."
         kind = option.kind.rpartition(" of ")[2].rpartition(" in ")[2].upper().replace(" ", "-")
         metavar = _METAVARS.get(option.name, kind)
         parser.add_argument(flag(option.name), dest=option.name, metavar=metavar, help=description)

