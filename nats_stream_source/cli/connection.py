@@ -20,7 +20,12 @@ import os
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
-from nats_stream_source.cli.contexts import Value, read_context, selected_context
+from nats_stream_source.cli.contexts import (
+    ContextError,
+    Value,
+    read_context,
+    selected_context,
+)
 from nats_stream_source.cli.flags import DEFAULT_SERVER, flag, given, variable
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import CONNECTION
@@ -97,8 +102,16 @@ def _variables(environment: Mapping[str, str]) -> dict[str, Value]:
 def _context(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Value]:
     if arguments.no_context:
         return {}
-    name = arguments.context or environment.get("NATS_CONTEXT") or selected_context(environment)
-    return read_context(name, environment) if name else {}
+    if name := arguments.context or environment.get("NATS_CONTEXT"):
+        return read_context(name, environment)
+    if (name := selected_context(environment)) is None:
+        return {}
+    try:
+        return read_context(name, environment)
+    except ContextError as error:
+        raise ContextError(
+            f"{error}; it is the selected context: --no-context ignores it"
+        ) from None
 
 
 def _add_layer(values: dict[str, Value], layer: Mapping[str, Value]) -> None:

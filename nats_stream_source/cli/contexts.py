@@ -91,9 +91,10 @@ def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Value]:
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
+        known = sorted(file.stem for file in path.parent.glob("*.json"))
+        listed = f"the contexts are {', '.join(known)}" if known else "there are no contexts"
         raise ContextError(
-            f"could not read context {name!r}: {path} does not exist; `nats context ls` shows the "
-            f"contexts, --no-context ignores the selected one"
+            f"could not read context {name!r}: {path} does not exist; {listed}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text file"

@@ -4,8 +4,8 @@ The planner makes the comparison, as if the query were started now. So the comma
 problems as a start (a stream that was re-created, rolled back, or lacks unread messages), and the
 same lag as the query.
 
-The comparison requires a server that is named by a flag, a variable or a context: the default
-server may be another one than that of the query.
+The comparison requires a connection flag, a variable or a context: the default server may be
+another one than that of the query.
 
 A checkpoint does not contain the query's options. The command treats a stream ``KV_<bucket>`` as a
 bucket that is read without ``includeHistory``, where compaction is not a loss.
@@ -21,7 +21,7 @@ from typing import Any
 
 from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoint
 from nats_stream_source.cli.connection import connection
-from nats_stream_source.cli.flags import add_connection
+from nats_stream_source.cli.flags import add_connection, given
 from nats_stream_source.cli.output import format_integer, print_json
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
@@ -79,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns 1 if a source cannot resume or exceeds ``--max-lag``, else 0."""
-    options = {} if arguments.offline else connection(arguments, default_server=False)
+    options: dict[str, str] = {}
+    if not arguments.offline:
+        options = connection(arguments, default_server=bool(given(arguments, CONNECTION)))
     if arguments.max_lag is not None and not options.get("servers"):
         raise OptionError(
             "--max-lag requires a server, named by --servers, NATS_URL or a context: the lag is "

@@ -23,6 +23,8 @@ from nats_stream_source.cli.output import (
     format_table,
     print_json,
     rfc3339,
+    terminal_columns,
+    text_width,
 )
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError
@@ -34,7 +36,8 @@ from nats_stream_source.jetstream.subjects import bucket_of, check_bucket, check
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 
-_WIDTH = 60  # of a name or a description, in characters
+_DESCRIPTION_WIDTH = 60  # characters
+_WHOLE = sys.maxsize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +97,7 @@ async def _list_buckets(arguments: argparse.Namespace) -> None:
             print_json(_bucket_json(info))
     elif arguments.names:
         for info in buckets:
-            print(format_cell(bucket_of(info.name), sys.maxsize))
+            print(format_cell(bucket_of(info.name), _WHOLE))
     elif buckets:
         print(_bucket_table(buckets))
     else:
@@ -118,7 +121,7 @@ def _bucket_table(buckets: list[StreamInfo]) -> str:
     names = ["bucket", "values", "size", "history", "ttl", "replicas", "last update"]
     rows = [
         [
-            format_cell(bucket_of(info.name), _WIDTH),
+            format_cell(bucket_of(info.name), _WHOLE),
             format_integer(info.messages),
             format_size(info.nbytes),
             format_integer(_history(info)),
@@ -128,11 +131,16 @@ def _bucket_table(buckets: list[StreamInfo]) -> str:
         ]
         for info in buckets
     ]
+    right = ("values", "size", "history", "ttl", "replicas")
     if any(info.config.get("description") for info in buckets):
+        width = _DESCRIPTION_WIDTH
+        if (columns := terminal_columns()) is not None:
+            used = max(map(text_width, format_table(names, rows, right).splitlines()))
+            width = min(width, max(len("description"), columns - used - 2))
         names.append("description")
         for info, row in zip(buckets, rows, strict=True):
-            row.append(format_cell(info.config.get("description") or None, _WIDTH))
-    return format_table(names, rows, right=("values", "size", "history", "ttl", "replicas"))
+            row.append(format_cell(info.config.get("description") or None, width))
+    return format_table(names, rows, right)
 
 
 def _last_update(info: StreamInfo) -> str:
@@ -191,12 +199,12 @@ async def _list_keys(arguments: argparse.Namespace) -> None:
             )
     elif entries:
         rows = [
-            [format_cell(entry.key, _WIDTH), str(entry.revision), rfc3339(entry.created)]
+            [format_cell(entry.key, _WHOLE), str(entry.revision), rfc3339(entry.created)]
             for entry in entries
         ]
         print(format_table(["key", "revision", "created"], rows, right=("revision",)))
     elif keys:
         for key in keys:
-            print(format_cell(key, sys.maxsize))
+            print(format_cell(key, _WHOLE))
     else:
         print("no keys", file=sys.stderr)

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import stat
 import sys
 import unicodedata
@@ -18,6 +19,11 @@ from typing import Any
 def format_integer(value: int | None) -> str:
     """An integer with thousands separators; a dash for None."""
     return "-" if value is None else f"{value:,}"
+
+
+def terminal_columns() -> int | None:
+    """The columns of the terminal on standard output; None if it is not a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def format_size(nbytes: int) -> str:
@@ -80,14 +86,15 @@ class Table:
         cells = list(rows) if self._has_names else [self._names, *rows]
         self._has_names = True
         self._widths = [
-            max(width, *(_width(row[i]) for row in cells)) for i, width in enumerate(self._widths)
+            max([width, *(text_width(row[i]) for row in cells)])
+            for i, width in enumerate(self._widths)
         ]
         lines = []
         for row in cells:
             parts = [
-                " " * (width - _width(cell)) + cell
+                " " * (width - text_width(cell)) + cell
                 if name in self._right
-                else cell + " " * (width - _width(cell))
+                else cell + " " * (width - text_width(cell))
                 for name, cell, width in zip(self._names, row, self._widths, strict=True)
             ]
             lines.append("  ".join(parts).rstrip())
@@ -129,7 +136,7 @@ async def closed_pipe() -> AsyncIterator[None]:
             loop.remove_reader(descriptor)
 
 
-def _width(text: str) -> int:
+def text_width(text: str) -> int:
     """The number of terminal columns of a string."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1

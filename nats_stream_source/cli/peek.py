@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import shutil
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +26,8 @@ from nats_stream_source.cli.output import (
     format_cell,
     json_column,
     print_json,
+    terminal_columns,
+    text_width,
 )
 from nats_stream_source.spark.formats.base import FormatAdapter
 
@@ -113,12 +114,13 @@ class _Output:
 
 def _fitting_width(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
     """The width of a key and a value with which the rows fit the lines of a terminal."""
-    if not sys.stdout.isatty():
+    if (columns := terminal_columns()) is None:
         return _WIDTH
-    columns = shutil.get_terminal_size().columns - 2 * (len(names) - 1)
+    columns -= 2 * (len(names) - 1)
     free: list[int] = []
     for name in names:
-        width = max(len(name), *(len(format_cell(row[name], _WIDTH)) for row in rows))
+        cells = [format_cell(row[name], _WIDTH) for row in rows]
+        width = max(text_width(text) for text in (name, *cells))
         if name in ("key", "subject", "value", "data"):
             free.append(width)
         else:
