@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from nats_stream_source.cli import local_reader
-from nats_stream_source.cli.flags import given
+from nats_stream_source.cli.flags import count, given
 from nats_stream_source.cli.output import format_table, print_json
 from nats_stream_source.embedded import NatsServer, server_binary
 from nats_stream_source.errors import OptionError
@@ -46,17 +46,22 @@ class Measurement:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``bench``."""
+    parser.usage = "%(prog)s [--bucket NAME | --stream NAME] [-n N] [--rounds N] [--json] [options]"
     parser.add_argument(
         "-n",
         "--sequences",
-        type=int,
+        type=count,
+        metavar="N",
         default=1_000_000,
         help="maximum number of sequences to read; default: 1000000",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="number of reads; default: 3")
+    parser.add_argument(
+        "--rounds", type=count, metavar="N", default=3, help="number of reads; default: 3"
+    )
     parser.add_argument(
         "--fill",
-        type=int,
+        type=count,
+        metavar="N",
         help=f"number of entries to write to bench's own server first; default: {_FILL}",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per round")
@@ -66,8 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns 0."""
     fill = _FILL if arguments.fill is None else arguments.fill
-    if arguments.rounds < 1 or arguments.sequences < 1 or fill < 1:
-        raise OptionError("--rounds, --sequences and --fill must be at least 1")
     if local_reader.has_source_flags(arguments) or given(arguments, CONNECTION):
         if arguments.fill is not None:
             raise OptionError(

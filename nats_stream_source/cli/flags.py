@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 
 from nats_stream_source.errors import NatsSourceError, OptionError
@@ -32,7 +33,8 @@ _ALL_FLAGS = CONNECTION + KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS
 _NAMES = {option.name for option in _ALL_FLAGS}
 _SETTINGS = {option.setting: option.name for option in _ALL_FLAGS}
 _QUOTED = r"'\w+'"
-_OPTIONS = re.compile(rf"\boptions? ({_QUOTED}(?:(?:,? and |,? or |, ){_QUOTED})*)")
+_OPTIONS = re.compile(rf"(?:\bthe )?\boptions? ({_QUOTED}(?:(?:,? and |,? or |, ){_QUOTED})*)")
+_CAMEL_CASE = re.compile(r"'([a-z]+[A-Z]\w*)'")
 _REPEATED = re.compile(r"\b(NATS_URL|NATS_SERVERS|field url of context \S+) and \1\b")
 
 # Help texts where the one of the table is about Spark or a query.
@@ -92,9 +94,19 @@ def error_text(error: NatsSourceError, origins: Mapping[str, str]) -> str:
     def place_of_setting(setting: str) -> str | None:
         return place(_SETTINGS[setting]) if setting in _SETTINGS else None
 
-    error.args = (_OPTIONS.sub(names_to_places, str(error)), *error.args[1:])
+    text = _OPTIONS.sub(names_to_places, str(error))
+    # Camel case is never a word or a value.
+    text = _CAMEL_CASE.sub(lambda name: place(name[1]) if name[1] in _NAMES else name[0], text)
+    error.args = (text, *error.args[1:])
     # A URL has both the user and the password.
     return _REPEATED.sub(r"\1", translate(error, place_of_setting))
+
+
+def count(text: str) -> int:
+    """A number of at least 1, as the type of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 def add_options(parser: argparse._ArgumentGroup, options: Iterable[Option]) -> None:
@@ -148,8 +160,11 @@ def given(arguments: argparse.Namespace, options: Iterable[Option]) -> dict[str,
         value = getattr(arguments, option.name, None)
         if value == _PROMPT and _can_prompt(option):
             try:
-                value = getpass.getpass(f"{option.name}: ")
-            except (EOFError, OSError):
+                with warnings.catch_warnings():
+                    # Without a terminal, getpass would warn and read the standard input.
+                    warnings.simplefilter("error", getpass.GetPassWarning)
+                    value = getpass.getpass(f"{option.name}: ")
+            except (EOFError, OSError, getpass.GetPassWarning):
                 raise OptionError(
                     f"could not prompt for option {option.name!r}: it requires a terminal; "
                     f"use {variable(option.name)}"

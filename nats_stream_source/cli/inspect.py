@@ -61,20 +61,30 @@ class LiveState:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``inspect``."""
-    parser.add_argument("checkpoint", help="a query's checkpointLocation, on this machine")
+    parser.usage = "%(prog)s CHECKPOINT [--max-lag ROWS | --offline] [--json] [options]"
     parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a query's checkpointLocation, on this machine"
+    )
+    comparison = parser.add_mutually_exclusive_group()
+    comparison.add_argument(
         "--max-lag",
-        type=int,
+        type=_rows,
         metavar="ROWS",
         help="exit with status 1 if the lag of a source exceeds this number of rows",
     )
-    parser.add_argument(
+    comparison.add_argument(
         "--offline",
         action="store_true",
         help="do not compare the checkpoint with the streams, even if a server is configured",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_connection(parser)
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ _WHOLE = sys.maxsize
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``ls``."""
-    parser.usage = "%(prog)s [BUCKET [FILTER ...]] [-n | -v | --json] [connection]"
+    parser.usage = "%(prog)s [BUCKET [FILTER ...]] [-n | -v | --json] [options]"
     parser.add_argument("bucket", nargs="?", metavar="BUCKET", help="list the keys of this bucket")
     parser.add_argument(
         "filters",

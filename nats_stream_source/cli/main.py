@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from nats_stream_source import __version__
 from nats_stream_source.errors import (
+    ConfigurationError,
     InvalidNameError,
     MissingPackageError,
     NatsSourceError,
@@ -71,10 +72,12 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (OptionError, InvalidNameError) as error:
-        return _fail(error, USAGE, arguments.origins)
     except (NatsSourceError, OSError) as error:
-        return _fail(error, FAILED, arguments.origins)
+        # Of the subclasses of ConfigurationError, these two are about the command line; the others
+        # are about a stream, a server or a missing package.
+        usage = isinstance(error, (OptionError, InvalidNameError))
+        usage = usage or type(error) is ConfigurationError
+        return _fail(error, USAGE if usage else FAILED, arguments.origins)
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nats_stream_source.cli import local_reader
+from nats_stream_source.cli.flags import count
 from nats_stream_source.cli.output import (
     Table,
     closed_pipe,
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "                               [-n ROWS] [--last | -f] [--json] [options]"
     )
     parser.add_argument(
-        "-n", "--rows", type=_count, metavar="ROWS", help=f"number of rows; default: {_ROWS}"
+        "-n", "--rows", type=count, metavar="ROWS", help=f"number of rows; default: {_ROWS}"
     )
     parser.add_argument("--last", action="store_true", help="the last rows, not the first")
     parser.add_argument(
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--width",
-        type=_count,
+        type=count,
         metavar="N",
         help=f"maximum width of a key or value in characters; default: {_WIDTH}, on a terminal "
         f"what fits a line",
@@ -67,12 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON object per row, with whole values"
     )
     local_reader.add_source(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ def command(*words: str, status: int = 0, **environment: str) -> tuple[str, str]
         cwd=ROOT,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
+        start_new_session=True,  # without a terminal
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -246,6 +246,11 @@ def test_the_entry_point_is_the_command() -> None:
         (["bench", "--bucket", "plant", "--fill", "9", "@"], 2, "--fill"),
         (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
         (["peek", "--bucket", "plant", *_NOBODY], 1, "connection refused; check --servers"),
+        (["peek", "--stream", "NONE", "@"], 1, "; check --stream, --servers and --domain"),
+        (["peek", "--subject", "no.such", "@"], 1, "with --stream and its subjects with --filter-"),
+        (["peek", "--bucket", "plant", "--keys", "a,a", "@"], 2, "keep only the wider one in --k"),
+        (["bench", "-n", "x", "@"], 2, "'x' is not a number of at least 1"),
+        (["ls", "--credentials", "/none", "@"], 2, "could not read --credentials: /none"),
         (
             ["ls", "--servers", "nats://a.invalid"],
             1,
@@ -307,6 +312,13 @@ def test_a_secret_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["peek", "--stream", "X", *_NOBODY, "--user", "u"]
     assert main([*words, "--password", "-"]) == 1
     assert asked == ["password: "]
+
+
+def test_a_secret_cannot_be_asked_for_without_a_terminal() -> None:
+    assert command("ls", "--user", "u", "--password", "-", status=2)[1] == (
+        "nats-stream-source: could not prompt for --password: it requires a terminal; use "
+        "NATS_PASSWORD\n"
+    )
 
 
 def test_what_needs_an_extra_says_so(
