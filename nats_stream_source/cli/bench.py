@@ -46,7 +46,10 @@ class Measurement:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``bench``."""
-    parser.usage = "%(prog)s [--bucket NAME | --stream NAME] [-n N] [--rounds N] [--json] [options]"
+    parser.usage = (
+        "%(prog)s [--bucket NAME | --stream NAME | --subject SUBJECT]\n"
+        "                                [-n N] [--rounds N] [--json] [options]"
+    )
     parser.add_argument(
         "-n",
         "--sequences",

@@ -61,7 +61,10 @@ class LiveState:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``inspect``."""
-    parser.usage = "%(prog)s CHECKPOINT [--max-lag ROWS | --offline] [--json] [options]"
+    parser.usage = (
+        "%(prog)s CHECKPOINT [--max-lag ROWS | --offline]\n"
+        "                                  [--json] [options]"
+    )
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a query's checkpointLocation, on this machine"
     )

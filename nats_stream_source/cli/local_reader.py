@@ -25,7 +25,7 @@ from nats_stream_source.cli.flags import (
     given,
 )
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import OptionError
+from nats_stream_source.errors import OptionError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS
@@ -100,10 +100,15 @@ class StreamRange:
         # As a watch: on any replica, since a consumer that runs on outlives its stream's leader.
         request = replace(range_request(split, self._adapter), eager=True, at_leader=False)
         reader = OrderedReader(self._connection, request)
-        async with contextlib.aclosing(reader.batches()) as batches:
-            async for frames in batches:
-                if len(frames):
-                    yield self._adapter.record_batch(frames, split)
+        try:
+            async with contextlib.aclosing(reader.batches()) as batches:
+                async for frames in batches:
+                    if len(frames):
+                        yield self._adapter.record_batch(frames, split)
+        except StreamNotFoundError:
+            raise StreamNotFoundError(
+                f"could not follow stream {self.info.name!r}: it was deleted"
+            ) from None
 
     def _split(self, start: int, end: int) -> Split:
         scope = self._adapter.read_scope(self.info)

@@ -50,6 +50,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if given is None else given)
     arguments = argparse.Namespace(origins={})
+    if sys.stdout is None:
+        return _fail(OSError("standard output is closed"), FAILED, {})
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A key or a value may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -144,8 +144,19 @@ def text_width(text: str) -> int:
     )
 
 
+def _cut(text: str, width: int) -> str:
+    """The beginning of ``text`` that fits ``width`` terminal columns."""
+    end = min(len(text), width)
+    while text_width(text[:end]) > width:
+        end -= 1
+    return text[:end]
+
+
 def format_cell(value: Any, width: int) -> str:
-    """A value as one cell: strings unchanged, other bytes in hexadecimal, cut at ``width``."""
+    """A value as one cell: strings unchanged, other bytes in hexadecimal, cut at ``width``.
+
+    ``width`` is a number of terminal columns.
+    """
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -155,7 +166,7 @@ def format_cell(value: Any, width: int) -> str:
         text = _decode_text(value[: 4 * width], cut=len(value) > 4 * width)
         value = text if text is not None else f"0x{value[:width].hex()}"
     text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(value))
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return text if text_width(text) <= width else _cut(text, width - 1) + "…"
 
 
 def json_column(name: str, value: Any) -> dict[str, Any]:

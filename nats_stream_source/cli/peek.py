@@ -5,8 +5,8 @@ growing length before the last sequence: the number of sequences that contain th
 in advance.
 
 With ``--follow`` the command prints the last rows, and then each new row when it arrives, until
-Ctrl-C or until the reader of its output closes the pipe. Each row is written at once, also to a
-pipe.
+Ctrl-C, SIGTERM (exit status 143), or until the reader of its output closes the pipe. Each row is
+written at once, also to a pipe.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ _MIN_LENGTH = 256
 _ROWS = 10
 _WIDTH = 60
 _MIN_WIDTH = 10
+_TERMINATED = 128 + signal.SIGTERM
 _RIGHT = ("revision", "sequence")
 
 
@@ -75,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     query = local_reader.query_from_flags(arguments)
     output = _Output(arguments)
     if arguments.follow:
-        asyncio.run(_follow(query, arguments, output))
+        try:
+            asyncio.run(_follow(query, arguments, output))
+        except asyncio.CancelledError:
+            return _TERMINATED
         return 0
     rows = asyncio.run(_rows(query, arguments.rows or _ROWS, arguments.last))
     output.write(rows)
@@ -133,6 +138,11 @@ async def _rows(query: FormatAdapter, count: int, last: bool) -> list[dict[str, 
 
 
 async def _follow(query: FormatAdapter, arguments: argparse.Namespace, output: _Output) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    # As after Ctrl-C, the consumer is deleted. (Windows has no such signal handlers.)
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with local_reader.open_range(query) as source, closed_pipe():
         if arguments.rows is None and query.start_position.sequence is not None:
             position = source.first - 1

@@ -117,6 +117,9 @@ def test_where_it_starts(
         assert [peek.value() for _ in values] == values
         buckets.put_many(url, bucket, [("later", b"new")])
         assert peek.value() == "new"
+        peek.process.terminate()
+        assert peek.process.wait(DEADLINE) == 143
+    assert not buckets.consumers(url, bucket)
 
 
 def test_a_stream_that_is_empty(shared_server: NatsServer) -> None:
@@ -156,6 +159,18 @@ def test_the_reader_closes_the_pipe_while_nothing_arrives(
         assert process.stderr is not None
         process.stderr.close()
     assert not buckets.consumers(url, bucket)
+
+
+def test_a_bucket_that_is_deleted(shared_server: NatsServer, bucket: str) -> None:
+    url = shared_server.url
+    with following("--bucket", bucket, "--servers", url, "-n", "1") as peek:
+        peek.line()
+        wait_until(lambda: buckets.consumers(url, bucket), "the command has a consumer")
+        buckets.delete_bucket(url, bucket)
+        assert peek.process.wait(DEADLINE) == 1
+        assert peek.process.stderr is not None
+        said = peek.process.stderr.read().splitlines()[-1]
+    assert said == (f"nats-stream-source: could not follow stream 'KV_{bucket}': it was deleted")
 
 
 def test_it_outlives_a_restart_of_the_server(nats_server: NatsServer) -> None:
