@@ -92,7 +92,9 @@ def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Value]:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         known = sorted(file.stem for file in path.parent.glob("*.json"))
-        listed = f"the contexts are {', '.join(known)}" if known else "there are no contexts"
+        listed = (
+            f"the contexts are {', '.join(known)}" if known else "the directory has no contexts"
+        )
         raise ContextError(
             f"could not read context {name!r}: {path} does not exist; {listed}"
         ) from None

@@ -97,9 +97,9 @@ def error_text(error: NatsSourceError, origins: Mapping[str, str]) -> str:
     text = _OPTIONS.sub(names_to_places, str(error))
     # Camel case is never a word or a value.
     text = _CAMEL_CASE.sub(lambda name: place(name[1]) if name[1] in _NAMES else name[0], text)
-    error.args = (text, *error.args[1:])
+    named = NatsSourceError(text, settings=error.settings)
     # A URL has both the user and the password.
-    return _REPEATED.sub(r"\1", translate(error, place_of_setting))
+    return _REPEATED.sub(r"\1", translate(named, place_of_setting))
 
 
 def count(text: str) -> int:

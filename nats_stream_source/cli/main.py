@@ -132,8 +132,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def _demo(argv: list[str]) -> int:
     if importlib.util.find_spec(_DEMO) is None:
         raise MissingPackageError(
-            "could not start the demo: this installation is the zip file for executors; run "
-            "`pip install 'nats-stream-source[demo]'`"
+            f"could not start the demo: {_DEMO} is not installed; run "
+            f"`pip install 'nats-stream-source[demo]'`"
         )
     from nats_stream_source.demo.__main__ import main as demo
 

@@ -87,7 +87,7 @@ def main(words: list[str] | None = None, prog: str = _PROG) -> int:
     given = arguments(words, prog)
     problem = _package_problem() or preflight.java_problem()
     if problem is not None:
-        print(problem, file=sys.stderr)
+        print(f"{prog}: {problem}", file=sys.stderr)
         return 1
     work = given.work
     if work is None:

