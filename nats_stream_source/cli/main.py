@@ -1,10 +1,9 @@
 """The command line: subcommands, exit status, errors in one line.
 
-An error is one line on standard error, with the flags that can change it.
-
 Exit status: 0 for success; 1 for a failure, or if ``inspect`` found a difference or too much lag; 2
 if the command line, an option or a name is invalid; 130 after Ctrl-C. Results go to standard
-output, everything else to standard error. A subcommand's module is imported when the subcommand is
+output, everything else to standard error. An error is one line that names the flags, variables or
+fields of a context that can change it. A subcommand's module is imported when the subcommand is
 used.
 """
 

@@ -31,6 +31,7 @@ from nats_stream_source.cli.output import (
     terminal_columns,
     text_width,
 )
+from nats_stream_source.errors import OptionError
 from nats_stream_source.spark.formats.base import FormatAdapter
 
 _GROWTH = 8
@@ -45,9 +46,10 @@ _RIGHT = ("revision", "sequence")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``peek``."""
     parser.usage = (
-        "%(prog)s --bucket NAME | --stream NAME | --subject SUBJECT\n"
+        "%(prog)s BUCKET | --stream NAME | --subject SUBJECT\n"
         "                               [-n ROWS] [--last | -f] [--json] [options]"
     )
+    parser.add_argument("name", nargs="?", metavar="BUCKET", help="short for --bucket BUCKET")
     parser.add_argument(
         "-n", "--rows", type=count, metavar="ROWS", help=f"number of rows; default: {_ROWS}"
     )
@@ -74,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the rows; returns 0, also without rows."""
+    if arguments.name is not None:
+        if arguments.bucket is not None:
+            raise OptionError("the bucket is named twice: leave out --bucket")
+        arguments.bucket = arguments.name
     query = local_reader.query_from_flags(arguments)
     output = _Output(arguments)
     if arguments.follow:

@@ -87,6 +87,6 @@ def test_the_demo_names_what_is_missing() -> None:
     done = python("from nats_stream_source.cli.main import main; sys.exit(main(['demo']))")
     assert done.returncode == 1
     assert done.stderr == (
-        "nats-stream-source demo: could not start the demo: pyspark, delta-spark not installed; run "
-        "`pip install 'nats-stream-source[demo]'`\n"
+        "nats-stream-source demo: could not start the demo: pyspark, delta-spark not installed; "
+        "run `pip install 'nats-stream-source[demo]'`\n"
     )

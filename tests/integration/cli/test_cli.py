@@ -55,7 +55,7 @@ def at(filled: NatsServer) -> Iterator[list[str]]:
 
 
 def test_peek_shows_a_bucket(at: list[str]) -> None:
-    lines = command("peek", "--bucket", "plant", *at)[0].splitlines()
+    lines = command("peek", "plant", *at)[0].splitlines()
     assert lines[0].split() == ["key", "value", "revision", "created", "operation"]
     cells = [re.split(r"\s{2,}", line) for line in lines[1:]]
     assert [(key, value, int(revision), how) for key, value, revision, _, how in cells] == [
@@ -230,6 +230,7 @@ def test_the_entry_point_is_the_command() -> None:
         (["ls", "none", "@"], 1, "bucket 'none' does not exist"),
         (["ls", "--verbose", "@"], 2, "--verbose is for the keys of a bucket"),
         (["peek", "--bucket", "a", "--stream", "b"], 2, "name one"),
+        (["peek", "a", "--bucket", "b"], 2, "named twice"),
         (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
         (["peek", "--bucket", "plant", "-n", "0", "@"], 2, "at least 1"),
         (["peek", "--bucket", "none", "@"], 1, "bucket 'none' does not exist"),
