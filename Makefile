@@ -3,6 +3,7 @@
 #   PYTHON   Python that creates the virtual environment. Default: the first one on the PATH from 3.10
 #   ROWS     make demo: number of departures. Default: all
 #   SINK     make demo: delta or parquet. Default: delta
+#   ENGINE   make demo: what merges into the Delta table: auto, delta-rs or spark. Default: auto
 #   TESTS    make test, test-servers, test-faults: arguments of pytest. Default: all tests of the target
 #   AGAIN    make test: 1 reruns at most ten failed tests, twice at most
 #   WORKERS  make test, test-faults: number of test processes. Default: 3 and 6
@@ -21,6 +22,7 @@ SHELL := /bin/sh
 PYTHON ?=
 ROWS ?=
 SINK ?= delta
+ENGINE ?= auto
 TESTS ?=
 AGAIN ?=
 WORKERS ?=
@@ -63,8 +65,8 @@ help: ## list the targets
 
 setup: $(stamp) ## create .venv with the packages of all other targets
 
-demo: java $(stamp) ## write a bucket's changes into a Delta table, with real data (ROWS=20000, SINK=parquet)
-	@$(python) -m nats_stream_source.demo --sink '$(SINK)' $(if $(ROWS),--rows '$(ROWS)')
+demo: java $(stamp) ## write a bucket's changes into a Delta table, with real data (ROWS=20000, ENGINE=spark)
+	@$(python) -m nats_stream_source.demo --sink '$(SINK)' --engine '$(ENGINE)' $(if $(ROWS),--rows '$(ROWS)')
 
 test: java $(stamp) ## run the tests (TESTS=tests/integration/demo/test_demo.py)
 	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3)) $(if $(AGAIN),$(reruns))

@@ -7,6 +7,7 @@ bucket.
 - :mod:`preflight` checks the machine's requirements, before any package is installed
 - :mod:`flights` reads the data and returns it as a list of writes
 - :mod:`writer` replays the writes into the bucket, in a separate process
+- :mod:`table_reader` measures when a write is visible in the table, in a separate process
 - :mod:`job` starts the Spark session and the query
 - :mod:`story` runs the steps of the demo
 - :mod:`tables` reads the result and the bucket, without this package's own readers

@@ -58,7 +58,13 @@ def arguments(given: list[str] | None = None, prog: str = _PROG) -> argparse.Nam
         "--sink",
         choices=("delta", "parquet"),
         default="delta",
-        help="write a Delta table, or Parquet files, which require no jars",
+        help="write a Delta table, or Parquet files",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "delta-rs", "spark"),
+        default="auto",
+        help="what merges into the Delta table; spark downloads Delta's jars (default: auto)",
     )
     parser.add_argument(
         "--work",
@@ -134,7 +140,7 @@ def _run(given: argparse.Namespace, work: Path) -> int:
     from nats_stream_source.demo.story import Story
 
     try:
-        return 0 if Story(given.rows, given.sink, work).run() else 1
+        return 0 if Story(given.rows, given.sink, given.engine, work).run() else 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return _INTERRUPTED

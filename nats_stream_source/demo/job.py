@@ -20,10 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
+from nats_stream_source.delta import configure_delta, merge_changes
 from nats_stream_source.demo.flights import VALUE_SCHEMA
 from nats_stream_source.errors import NatsSourceError
 
 Sink = Literal["delta", "parquet"]
+Engine = Literal["auto", "delta-rs", "spark"]
 
 MAX_ROWS = 50_000
 """Maximum number of rows of a micro-batch that follows the bucket."""
@@ -38,12 +40,6 @@ _SETTINGS = {
     # The defaults (200 and 50) are for clusters; on one machine they start thousands of small
     # tasks.
     "spark.sql.shuffle.partitions": "2",
-}
-
-_DELTA_SETTINGS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",
 }
 
 
@@ -73,8 +69,8 @@ def _output_into(log: Path) -> Iterator[None]:
             os.close(was)
 
 
-def start_session(sink: Sink, log: Path, warehouse: Path) -> SparkSession:
-    """Start a local session on all cores, with Delta Lake for its sink, and log into ``log``.
+def start_session(engine: Engine, log: Path, warehouse: Path) -> SparkSession:
+    """Start a local session on all cores and log into ``log``; Spark's engine needs Delta Lake.
 
     Raises:
         SessionError: Spark did not start, or Delta's jars could not be downloaded.
@@ -85,12 +81,8 @@ def start_session(sink: Sink, log: Path, warehouse: Path) -> SparkSession:
     builder = builder.config("spark.sql.warehouse.dir", str(warehouse))
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
-    if sink == "delta":
-        from delta import configure_spark_with_delta_pip
-
-        for name, value in _DELTA_SETTINGS.items():
-            builder = builder.config(name, value)
-        builder = configure_spark_with_delta_pip(builder)
+    if engine == "spark":
+        builder = configure_delta(builder, small_machine=True)
     interrupted = signal.getsignal(signal.SIGINT)
     try:
         with _output_into(log):
@@ -102,7 +94,7 @@ def start_session(sink: Sink, log: Path, warehouse: Path) -> SparkSession:
             raise SessionError(
                 "could not download Delta Lake's jars from Maven Central: the dependencies are not"
                 " resolved; connect this machine to it (for a mirror: spark.jars.ivySettings), or"
-                " use the sink without jars, `make demo SINK=parquet`"
+                " use the engine without jars, `make demo`"
             ) from None
         raise SessionError(f"could not start Spark: {error}; see its log {log}") from None
     finally:
@@ -124,6 +116,7 @@ def start_query(
     table: Path,
     checkpoint: Path,
     sink: Sink,
+    engine: Engine = "auto",
     start_sequence: int | None = None,
     deletes: Literal["remove", "mark"] = "remove",
 ) -> StreamingQuery:
@@ -131,7 +124,7 @@ def start_query(
 
     With ``start_sequence`` the query reads the entries from that sequence to the current end, and
     ends; without it the query runs until it is stopped. ``options`` set the servers and the bucket.
-    ``deletes`` applies to the Delta table; the Parquet files get every row.
+    ``engine`` and ``deletes`` apply to the Delta table; the Parquet files get every row.
     """
     source = spark.readStream.format("nats_kv").options(**options)
     if start_sequence is None:
@@ -145,9 +138,8 @@ def start_query(
         writer = writer.trigger(availableNow=True)
     if sink == "parquet":
         return writer.format("parquet").option("path", str(table)).start()
-    from nats_stream_source.delta import merge_changes
-
-    return writer.foreachBatch(merge_changes(str(table), deletes=deletes)).start()
+    merge = merge_changes(str(table), deletes=deletes, engine=engine)
+    return writer.foreachBatch(merge).start()
 
 
 def reached(query: StreamingQuery) -> int:

@@ -8,7 +8,9 @@
 5. Compare both tables with the bucket, key by key.
 
 The writer has a limit in each step, so that the steps are the same for any number of writes: a few
-writes until the first batch has created the table, half of them until the query is stopped.
+writes until the first batch has created the table, a third of them until the query is stopped, half
+of them until it is started again. The time from a put until a separate reader sees it in the table
+is measured for the others.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.demo import flights, job, tables
 from nats_stream_source.demo.compare import State, compare
-from nats_stream_source.demo.job import Sink, Tally
+from nats_stream_source.demo.job import Engine, Sink, Tally
 from nats_stream_source.demo.screen import Bars, Screen
+from nats_stream_source.demo.table_reader import TableReader, freshness
 from nats_stream_source.demo.writer import Writer, create_bucket
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
@@ -53,12 +56,15 @@ class Story:
     Args:
         departures: number of departures to replay, or None for all.
         sink: ``delta`` or ``parquet``.
+        engine: what merges into the Delta table.
         work: an empty directory for all files.
     """
 
-    def __init__(self, departures: int | None, sink: Sink, work: Path) -> None:
+    def __init__(self, departures: int | None, sink: Sink, engine: Engine, work: Path) -> None:
         self._departures = departures
         self._sink = sink
+        self._engine: Engine = engine
+        self._caught_up = 0
         self._work = work
         self._screen = Screen()
         self._began = time.monotonic()
@@ -93,24 +99,30 @@ class Story:
                 f"nats-server at {server.url}, bucket {BUCKET},"
                 f" the last {HISTORY} revisions of a key kept"
             )
-            if self._sink == "delta":
+            if self._engine == "spark":
                 screen.step("Spark starts (the first time, Delta's jars come from Maven Central)")
             else:
                 screen.step("Spark starts")
             writer = stack.enter_context(Writer(server.url, BUCKET, replay.departures))
             writer.allow(replay.writes // _FIRST_SHARE)
-            spark = job.start_session(self._sink, self.log, self._work / "warehouse")
+            spark = job.start_session(self._engine, self.log, self._work / "warehouse")
             stack.callback(spark.stop)
             return self._run_queries(spark, server.url, writer, replay.writes)
 
     def _run_queries(self, spark: SparkSession, url: str, writer: Writer, writes: int) -> bool:
         screen = self._screen
-        with screen.bars({_WRITTEN: writes, _READ: writes}) as bars:
+        with ExitStack() as stack:
+            reader = None
+            if self._sink == "delta":
+                reader = stack.enter_context(TableReader(self._work / "table"))
+            bars = stack.enter_context(screen.bars({_WRITTEN: writes, _READ: writes}))
             followed = self._follow(spark, url, writer, writes, bars)
         screen.step(
             f"all is written, at {writer.written / writer.seconds:,.0f} acknowledged writes/s,"
             " and read"
         )
+        if reader is not None:
+            self._report_freshness(writer, reader)
         half = writes // 2
         screen.step(f"a second query replays the bucket from sequence {half:,} into its own table")
         replayed = self._replay(spark, url, half, writes)
@@ -126,6 +138,17 @@ class Story:
         screen.verdicts(verdicts)
         return all(verdict.equal for verdict in verdicts.values())
 
+    def _report_freshness(self, writer: Writer, reader: TableReader) -> None:
+        measured = freshness(
+            [put for put in writer.puts if put[1] > self._caught_up], reader.visible
+        )
+        if measured is not None:
+            self._screen.step(
+                f"put to visible in the table: p50 {measured.p50:.2f} s, p99 {measured.p99:.2f} s,"
+                f" at most {measured.largest:.1f} s; measured by a separate reader of the table,"
+                f" since the query had caught up"
+            )
+
     def _follow(
         self, spark: SparkSession, url: str, writer: Writer, writes: int, bars: Bars
     ) -> Tally:
@@ -133,19 +156,21 @@ class Story:
         self._until(lambda: writer.written >= writes // _FIRST_SHARE, None, writer, bars)
         query = self._query(spark, url)
         self._until(lambda: job.reached(query) > 0, query, writer, bars)
-        writer.allow(writes // 2)
-        self._until(lambda: job.reached(query) >= writes // 8, query, writer, bars)
-        limit = writes * 2 // 3
-        writer.allow(limit)
+        writer.allow(writes // 3)
+        self._until(lambda: job.reached(query) >= writes // 4, query, writer, bars)
         query.stop()
         stopped = job.tally(query.recentProgress)
         self._screen.step(
             f"the query is stopped, at sequence {job.reached(query):,}, and the writer goes on"
         )
-        self._until(lambda: writer.written >= limit, None, writer, bars)
+        missed = writes // 2
+        writer.allow(missed)
+        self._until(lambda: writer.written >= missed, None, writer, bars)
         self._screen.step(f"it starts again from its checkpoint, with {writer.written:,} written")
-        writer.allow(writes)
         query = self._query(spark, url)
+        self._until(lambda: job.reached(query) >= missed, query, writer, bars)
+        self._caught_up = time.time_ns()
+        writer.allow(writes)
         self._until(lambda: job.reached(query) >= writes, query, writer, bars)
         query.stop()
         return job.tally(query.recentProgress, stopped)
@@ -157,6 +182,7 @@ class Story:
             table=self._work / "table",
             checkpoint=self._work / "checkpoint",
             sink=self._sink,
+            engine=self._engine,
         )
 
     def _replay(self, spark: SparkSession, url: str, start: int, end: int) -> Tally:
@@ -166,6 +192,7 @@ class Story:
             table=self._work / "replay",
             checkpoint=self._work / "replay-checkpoint",
             sink=self._sink,
+            engine=self._engine,
             start_sequence=start,
             deletes="mark",
         )

@@ -4,7 +4,8 @@ The writing process publishes many messages concurrently. It counts a write only
 received, since JetStream drops messages under load without an error for the publisher. The parent
 limits the number of writes: it sends limits to the process's standard input, one per line. The end
 of this input ends the process, so it does not outlive its parent. The process reports on its
-standard output, one JSON object per line: ``{"written": 12000, "seconds": 0.9}``.
+standard output, one JSON object per line: ``{"written": 12000, "seconds": 0.9, "puts": [[11990,
+1784563200000000000], …]}``, the latter revision and time in ns of every tenth write.
 
 :class:`Writer` runs in the parent process.
 """
@@ -32,6 +33,7 @@ from nats_stream_source.errors import NatsSourceError
 _IN_FLIGHT = 2000
 _ACK_DEADLINE = 30.0
 _REPORT_EVERY = 0.1
+_PUT_EVERY = 10  # writes
 
 
 class WriterError(NatsSourceError):
@@ -70,6 +72,7 @@ class _WritingProcess:
         self._failed: BaseException | None = None
         self._seconds = 0.0
         self._reported = 0.0
+        self._puts: list[tuple[int, int]] = []
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -95,6 +98,9 @@ class _WritingProcess:
                 )
                 acked.add_done_callback(self._acknowledged)
                 sent += 1
+                # In a new bucket the revision is the number of the write.
+                if sent % _PUT_EVERY == 0:
+                    self._puts.append((sent, time.time_ns()))
                 if self._failed is not None or self._closed:
                     break
                 self._report(self._seconds + time.monotonic() - began)
@@ -112,7 +118,9 @@ class _WritingProcess:
     def _report(self, seconds: float, now: bool = False) -> None:
         if now or seconds - self._reported >= _REPORT_EVERY:
             self._reported = seconds
-            print(json.dumps({"written": self._written, "seconds": seconds}), flush=True)
+            report = {"written": self._written, "seconds": seconds, "puts": self._puts}
+            self._puts = []
+            print(json.dumps(report), flush=True)
 
     def _read_input(self, loop: asyncio.AbstractEventLoop) -> None:
         for line in sys.stdin:
@@ -141,6 +149,8 @@ class Writer:
         """Number of acknowledged writes."""
         self.seconds = 0.0
         """Duration of the writes in seconds, without the time at a limit."""
+        self.puts: list[tuple[int, int]] = []
+        """Revision and time in ns of every tenth write."""
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 (closed by stop)
         command = [sys.executable, "-m", "nats_stream_source.demo.writer", url, bucket]
         # A new session: Ctrl-C reaches only the parent, which then ends the writer.
@@ -183,6 +193,7 @@ class Writer:
         for line in self._process.stdout:
             report = json.loads(line)
             self.written, self.seconds = report["written"], report["seconds"]
+            self.puts += map(tuple, report["puts"])
 
     def join(self) -> None:
         """Wait until the process has completed all writes.

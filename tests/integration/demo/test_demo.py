@@ -79,11 +79,18 @@ def demo(
     )
 
 
-@pytest.mark.parametrize("sink", [pytest.param("delta", marks=pytest.mark.delta), "parquet"])
-def test_demo(sink: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sink", "engine"),
+    [
+        ("delta", "auto"),
+        pytest.param("delta", "spark", marks=[pytest.mark.delta, pytest.mark.faults]),
+        ("parquet", "auto"),
+    ],
+)
+def test_demo(sink: str, engine: str, tmp_path: Path) -> None:
     work = tmp_path / "work"
     environment = program_environment(tmp_path / "conf")
-    arguments = ("--rows", "2,000", "--sink", sink, "--work", str(work))
+    arguments = ("--rows", "2,000", "--sink", sink, "--engine", engine, "--work", str(work))
     done = demo(*arguments, environment=environment)
     printed = done.stdout
     assert done.returncode == 0, printed + done.stderr
@@ -96,6 +103,8 @@ def test_demo(sink: str, tmp_path: Path) -> None:
     assert again is not None
     assert number(stopped[1]) < number(again[1]) < flights.load(2000).writes
     assert re.search(r"at [\d,]+ acknowledged writes/s", printed)
+    fresh = re.search(r"put to visible in the table: p50 [\d.]+ s, p99 [\d.]+ s", printed)
+    assert (fresh is None) == (sink == "parquet")
     writes = flights.load(2000).writes
     followed, replayed = figures(printed, "rows")
     compacted = figures(printed, "revisions compacted away")
@@ -119,7 +128,7 @@ def figures(printed: str, name: str) -> tuple[int, int]:
 
 
 def test_no_jars(tmp_path: Path) -> None:
-    """Without Maven Central and a filled cache, the error names the command that needs no jars."""
+    """Without Maven Central and a filled cache, the error names the engine that needs no jars."""
     settings = {
         "http.proxyHost": "127.0.0.1",
         "http.proxyPort": "1",
@@ -129,7 +138,12 @@ def test_no_jars(tmp_path: Path) -> None:
     }
     java = " ".join(f"-D{name}={value}" for name, value in settings.items())
     done = subprocess.run(
-        [sys.executable, "-m", "nats_stream_source.demo", "--rows", "100", "--work", "work"],
+        [
+            sys.executable,
+            "-m",
+            "nats_stream_source.demo",
+            *["--rows", "100", "--engine", "spark", "--work", "work"],
+        ],
         cwd=tmp_path,
         env={**os.environ, "JAVA_TOOL_OPTIONS": java},
         capture_output=True,
@@ -139,7 +153,7 @@ def test_no_jars(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("could not download Delta Lake's jars from Maven Central: ")
-    assert line.endswith("`make demo SINK=parquet`")
+    assert line.endswith("the engine without jars, `make demo`")
 
 
 def test_interrupted(tmp_path: Path) -> None:
