@@ -95,7 +95,7 @@ class Watch:
         self._connection = connection
         self._reader: OrderedReader | None = None
         self._initial_end = 0
-        self._position = 0  # the last sequence that was yielded
+        self._position = 0  # the last sequence that was yielded; at first, the start
         self._first_requested = 0  # earlier sequences are skipped
         self._catch_up_target: int | None = None
         self._catch_up_length = 0
@@ -172,6 +172,7 @@ class Watch:
             filters = filters or (f"{bucket.prefix}>",)
         if not start:
             self._seen = []
+        self._position = start
         self._initial_end = max(start, initial_end)
         request = RangeRequest(
             stream=info.name,

@@ -132,6 +132,27 @@ async def test_the_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
             assert watch.reader.cursor.seen_through == 2
 
 
+@pytest.mark.parametrize("removed", ["before the start", "after the start"])
+async def test_the_signal_where_all_entries_from_a_revision_on_were_removed(
+    shared_server: NatsServer, removed: str
+) -> None:
+    """No message comes: a heartbeat alone tells that the replica has reached the end."""
+    name = f"rest{removed.split()[0]}"
+    async with watched_bucket(shared_server.url, name) as kv:
+        for i in range(20):
+            await kv.put(f"k{i}", b"1")
+        await kv.put("x", b"1")
+        await kv.delete("x")
+        if removed == "before the start":
+            assert await kv.purge_deletes(older_than=0) == 1
+        async with kv.watch(resume_from_revision=21, heartbeat=FAST) as watch:
+            if removed == "after the start":
+                await kv.jetstream.call(f"STREAM.PURGE.KV_{name}")
+            assert await take(watch, 1) == [None]
+            await kv.put("y", b"1")
+            assert await take(watch, 1) == [("y", 23, "PUT")]
+
+
 async def test_values_and_meta_only(shared_server: NatsServer) -> None:
     async with watched_bucket(shared_server.url, "meta") as kv:
         await kv.put("a", b"12345")
