@@ -24,7 +24,7 @@ RESERVED = "_kv"
 
 def check_bucket(bucket: str) -> str:
     """Return ``bucket`` if ADR-8 allows it; raise InvalidNameError otherwise."""
-    if not _BUCKET.fullmatch(bucket):
+    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
         raise InvalidNameError(
             f"{bucket!r} is not a bucket name: letters, digits, '_' and '-' only (ADR-8)"
         )
@@ -37,12 +37,16 @@ def check_key(key: str) -> str:
     In addition to ADR-8's pattern, consecutive dots are refused: a subject cannot have an empty
     token.
     """
-    if not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
+    if not isinstance(key, str) or not _is_key(key):
         raise InvalidNameError(
             f"{key!r} is not a key: letters, digits and '-/_=.' only, not starting or ending "
             f"with '.', no '..' (ADR-8)"
         )
     return key
+
+
+def _is_key(key: str) -> bool:
+    return bool(_KEY.fullmatch(key)) and key[0] != "." and key[-1] != "." and ".." not in key
 
 
 def check_written_key(key: str) -> str:
@@ -52,9 +56,14 @@ def check_written_key(key: str) -> str:
     return key
 
 
+def _tokens(pattern: object) -> list[str]:
+    # Another type is one empty token, which every check refuses.
+    return pattern.split(".") if isinstance(pattern, str) else [""]
+
+
 def check_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a key or a key with wildcard tokens; InvalidNameError if not."""
-    tokens = pattern.split(".")
+    tokens = _tokens(pattern)
     for index, token in enumerate(tokens):
         if token == "*" or (token == ">" and index == len(tokens) - 1):
             continue
@@ -155,7 +164,7 @@ def intersection(one: str, other: str) -> str | None:
 
 def check_subject_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a subject, or one with wildcards; InvalidNameError if not."""
-    tokens = pattern.split(".")
+    tokens = _tokens(pattern)
     for index, token in enumerate(tokens):
         if token == "*" or (token == ">" and index == len(tokens) - 1):
             continue
@@ -170,7 +179,7 @@ def check_subject_filter(pattern: str) -> str:
 
 def check_stream(name: str) -> str:
     """Return ``name`` if it is a valid stream name; raise InvalidNameError otherwise."""
-    if not name or set(name) & set(". *>/\\\t\r\n\f\0"):
+    if not isinstance(name, str) or not name or set(name) & set(". *>/\\\t\r\n\f\0"):
         raise InvalidNameError(
             f"{name!r} is not a stream's name: it must not contain spaces, dots, slashes or "
             f"wildcards; 'subject' looks a stream up by one of its subjects",

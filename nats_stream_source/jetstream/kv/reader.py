@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import (
-    ConfigurationError,
     DataLossError,
     KeyDeletedError,
     KeyNotFoundError,
@@ -28,6 +27,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo, list_subjects
 from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.kv.arguments import check_optional_revision, check_revision
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
@@ -60,9 +60,10 @@ class ReadOnlyKeyValue:
     Created with :meth:`open`. It needs no ``close``: it holds resources only during a call.
 
     In addition to the errors that they list, all methods raise BucketNotFoundError or
-    StreamNotFoundError; InvalidNameError for a key that ADR-8 does not allow; MinLastSequenceError
-    (412, 10180) if the responding server does not reach ``min_last_revision`` within
-    ``request_timeout``; RequestTimeoutError, ConnectError, PermissionDeniedError, ApiError.
+    StreamNotFoundError; InvalidNameError for a key that ADR-8 does not allow; ConfigurationError
+    for a revision that is not an integer from 0 to 2**64 - 1; MinLastSequenceError (412, 10180) if
+    the responding server does not reach ``min_last_revision`` within ``request_timeout``;
+    RequestTimeoutError, ConnectError, PermissionDeniedError, ApiError.
     """
 
     def __init__(self, jetstream: JetStream, bucket: Bucket) -> None:
@@ -102,7 +103,9 @@ class ReadOnlyKeyValue:
             KeyDeletedError: the key's last entry is a marker.
             KeyNotFoundError: the key has no entry.
         """
-        return _require_value(await self._last_entry(check_key(key), min_last_revision), self.name)
+        check_key(key)
+        self._check_min_last_revision(min_last_revision)
+        return _require_value(await self._last_entry(key, min_last_revision), self.name)
 
     async def get_revision(
         self, key: str, revision: int, *, min_last_revision: int | None = None
@@ -112,14 +115,11 @@ class ReadOnlyKeyValue:
         Raises:
             KeyDeletedError: that revision is a marker.
             KeyNotFoundError: the bucket no longer has the revision, or it belongs to another key.
-            ConfigurationError: ``revision`` is less than 1.
+            ConfigurationError: ``revision`` is not an integer of at least 1.
         """
         subject = self.bucket.prefix + check_key(key)
-        if revision < 1:
-            raise ConfigurationError(
-                f"could not read key {key!r}: revision is {revision}, but revisions start at 1; "
-                f"change revision"
-            )
+        check_revision(f"read key {key!r}", "revision", revision, first=1)
+        self._check_min_last_revision(min_last_revision)
         try:
             message = await self._direct_get.get(revision, min_last_seq=min_last_revision)
         except MessageNotFoundError:
@@ -139,6 +139,7 @@ class ReadOnlyKeyValue:
             KeyNotFoundError: the key has no entry.
         """
         keys = (check_key(key),)
+        self._check_min_last_revision(min_last_revision)
         info = await stream_info_with_revision(self.jetstream, self.name, min_last_revision)
         entries: list[Entry] = []
         for _ in range(_HISTORY_ATTEMPTS):
@@ -168,6 +169,7 @@ class ReadOnlyKeyValue:
             DataLossError: the bucket was deleted and re-created meanwhile.
         """
         key_filters = check_filters(filters) or ALL_KEYS
+        self._check_min_last_revision(min_last_revision)
         bucket, jetstream = self.bucket, self.jetstream
         info = await stream_info_with_revision(jetstream, self.name, min_last_revision)
         latest: dict[str, Entry] = {}
@@ -240,6 +242,9 @@ class ReadOnlyKeyValue:
         return self.watch(**options)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _check_min_last_revision(self, revision: object) -> None:
+        check_optional_revision(f"read bucket {self.name!r}", "min_last_revision", revision)
 
     async def _last_entry(self, key: str, min_last_revision: int | None) -> Entry:
         """The key's last entry, also a marker; KeyNotFoundError without an entry."""

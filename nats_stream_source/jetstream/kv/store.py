@@ -21,6 +21,11 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.json_fields import stream_config
+from nats_stream_source.jetstream.kv.arguments import (
+    check_optional_revision,
+    check_revision,
+    check_value,
+)
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
@@ -57,7 +62,8 @@ class KeyValue(ReadOnlyKeyValue):
     """A bucket to read from and to write to (ADR-8, "KV").
 
     Writes return their revision after the stream stored them. In addition to the errors that they
-    list, they raise the errors of :meth:`Publisher.send` and its future: MessageTooLargeError,
+    list, they raise ConfigurationError, before anything is sent, for an argument of another type or
+    out of range; the errors of :meth:`Publisher.send` and its future: MessageTooLargeError,
     StreamFullError, NoStreamError, PermissionDeniedError; and AckLostError or AckTimeoutError if it
     is unknown whether the write was stored.
     """
@@ -198,6 +204,7 @@ class KeyValue(ReadOnlyKeyValue):
                 reports it.
             TtlNotSupportedError: the bucket does not allow a TTL.
         """
+        check_revision(f"update key {key!r}", "revision", revision)
         return await self._publish(key, value, self._ttl_headers(ttl), revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
@@ -286,10 +293,13 @@ class KeyValue(ReadOnlyKeyValue):
     ) -> int:
         connection = self.jetstream.connection
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
+        check_written_key(key)
+        payload = check_value(key, value)
+        check_optional_revision(f"write key {key!r}", "revision", revision)
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
         publisher = connection.service(Publisher)
-        ack = await publisher.publish(prefix + check_written_key(key), value, headers=headers)
+        ack = await publisher.publish(prefix + key, payload, headers=headers)
         return ack.seq
 
     def _write_stream(self) -> str:
@@ -300,7 +310,12 @@ class KeyValue(ReadOnlyKeyValue):
     def _ttl_headers(self, seconds: float | None) -> dict[str, str]:
         if seconds is None:
             return {}
-        if not 1 <= seconds <= _MAX_TTL or seconds != int(seconds):
+        # By type: ``True`` would be one second.
+        if (
+            type(seconds) not in (int, float)
+            or not 1 <= seconds <= _MAX_TTL
+            or seconds != int(seconds)
+        ):
             raise ConfigurationError(
                 f"could not write: ttl is {seconds!r}, expected an integer of 1 second or more; "
                 f"change 'ttl'",

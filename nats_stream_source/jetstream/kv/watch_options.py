@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.jetstream.kv.arguments import check_optional_revision, check_revision
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS
 from nats_stream_source.jetstream.subjects import check_filters
 
@@ -46,11 +47,8 @@ class WatchOptions:
         starts = [name for name in ("include_history", "updates_only") if getattr(self, name)]
         if self.resume_from_revision is not None:
             starts.append("resume_from_revision")
-            if self.resume_from_revision < 1:
-                raise ConfigurationError(
-                    f"could not watch: resume_from_revision is {self.resume_from_revision}, but "
-                    f"revisions start at 1; change resume_from_revision"
-                )
+            check_revision("watch", "resume_from_revision", self.resume_from_revision, first=1)
+        check_optional_revision("watch", "min_last_revision", self.min_last_revision)
         if len(starts) > 1:
             raise ConfigurationError(
                 f"could not watch: {' and '.join(starts)} are both set, but a watch has one start; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nats_stream_source.embedded import NatsServer
@@ -66,13 +68,14 @@ async def test_keys_that_are_not_there(shared_server: NatsServer) -> None:
         await kv.put("b", b"2")
         with pytest.raises(KeyNotFoundError, match="belongs to another key"):
             await kv.get_revision("b", first)
-        with pytest.raises(ConfigurationError, match="start at 1"):
-            await kv.get_revision("b", 0)
+        for no_revision in (0, -1, None, "1", True, 1.0, 2**64):
+            with pytest.raises(ConfigurationError, match="expected an integer from 1 to"):
+                await kv.get_revision("b", no_revision)
 
 
 async def test_names_are_checked_in_every_call(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("names")) as kv:
-        for name in ("", ".a", "a.", "a..b", "a b", "a*", "*", ">", "a.>"):
+        for name in ("", ".a", "a.", "a..b", "a b", "a*", "*", ">", "a.>", None, 5, b"a"):
             for call in (
                 kv.get(name),
                 kv.get_revision(name, 1),
@@ -85,11 +88,42 @@ async def test_names_are_checked_in_every_call(shared_server: NatsServer) -> Non
             ):
                 with pytest.raises(InvalidNameError):
                     await call
-        with pytest.raises(InvalidNameError):
-            await kv.keys("a.>.b")
+        for pattern in ("a.>.b", 5, b"a"):
+            with pytest.raises(InvalidNameError):
+                await kv.keys(pattern)
         with pytest.raises(ConfigurationError, match="overlap"):
             await kv.keys("a.*", "a.b")
         assert (await kv.status()).last_revision == 0, "nothing was written"
+
+
+async def test_arguments_are_checked_before_anything_is_sent(shared_server: NatsServer) -> None:
+    """A revision that is None would make the write unconditional; a server parses the others."""
+    async with new_bucket(shared_server.url, KeyValueConfig("checked")) as kv:
+        await kv.put("a", b"1")
+        untyped: Any = kv
+        for revision in (None, "", "1", -1, True, 1.0, 2**64):
+            calls = [untyped.update("a", b"2", revision)]
+            if revision is not None:
+                calls += [
+                    untyped.delete("a", revision=revision),
+                    untyped.purge("a", revision=revision),
+                    untyped.get("a", min_last_revision=revision),
+                    untyped.history("a", min_last_revision=revision),
+                    untyped.keys(min_last_revision=revision),
+                ]
+            for call in calls:
+                with pytest.raises(ConfigurationError, match=r"expected an integer from 0 to 2"):
+                    await call
+        for value in ("text", None, 5):
+            for call in (untyped.put("a", value), untyped.update("a", value, 1)):
+                with pytest.raises(ConfigurationError, match="expected bytes"):
+                    await call
+        for ttl in (True, "5"):
+            with pytest.raises(ConfigurationError, match="expected an integer of 1 second"):
+                await untyped.put("a", b"2", ttl=ttl)
+        assert (await kv.status()).last_revision == 1, "nothing was written"
+        assert await untyped.put("a", bytearray(b"2")) == 2
+        assert (await kv.get("a")).value == b"2"
 
 
 async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
