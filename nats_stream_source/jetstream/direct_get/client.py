@@ -11,7 +11,8 @@ module handles that:
 - As ADR-31 describes, a read may return less than the latest write. With ``min_last_seq`` (ADR-53)
   it does not: a message at that sequence or later proves that its server is current, and otherwise
   the leader is queried once it has reached that sequence.
-- Where Direct Get is off (``allow_direct``), not permitted or not answered, the leader is queried.
+- Where Direct Get is off (``allow_direct``) or not permitted, the leader is queried. A request that
+  is not answered is repeated; a single message is requested from the leader at the same time.
 
 One message: ``single``. Many: :meth:`DirectGet.batch` and :meth:`DirectGet.last_for`, in ``batch``
 and ``last_messages``.
@@ -31,7 +32,7 @@ from nats_stream_source.jetstream.direct_get.last_messages import last_messages
 from nats_stream_source.jetstream.direct_get.last_pages import LastMessagesRequest
 from nats_stream_source.jetstream.direct_get.page import MessagePage
 from nats_stream_source.jetstream.direct_get.request import validate_positive
-from nats_stream_source.jetstream.direct_get.single import SingleMessageReader
+from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
 from nats_stream_source.jetstream.times import rfc3339
 
 Time = str | int | datetime
@@ -71,7 +72,9 @@ class DirectGet:
             BadRequestError: ``seq`` is below 1.
         """
         validate_positive(seq=seq)
-        return await self._single.read({"seq": seq}, None, True, min_last_seq, timeout)
+        return await self._single.read(
+            SingleRequest({"seq": seq}, None, True, min_last_seq, timeout)
+        )
 
     async def last(
         self, subject: str, *, min_last_seq: int | None = None, timeout: float | None = None
@@ -92,7 +95,7 @@ class DirectGet:
         literal = not set(subject.split(".")) & {"*", ">"}
         appended = subject if literal else None
         return await self._single.read(
-            {"last_by_subj": subject}, appended, literal, min_last_seq, timeout
+            SingleRequest({"last_by_subj": subject}, appended, literal, min_last_seq, timeout)
         )
 
     async def next(
@@ -119,7 +122,7 @@ class DirectGet:
             request: dict[str, Any] = {"seq": seq, "next_by_subj": subject}
         else:
             request = {"start_time": rfc3339(start_time), "next_by_subj": subject}
-        return await self._single.read(request, None, False, min_last_seq, timeout)
+        return await self._single.read(SingleRequest(request, None, False, min_last_seq, timeout))
 
     def batch(
         self,

@@ -1,12 +1,23 @@
-"""One message by Direct Get (ADR-31); from the stream leader where the reply is not sufficient."""
+"""One message by Direct Get (ADR-31); from the stream leader where the reply is not sufficient.
+
+A reply is not sufficient if it is a 404, if it is of a mirror that may hold only a part of the
+stream, or if its message is older than ``min_last_seq``. Then the leader is queried, and also where
+no reply arrives, because the server that received the request is paused or lost. That server may
+be the leader. So until the leader responds, the Direct Get is repeated: each one may be handled by
+another replica or mirror. The first sufficient response is used.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.errors import (
     MessageNotFoundError,
+    NatsSourceError,
     PermissionDeniedError,
     ServerTooOldError,
 )
@@ -19,6 +30,28 @@ from nats_stream_source.jetstream.direct_get.request import (
 from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.direct_get.reply import NOBODY, NOT_FOUND
+
+_MIN_ATTEMPTS = 4  # Direct Gets where the leader fails at once; one of three replicas may be paused
+_RETRY_PAUSE = 1.0  # seconds after an insufficient reply in which only the leader is queried
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRequest:
+    """Which message to read.
+
+    Attributes:
+        body: the request (ADR-31, "Request").
+        appended_subject: the subject for the subject-appended form; ``body`` is then only sent to
+            the leader.
+        accept_mirrors: whether the reply of a mirror is sufficient.
+        min_last_seq, timeout: as for :func:`leader_message`.
+    """
+
+    body: dict[str, Any]
+    appended_subject: str | None
+    accept_mirrors: bool
+    min_last_seq: int | None
+    timeout: float | None
 
 
 class SingleMessageReader:
@@ -34,57 +67,30 @@ class SingleMessageReader:
         self._jetstream = jetstream
         self._stream = stream
 
-    async def read(
-        self,
-        request: dict[str, Any],
-        appended_subject: str | None,
-        accept_mirrors: bool,
-        min_last_seq: int | None,
-        timeout: float | None,
-    ) -> StoredMessage:
+    async def read(self, request: SingleRequest) -> StoredMessage:
         """Read one message by Direct Get, or from the leader where the reply is not sufficient.
-
-        Args:
-            appended_subject: the subject for the subject-appended form; ``request`` is then only
-                sent to the leader.
-            accept_mirrors: whether the reply of a mirror is sufficient.
 
         Raises:
             MessageNotFoundError: the leader has no such message; where the user may not send
                 requests to the leader, the replica or mirror that replied has none.
             ServerTooOldError: ``start_time`` requires nats-server 2.11.
         """
-        stream = self._stream
-        reply = await self._direct_get(request, appended_subject)
-        message = None
-        if reply is not None and reply.page and (accept_mirrors or reply.is_from_stream(stream)):
-            message = reply.page.messages()[0]
-        if message is None or (min_last_seq is not None and message.seq < min_last_seq):
-            try:
-                message = await leader_message(
-                    self._jetstream,
-                    stream,
-                    min_last_seq=min_last_seq,
-                    timeout=timeout,
-                    **request,
-                )
-            except PermissionDeniedError as denied:
-                if reply is None or reply.code != NOT_FOUND or min_last_seq is not None:
-                    raise
-                raise MessageNotFoundError(
-                    f"could not read a message of stream {stream!r}: a replica or mirror has no "
-                    f"message for {request}, and the leader could not be queried: {denied}",
-                    MessageNotFoundError.code,
-                    MessageNotFoundError.err_code,
-                ) from denied
+        stream, body = self._stream, request.body
+        reply = await self._direct_get(request)
+        message = self._sufficient_message(request, reply)
+        if message is None and reply is None:
+            message = await self._leader_message(request)
+        elif message is None:
+            assert reply is not None
+            message = await self._first_response(request, reply)
         if message is None:
             raise MessageNotFoundError(
-                f"could not read a message of stream {stream!r}: no message matches {request} "
+                f"could not read a message of stream {stream!r}: no message matches {body} "
                 f"(code 404, err_code 10037)",
                 MessageNotFoundError.code,
                 MessageNotFoundError.err_code,
             )
-        start_time = request.get("start_time")
+        start_time = body.get("start_time")
         if start_time is not None and nanoseconds(message.time) < nanoseconds(start_time):
             raise ServerTooOldError(
                 f"could not read from stream {stream!r}: the server ignored 'start_time'; Direct "
@@ -92,19 +98,108 @@ class SingleMessageReader:
             )
         return message
 
-    async def _direct_get(
-        self, request: dict[str, Any], appended_subject: str | None
-    ) -> DirectGetReply | None:
+    def _sufficient_message(
+        self, request: SingleRequest, reply: DirectGetReply | None
+    ) -> StoredMessage | None:
+        if reply is None or not reply.page:
+            return None
+        if not request.accept_mirrors and not reply.is_from_stream(self._stream):
+            return None
+        (message,) = reply.page.messages()[:1]
+        is_old = request.min_last_seq is not None and message.seq < request.min_last_seq
+        return None if is_old else message
+
+    async def _leader_message(self, request: SingleRequest) -> StoredMessage | None:
+        return await leader_message(
+            self._jetstream,
+            self._stream,
+            min_last_seq=request.min_last_seq,
+            timeout=request.timeout,
+            **request.body,
+        )
+
+    async def _first_response(
+        self, request: SingleRequest, reply: DirectGetReply
+    ) -> StoredMessage | None:
+        """The message of the leader, None if it has none, or a sufficient Direct Get message.
+
+        Args:
+            reply: the first reply, which was not sufficient.
+        """
+        leader = asyncio.ensure_future(self._leader_message(request))
+        retries = asyncio.ensure_future(self._retry_direct_get(request, reply, leader))
+        try:
+            await asyncio.wait({leader, retries}, return_when=asyncio.FIRST_COMPLETED)
+            if not leader.done():
+                message = self._sufficient_message(request, retries.result())
+                if message is not None:
+                    return message
+                await asyncio.wait({leader})
+            try:
+                return leader.result()
+            except NatsSourceError as error:
+                is_denied = isinstance(error, PermissionDeniedError)
+                if not is_denied and not is_transient(error):
+                    raise
+                if not is_denied or reply.code != NOT_FOUND:
+                    reply = await retries
+                message = self._sufficient_message(request, reply)
+                if message is not None:
+                    return message
+                if not is_denied or reply.code != NOT_FOUND or request.min_last_seq is not None:
+                    raise
+                raise MessageNotFoundError(
+                    f"could not read a message of stream {self._stream!r}: a replica or mirror has "
+                    f"no message for {request.body}, and the leader could not be queried: {error}",
+                    MessageNotFoundError.code,
+                    MessageNotFoundError.err_code,
+                ) from error
+        finally:
+            for task in (leader, retries):
+                task.cancel()
+            await asyncio.gather(leader, retries, return_exceptions=True)
+
+    async def _retry_direct_get(
+        self,
+        request: SingleRequest,
+        reply: DirectGetReply,
+        leader: asyncio.Future[StoredMessage | None],
+    ) -> DirectGetReply:
+        """Repeat the Direct Get until a reply is sufficient, or the leader responds.
+
+        Returns:
+            the last reply.
+        """
+        attempts = 1
+        while attempts < _MIN_ATTEMPTS or not leader.done():
+            attempts += 1
+            if reply.page or reply.code is not None:
+                await asyncio.wait({leader}, timeout=_RETRY_PAUSE)
+            try:
+                next_reply = await self._direct_get(request)
+            except NatsSourceError as error:
+                if not is_transient(error):
+                    raise
+                next_reply = None
+            if next_reply is None:
+                return reply
+            reply = next_reply
+            if self._sufficient_message(request, reply) is not None:
+                return reply
+        return reply
+
+    async def _direct_get(self, request: SingleRequest) -> DirectGetReply | None:
         """The reply of a replica or mirror; None where none is available."""
         if self.disabled:
             return None
         subject = f"DIRECT.GET.{self._stream}"
         connection = self._jetstream.connection
         try:
-            if appended_subject is not None:
-                reply = await send_request(connection, f"{subject}.{appended_subject}", None)
+            if request.appended_subject is not None:
+                full_subject = f"{subject}.{request.appended_subject}"
+                reply = await send_request(connection, full_subject, None)
             else:
-                reply = await send_request(connection, subject, request)
+                reply = await send_request(connection, subject, request.body)
         except PermissionDeniedError:
             return None  # the user may still be allowed to send requests to the leader
         if reply.code == NOBODY:
@@ -114,7 +209,7 @@ class SingleMessageReader:
                 info = await self._jetstream.stream_info(self._stream)
                 self.disabled = not info.config.get("allow_direct")
             return None
-        if "start_time" in request and reply.code is not None and reply.code != NOT_FOUND:
+        if "start_time" in request.body and reply.code is not None and reply.code != NOT_FOUND:
             return None  # before 2.11 a request with only a start time counts as empty
         raise_for_status(self._stream, reply)
         return reply

@@ -14,7 +14,7 @@ from nats_stream_source.errors import ConnectError, MessageNotFoundError, Protoc
 from nats_stream_source.jetstream.direct_get import request
 from nats_stream_source.jetstream.direct_get.request import send_request
 from tests.support.nats.buckets import api, publish
-from tests.support.nats.cluster import Cluster
+from tests.support.nats.cluster import Cluster, paused
 from tests.support.nats.direct_get import (
     direct_get,
     outsider,
@@ -198,6 +198,39 @@ async def test_no_answer_to_a_single_read(proxy: Proxy) -> None:
     assert len(proxy.dropped) == 2
 
 
+def is_of_leader(frame: bytes) -> bool:
+    return b"io.nats.jetstream.api.v1.stream_msg_get_response" in frame
+
+
+async def test_the_leader_does_not_respond_to_a_single_read(proxy: Proxy) -> None:
+    """The Direct Get is repeated: another server may handle it. The leader is not needed."""
+    direct = Dropping(lambda frame: is_answer(frame, 5), 2)
+    proxy.verdict = lambda frame: direct(frame) and not is_of_leader(frame)
+
+    async with direct_get(proxy.url, "S", request_timeout=1.0) as get:
+        assert (await get.get(5)).data == b"v5"
+    assert direct.left == 0
+    assert sum(map(is_of_leader, proxy.dropped)) == 1
+
+
+async def test_the_upstream_of_a_mirror_does_not_respond_to_a_single_read(proxy: Proxy) -> None:
+    """The mirror has the message, and receives every other request or so."""
+    fill(proxy.url, "UP")
+    make_mirror(proxy.url, "DOWN", "UP", allow_direct=True, mirror_direct=True)
+    wait_until(
+        lambda: bool(api(proxy.url, "STREAM.INFO.DOWN")["state"]["last_seq"] == COUNT),
+        "the mirror at the end",
+    )
+    proxy.verdict = lambda frame: not (b"\r\nNats-Stream: UP\r\n" in frame or is_of_leader(frame))
+
+    async with direct_get(proxy.url, "UP", request_timeout=4.0) as get:
+        found = await asyncio.gather(*(get.get(n) for n in range(1, 9)))
+        assert [one.seq for one in found] == list(range(1, 9))
+        found = await asyncio.gather(*(get.last(f"up.{n % 4}") for n in range(8)))
+        assert {one.seq for one in found} == {37, 38, 39, 40}
+    assert proxy.dropped
+
+
 @pytest.mark.parametrize(
     "block",
     [b"NATS/1.0\r\nNats-Stream: S\r\n\r\n", b"NATS/2.0 204\r\n\r\n", b"NATS/1.0\r\nx\r\n\r\n"],
@@ -289,6 +322,20 @@ async def test_a_follower_that_stands_still() -> None:
             last = await asyncio.gather(*(seqs(get.last_for(["s.>"])) for _ in range(5)))
             assert last == [[37, 38, 39, 40, 41]] * 5
             assert await some_unanswered(get)  # the fault is still there
+
+
+@pytest.mark.faults
+async def test_a_leader_that_stands_still() -> None:
+    """Single reads do not need it: the other replicas have the messages."""
+    with Cluster(3) as cluster:
+        fill(cluster.url, num_replicas=3)
+        cluster.wait_current("S")
+        follower = cluster.followers_of("S")[0]
+        with paused([cluster.leader_of("S")]):
+            async with direct_get(follower.url, "S") as get:
+                assert await some_unanswered(get)
+                found = await asyncio.gather(*(get.get(9) for _ in range(30)))
+                assert {one.seq for one in found} == {9}
 
 
 async def test_a_mirror_that_lags() -> None:
