@@ -139,17 +139,3 @@ async def stream_info_with_revision(
         with contextlib.suppress(StreamNotFoundError):
             return await wait_for_last_seq(jetstream, stream_of(bucket), min_last_revision)
     return await bucket_stream_info(jetstream, bucket)
-
-
-async def last_matching_seq(
-    jetstream: JetStream, info: StreamInfo, bucket: Bucket, keys: tuple[str, ...]
-) -> int:
-    """The sequence of the leader's last message that matches; 0 if no message matches.
-
-    For all keys it is the stream's last sequence, even if the message there was removed.
-    """
-    if info.first_seq > info.last_seq:
-        return 0
-    if keys == ALL_KEYS:
-        return info.last_seq
-    return await jetstream.last_seq(info.name, bucket.filter_subjects(keys))

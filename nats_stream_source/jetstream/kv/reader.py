@@ -32,11 +32,11 @@ from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
     bucket_stream_info,
-    last_matching_seq,
     stream_info_with_revision,
 )
 from nats_stream_source.jetstream.kv.config import BucketStatus, KeyValueConfig
 from nats_stream_source.jetstream.kv.entry import Entry, entries_from_frames, entry_from_message
+from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -173,7 +173,8 @@ class ReadOnlyKeyValue:
         bucket, jetstream = self.bucket, self.jetstream
         info = await stream_info_with_revision(jetstream, self.name, min_last_revision)
         latest: dict[str, Entry] = {}
-        if end := await last_matching_seq(jetstream, info, bucket, key_filters):
+        end = await last_matching_seq(jetstream, info, bucket, key_filters, headers_only=True)
+        if end:
             one_revision_per_key = bucket.history == 1
             subjects = bucket.filter_subjects(key_filters) or (
                 () if one_revision_per_key else (f"{bucket.prefix}>",)

@@ -30,10 +30,10 @@ from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
     bucket_stream_info,
-    last_matching_seq,
 )
 from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueConfig
 from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
+from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
 from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.publish.pub_ack import (

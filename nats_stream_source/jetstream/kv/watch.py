@@ -43,10 +43,10 @@ from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import StoredMessage, as_delivered, list_subjects
 from nats_stream_source.jetstream.kv.bucket import (
     Bucket,
-    last_matching_seq,
     stream_info_with_revision,
 )
 from nats_stream_source.jetstream.kv.entry import Entry, entries_from_frames
+from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
@@ -159,7 +159,9 @@ class Watch:
         jetstream = await self._connection.jetstream()
         info = await stream_info_with_revision(jetstream, bucket.name, options.min_last_revision)
         filters = bucket.filter_subjects(options.keys)
-        initial_end = await last_matching_seq(jetstream, info, bucket, options.keys)
+        initial_end = await last_matching_seq(
+            jetstream, info, bucket, options.keys, headers_only=options.meta_only
+        )
         start, last_per_subject = 0, False
         if options.updates_only or not initial_end:
             start = initial_end = info.last_seq
@@ -344,7 +346,13 @@ class Watch:
         async def request() -> int:
             jetstream = await self._connection.jetstream()
             info = await jetstream.stream_info(self.bucket.stream)
-            return await last_matching_seq(jetstream, info, self.bucket, self.options.keys)
+            return await last_matching_seq(
+                jetstream,
+                info,
+                self.bucket,
+                self.options.keys,
+                headers_only=self.options.meta_only,
+            )
 
         return await self._retry(request)
 

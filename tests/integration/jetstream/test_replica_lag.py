@@ -27,6 +27,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.last_revision import _create_consumer, last_matching_seq
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -226,6 +227,37 @@ async def test_a_follower_that_stays_behind_fails_the_read(cluster: Cluster) -> 
         lambda lag: ordered(lag.third.url, f"KV_{lag.bucket}", catch_up_timeout=0.3),
         fails,
     )
+
+
+async def test_the_last_revision_without_its_value_is_that_of_the_leader(cluster: Cluster) -> None:
+    """The consumer that reports it counts only where it was placed on the leader."""
+
+    async def work(lag: Lagging) -> bool:
+        async with connected(lag.third.url) as link:
+            jetstream = JetStream(await link.connection())
+            info = await jetstream.stream_info(f"KV_{lag.bucket}")
+            bucket = Bucket.from_stream_config(lag.bucket, info.config)
+            found = [
+                await last_matching_seq(jetstream, info, bucket, ("*",), headers_only=True)
+                for _ in range(20)
+            ]
+            assert found == [ALL] * 20
+            reports = [
+                await _create_consumer(jetstream, info.name, (f"$KV.{lag.bucket}.*",))
+                for _ in range(20)
+            ]
+            for report in reports:
+                await jetstream.delete_consumer(info.name, report.name)
+        # Of the follower that lags; none where there was an election meanwhile.
+        return any(report.stream_seq + 1 == OLD for report in reports)
+
+    for _ in range(_MOST_ELECTIONS):
+        bucket = new_bucket(cluster)
+        with lagging(cluster, bucket) as lag:
+            put_entries(lag.leader.url, bucket, range(OLD, ALL))
+            if await work(lag):
+                return
+    raise AssertionError("no consumer was placed on the follower that lags")
 
 
 async def test_a_follower_that_stands_still(cluster: Cluster) -> None:

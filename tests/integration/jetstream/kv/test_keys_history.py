@@ -15,6 +15,7 @@ from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.stores import jetstream, new_bucket
 from tests.support.nats.buckets import create_bucket, publish
+from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
@@ -64,6 +65,40 @@ async def test_keys_are_complete_though_they_are_overwritten_meanwhile(
         kv.jetstream = Overwriting(js.connection)
         assert sorted(await kv.keys()) == sorted(names[1:])
     assert len(overwritten) == 300 * history
+
+
+async def test_reads_without_values_transfer_no_value(shared_server: NatsServer) -> None:
+    """Their end is the last revision that matches: it is found without that message's value."""
+    names = [f"k{i}" for i in range(4)]
+    values = [(f"$KV.large.{name}", bytes(200_000), None) for name in names]
+    create_bucket(shared_server.url, "large", history=2)
+    publish(shared_server.url, [*values, ("$KV.large.other", b"", None)])
+
+    with Proxy(shared_server.port) as proxy:
+        async with jetstream(proxy.url) as js:
+            kv = await KeyValue.open(js, "large")
+            assert sorted(await kv.keys(*names)) == names
+            assert await kv.keys("k1", "none") == ["k1"]
+            assert await kv.keys("none") == []
+            for keys in (names, ["*"]):
+                async with kv.watch(*keys, meta_only=True) as watch:
+                    assert [entry.key for entry in await watch.initial()][:4] == names
+            assert sum(map(len, proxy.seen)) < 50_000
+            assert await api_consumers(kv) == []
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_reads_without_values_of_a_bucket_that_limits_its_consumers(
+    shared_server: NatsServer, limit: int
+) -> None:
+    name = f"limited{limit}"
+    create_bucket(shared_server.url, name, max_consumers=limit)
+    async with jetstream(shared_server.url) as js:
+        kv = await KeyValue.open(js, name)
+        await kv.put("a", b"1")
+        assert await kv.keys("a") == ["a"]
+        async with kv.watch("a", meta_only=True) as watch:
+            assert [entry.key for entry in await watch.initial()] == ["a"]
 
 
 async def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
