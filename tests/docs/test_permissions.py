@@ -18,7 +18,9 @@ from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.missing_keys import TableRow, find_missing
 from nats_stream_source.demo.writer import Writer, create_bucket
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import PermissionDeniedError
+from nats_stream_source.errors import KeyExistsError, PermissionDeniedError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
@@ -286,6 +288,38 @@ def test_what_writing_misses_is_named(server: NatsServer, subject: str) -> None:
     user = f"writer-{subjects('writer').index(subject)}"
     with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
         asyncio.run(publish(server, user))
+
+
+async def use_keys(server: NatsServer, user: str, key: str = "a.own") -> None:
+    """What a program does with single keys."""
+    settings = connection_settings(parse(options(server, user), CONNECTION))
+    connection = await Connection.open(settings)
+    try:
+        kv = await KeyValue.open(JetStream(connection), "fleet")
+        revision = await kv.put(key, b"1")
+        assert (await kv.get(key, min_last_revision=revision)).value == b"1"
+        await kv.update(key, b"2", revision)
+        await kv.delete(key)
+        created = await kv.create(key, b"3")
+        with pytest.raises(KeyExistsError):
+            await kv.create(key, b"4")
+        assert (await kv.get(key)).revision == created
+        await kv.purge(key)
+    finally:
+        await connection.close()
+
+
+def test_a_key_value_program_needs_no_more(server: NatsServer) -> None:
+    asyncio.run(use_keys(server, "key_value"))
+    assert not violations(server, "key_value")
+
+
+@pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("key_value"))])
+def test_what_a_key_value_program_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+    """Not the permission to read every key, where that of one key is missing."""
+    named = subject.replace("a.>", "a.own").replace(".>", ".")
+    with pytest.raises(PermissionDeniedError, match=re.escape(f"'{named}")):
+        asyncio.run(use_keys(server, f"key_value-{i}"))
 
 
 def test_the_demos_writer_needs_no_more(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ another replica or mirror. The first sufficient response is used.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from nats_stream_source.errors import (
     MessageNotFoundError,
     NatsSourceError,
     PermissionDeniedError,
+    RequestTimeoutError,
     ServerTooOldError,
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
@@ -33,6 +33,7 @@ from nats_stream_source.wire.direct_get.reply import NOBODY, NOT_FOUND
 
 _MIN_ATTEMPTS = 4  # Direct Gets where the leader fails at once; one of three replicas may be paused
 _RETRY_PAUSE = 1.0  # seconds after an insufficient reply in which only the leader is queried
+_LAG_PAUSE = 0.1  # seconds between Direct Gets where the leader fails; replicas catch up meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,17 @@ class SingleMessageReader:
             ServerTooOldError: ``start_time`` requires nats-server 2.11.
         """
         stream, body = self._stream, request.body
-        reply = await self._direct_get(request)
-        message = self._sufficient_message(request, reply)
-        if message is None and reply is None:
-            message = await self._leader_message(request)
-        elif message is None:
-            assert reply is not None
-            message = await self._first_response(request, reply)
+        try:
+            reply = await self._direct_get(request)
+        except PermissionDeniedError as denied:
+            reply, message = None, await self._leader_message_if_permitted(request, denied)
+        else:
+            message = self._sufficient_message(request, reply)
+            if message is None and reply is None:
+                message = await self._leader_message(request)
+            elif message is None:
+                assert reply is not None
+                message = await self._first_response(request, reply)
         if message is None:
             raise MessageNotFoundError(
                 f"could not read a message of stream {stream!r}: no message matches {body} "
@@ -117,6 +122,28 @@ class SingleMessageReader:
             timeout=request.timeout,
             **request.body,
         )
+
+    async def _leader_message_if_permitted(
+        self, request: SingleRequest, denied: PermissionDeniedError
+    ) -> StoredMessage | None:
+        """The leader's message, for a user whose Direct Get was denied.
+
+        Raises:
+            PermissionDeniedError: of the Direct Get if both requests are denied. Its subject may
+                allow one subject of the stream, that of the leader request allows all.
+        """
+        try:
+            return await self._leader_message(request)
+        except PermissionDeniedError as leader_denied:
+            raise (denied if await self._allows_direct() else leader_denied) from None
+
+    async def _allows_direct(self) -> bool:
+        """Whether the stream's configuration allows Direct Get, as far as the user may read it."""
+        try:
+            info = await self._jetstream.stream_info(self._stream)
+        except (PermissionDeniedError, RequestTimeoutError):
+            return True
+        return bool(info.config.get("allow_direct"))
 
     async def _first_response(
         self, request: SingleRequest, reply: DirectGetReply
@@ -173,12 +200,14 @@ class SingleMessageReader:
         attempts = 1
         while attempts < _MIN_ATTEMPTS or not leader.done():
             attempts += 1
-            if reply.page or reply.code is not None:
+            if leader.done():
+                await asyncio.sleep(_LAG_PAUSE)
+            elif reply.page or reply.code is not None:
                 await asyncio.wait({leader}, timeout=_RETRY_PAUSE)
             try:
                 next_reply = await self._direct_get(request)
             except NatsSourceError as error:
-                if not is_transient(error):
+                if not is_transient(error) and not isinstance(error, PermissionDeniedError):
                     raise
                 next_reply = None
             if next_reply is None:
@@ -189,25 +218,23 @@ class SingleMessageReader:
         return reply
 
     async def _direct_get(self, request: SingleRequest) -> DirectGetReply | None:
-        """The reply of a replica or mirror; None where none is available."""
+        """The reply of a replica or mirror; None where none is available.
+
+        Raises:
+            PermissionDeniedError: the user may still be allowed to send requests to the leader.
+        """
         if self.disabled:
             return None
         subject = f"DIRECT.GET.{self._stream}"
         connection = self._jetstream.connection
-        try:
-            if request.appended_subject is not None:
-                full_subject = f"{subject}.{request.appended_subject}"
-                reply = await send_request(connection, full_subject, None)
-            else:
-                reply = await send_request(connection, subject, request.body)
-        except PermissionDeniedError:
-            return None  # the user may still be allowed to send requests to the leader
+        if request.appended_subject is not None:
+            reply = await send_request(connection, f"{subject}.{request.appended_subject}", None)
+        else:
+            reply = await send_request(connection, subject, request.body)
         if reply.code == NOBODY:
             # A starting server reports 503 too; only the stream's configuration shows that Direct
             # Get is permanently off.
-            with contextlib.suppress(PermissionDeniedError):
-                info = await self._jetstream.stream_info(self._stream)
-                self.disabled = not info.config.get("allow_direct")
+            self.disabled = not await self._allows_direct()
             return None
         if "start_time" in request.body and reply.code is not None and reply.code != NOT_FOUND:
             return None  # before 2.11 a request with only a start time counts as empty

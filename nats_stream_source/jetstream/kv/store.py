@@ -7,6 +7,8 @@ for the expected last sequence. Reads are in ``reader.py``.
 
 from __future__ import annotations
 
+import contextlib
+
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import (
     ApiError,
@@ -14,12 +16,15 @@ from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
     KeyExistsError,
+    MessageNotFoundError,
+    PermissionDeniedError,
     ServerTooOldError,
     StreamNotFoundError,
     TtlNotSupportedError,
     WrongLastSequenceError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.json_fields import stream_config
 from nats_stream_source.jetstream.kv.arguments import (
     check_optional_revision,
@@ -35,7 +40,6 @@ from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueC
 from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
-from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -173,15 +177,7 @@ class KeyValue(ReadOnlyKeyValue):
                 return await self._publish(key, value, headers, expected)
             except WrongLastSequenceError as error:
                 conflict = error
-            # Read the key's last entry. The leader reported the conflict and may have included its
-            # last sequence: the read must not be older (ADR-53). Without that sequence, reading
-            # from the leader is sufficient.
-            message = await leader_message(
-                self.jetstream,
-                self._write_stream(),
-                min_last_seq=conflict.last_seq,
-                last_by_subj=self.bucket.prefix + key,
-            )
+            message = await self._last_message_after(key, conflict)
             last = entry_from_message(message, self.bucket) if message is not None else None
             if last is not None and not last.is_marker:
                 raise KeyExistsError(
@@ -301,6 +297,25 @@ class KeyValue(ReadOnlyKeyValue):
         publisher = connection.service(Publisher)
         ack = await publisher.publish(prefix + key, payload, headers=headers)
         return ack.seq
+
+    async def _last_message_after(
+        self, key: str, conflict: WrongLastSequenceError
+    ) -> StoredMessage | None:
+        """The key's last message, not older than the one that ``conflict`` reports; or None.
+
+        The leader usually includes its sequence in the conflict, which a Direct Get must then reach
+        (ADR-53). Without it, the leader's message is new enough; a user who may not request it
+        reads the one of a replica, and a stale one costs another attempt.
+        """
+        stream, subject = self._write_stream(), self.bucket.prefix + key
+        if conflict.last_seq is None:
+            with contextlib.suppress(PermissionDeniedError):
+                return await self.jetstream.message(stream, last_by_subj=subject)
+        own = stream == self.bucket.stream
+        direct_get = self._direct_get if own else DirectGet(self.jetstream, stream)
+        with contextlib.suppress(MessageNotFoundError):
+            return await direct_get.last(subject, min_last_seq=conflict.last_seq)
+        return None
 
     def _write_stream(self) -> str:
         """The stream that stores the writes, or its mirror if only that is reachable from here."""

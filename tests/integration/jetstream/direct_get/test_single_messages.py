@@ -155,7 +155,8 @@ async def test_the_subject_appended_form_is_what_a_restricted_user_may_ask(tmp_p
         authorization { users: [
             { user: all, password: all }
             { user: one, password: one, permissions: {
-                publish: ["$JS.API.DIRECT.GET.RES.RES.1", "$JS.API.DIRECT.GET.RES.none"]
+                publish: ["$JS.API.DIRECT.GET.RES.RES.1", "$JS.API.DIRECT.GET.RES.none"
+                          "$JS.API.STREAM.INFO.OFF"]
                 subscribe: "_INBOX.>" } }
         ] }
         """
@@ -165,12 +166,19 @@ async def test_the_subject_appended_form_is_what_a_restricted_user_may_ask(tmp_p
         make(with_user(server.url, "all"), "RES")
         async with direct_get(with_user(server.url, "one"), "RES") as get:
             assert (await get.last("RES.1")).seq == 9
-            with pytest.raises(PermissionDeniedError):
+            with pytest.raises(
+                PermissionDeniedError, match=r"'\$JS\.API\.DIRECT\.GET\.RES\.RES\.2'"
+            ):
                 await get.last("RES.2")
             with pytest.raises(PermissionDeniedError):
                 await get.last("RES.*")
             with pytest.raises(MessageNotFoundError, match="leader could not be queried"):
                 await get.last("none")
+        make(with_user(server.url, "all"), "OFF", allow_direct=False)
+        async with direct_get(with_user(server.url, "one"), "OFF") as get:
+            # There the permission for a Direct Get would not help.
+            with pytest.raises(PermissionDeniedError, match=r"STREAM\.MSG\.GET\.OFF"):
+                await get.last("OFF.1")
 
 
 async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
