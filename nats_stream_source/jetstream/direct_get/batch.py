@@ -41,13 +41,18 @@ from nats_stream_source.errors import (
     ServerTooOldError,
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.direct_get.arguments import (
+    check_integer,
+    check_optional_integer,
+    check_read_after_write,
+    check_subject,
+)
 from nats_stream_source.jetstream.direct_get.page import ConsumerPage, MessagePage
 from nats_stream_source.jetstream.direct_get.request import (
     DirectGetReply,
     raise_for_status,
     send_request,
     single_reply_connections,
-    validate_positive,
 )
 from nats_stream_source.jetstream.leader import stream_info_after
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -79,19 +84,23 @@ class BatchRequest:
     timeout: float | None
 
     def validate(self) -> None:
-        """Raise BadRequestError for arguments that every server rejects."""
+        """Raise BadRequestError for invalid arguments."""
+        check_subject(self.subject)
         if self.seq is not None and self.start_time is not None:
             raise BadRequestError(
                 "invalid batch request: 'seq' and 'start_time' exclude each other"
             )
-        validate_positive(seq=self.seq, batch=self.batch, max_bytes=self.max_bytes)
+        check_optional_integer("seq", self.seq)
+        check_integer("batch", self.batch)
+        check_integer("max_bytes", self.max_bytes)
+        check_optional_integer("limit", self.limit, 0)
+        check_read_after_write(self.min_last_seq, self.timeout)
 
 
 async def read_pages(
     jetstream: JetStream, request: BatchRequest
 ) -> AsyncGenerator[MessagePage, None]:
     """The pages that :meth:`DirectGet.pages` yields; no page is empty."""
-    request.validate()
     limit = request.limit
     if limit is not None and limit < 1:
         return

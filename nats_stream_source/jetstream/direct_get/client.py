@@ -22,21 +22,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from datetime import datetime
 from typing import Any
 
-from nats_stream_source.errors import BadRequestError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.arguments import (
+    Time,
+    check_integer,
+    check_read_after_write,
+    check_subject,
+    check_subjects,
+    check_time,
+)
 from nats_stream_source.jetstream.direct_get.batch import BatchRequest, read_pages
 from nats_stream_source.jetstream.direct_get.last_messages import last_messages
 from nats_stream_source.jetstream.direct_get.last_pages import LastMessagesRequest
 from nats_stream_source.jetstream.direct_get.page import MessagePage
-from nats_stream_source.jetstream.direct_get.request import validate_positive
 from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
-from nats_stream_source.jetstream.times import rfc3339
-
-Time = str | int | datetime
-"""An RFC 3339 string, nanoseconds since 1970, or an aware ``datetime``."""
+from nats_stream_source.jetstream.subjects import check_stream
 
 MAX_BYTES = 8 << 20
 
@@ -48,7 +50,11 @@ class DirectGet:
         jetstream: the connection and its API prefix; several readers may share one.
         stream: the stream's name.
 
-    In addition to the errors of each method, all methods raise StreamNotFoundError;
+    Raises:
+        InvalidNameError: ``stream`` cannot be the name of a stream.
+
+    In addition to the errors of each method, all methods raise BadRequestError, before a request is
+    sent, for an argument that is of another type or out of range; StreamNotFoundError;
     PermissionDeniedError; RequestTimeoutError and ConnectError when neither a replica nor the
     leader responds; MinLastSequenceError (412, 10180) when the stream does not reach
     ``min_last_seq`` within ``timeout`` seconds (the connection's ``request_timeout`` when None).
@@ -56,7 +62,7 @@ class DirectGet:
 
     def __init__(self, jetstream: JetStream, stream: str) -> None:
         self.jetstream = jetstream
-        self.stream = stream
+        self.stream = check_stream(stream)
         self._single = SingleMessageReader(jetstream, stream)
 
     def __repr__(self) -> str:
@@ -69,9 +75,9 @@ class DirectGet:
 
         Raises:
             MessageNotFoundError: the leader has no message at ``seq``.
-            BadRequestError: ``seq`` is below 1.
         """
-        validate_positive(seq=seq)
+        check_integer("seq", seq)
+        check_read_after_write(min_last_seq, timeout)
         return await self._single.read(
             SingleRequest({"seq": seq}, None, True, min_last_seq, timeout)
         )
@@ -89,9 +95,9 @@ class DirectGet:
             MessageNotFoundError: the leader has no such message. Where the user may not send
                 requests to the leader, the responding replica or mirror has none, and the message
                 reports that.
-            BadRequestError: the subject is invalid.
         """
-        _validate_subject(subject)
+        check_subject(subject)
+        check_read_after_write(min_last_seq, timeout)
         literal = not set(subject.split(".")) & {"*", ">"}
         appended = subject if literal else None
         return await self._single.read(
@@ -113,15 +119,15 @@ class DirectGet:
 
         Raises:
             MessageNotFoundError: the leader has no such message.
-            BadRequestError: ``seq`` is below 1, or the subject is invalid.
             ServerTooOldError: ``start_time`` requires nats-server 2.11.
         """
-        _validate_subject(subject)
+        check_subject(subject)
+        check_read_after_write(min_last_seq, timeout)
         if start_time is None:
-            validate_positive(seq=seq)
+            check_integer("seq", seq)
             request: dict[str, Any] = {"seq": seq, "next_by_subj": subject}
         else:
-            request = {"start_time": rfc3339(start_time), "next_by_subj": subject}
+            request = {"start_time": check_time("start_time", start_time), "next_by_subj": subject}
         return await self._single.read(SingleRequest(request, None, False, min_last_seq, timeout))
 
     def batch(
@@ -152,8 +158,10 @@ class DirectGet:
                 responding server has, up to its end: for reads from a nearby mirror.
             min_last_seq: the read includes this sequence (ADR-53); implies ``complete``.
 
+        Raises:
+            BadRequestError: also if both ``seq`` and ``start_time`` are given.
+
         Raises, during the iteration:
-            BadRequestError: both ``seq`` and ``start_time`` are given, or a number is below 1.
             ServerTooOldError: batches require nats-server 2.11.
             DataLossError: the stream was re-created or rolled back during the read.
         """
@@ -185,12 +193,11 @@ class DirectGet:
         timeout: float | None = None,
     ) -> AsyncGenerator[MessagePage, None]:
         """As :meth:`batch`, but yield whole pages of frames, for columns (``wire.columns``)."""
-        _validate_subject(subject)
         request = BatchRequest(
             stream=self.stream,
             subject=subject,
             seq=seq,
-            start_time=None if start_time is None else rfc3339(start_time),
+            start_time=None if start_time is None else check_time("start_time", start_time),
             batch=batch,
             max_bytes=max_bytes,
             limit=limit,
@@ -198,6 +205,7 @@ class DirectGet:
             min_last_seq=min_last_seq,
             timeout=timeout,
         )
+        request.validate()
         return read_pages(self.jetstream, request)
 
     def last_for(
@@ -232,23 +240,26 @@ class DirectGet:
                 consumer reads. When False, read the messages that the responding server has.
             min_last_seq: as for :meth:`batch`.
 
+        Raises:
+            BadRequestError: also if ``subjects`` is empty, or both ``up_to_seq`` and ``up_to_time``
+                are given (408).
+
         Raises, during the iteration:
             TooManySubjectsError: more than 1,024 subjects match (413).
-            BadRequestError: ``subjects`` is empty, or both ``up_to_seq`` and ``up_to_time`` are
-                given (408).
             ServerTooOldError: multi-subject requests require nats-server 2.11.
         """
         request = LastMessagesRequest(
             stream=self.stream,
-            subjects=(subjects,) if isinstance(subjects, str) else tuple(subjects),
+            subjects=check_subjects(subjects),
             up_to_seq=up_to_seq,
-            up_to_time=None if up_to_time is None else rfc3339(up_to_time),
+            up_to_time=None if up_to_time is None else check_time("up_to_time", up_to_time),
             batch=batch,
             max_bytes=max_bytes,
             complete=complete or min_last_seq is not None,
             min_last_seq=min_last_seq,
             timeout=timeout,
         )
+        request.validate()
         return last_messages(self.jetstream, request)
 
 
@@ -259,11 +270,3 @@ async def _messages(
         async for page in open_pages:
             for message in page.messages():
                 yield message
-
-
-def _validate_subject(subject: str) -> None:
-    if not subject or any(not token or set(token) & set(" \t\r\n") for token in subject.split(".")):
-        raise BadRequestError(
-            f"invalid subject {subject!r}: expected non-empty tokens without whitespace, separated "
-            f"by dots"
-        )

@@ -45,7 +45,6 @@ async def last_messages(
     jetstream: JetStream, request: LastMessagesRequest
 ) -> AsyncGenerator[StoredMessage, None]:
     """The messages that :meth:`DirectGet.last_for` yields."""
-    request.validate()
     incomplete_reader = None
     if not request.complete:
         incomplete_reader = LastMessagesReader(jetstream, request)

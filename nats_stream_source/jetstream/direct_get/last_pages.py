@@ -14,12 +14,16 @@ from typing import Any
 
 from nats_stream_source.errors import BadRequestError, PermissionDeniedError, ServerTooOldError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.arguments import (
+    check_integer,
+    check_optional_integer,
+    check_read_after_write,
+)
 from nats_stream_source.jetstream.direct_get.request import (
     DirectGetReply,
     raise_for_status,
     send_request,
     single_reply_connections,
-    validate_positive,
 )
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.wire.direct_get.reply import EOB, NOBODY, NOT_FOUND
@@ -42,17 +46,15 @@ class LastMessagesRequest:
     timeout: float | None
 
     def validate(self) -> None:
-        """Raise BadRequestError for arguments that every server rejects."""
-        if not self.subjects or not all(self.subjects):
-            raise BadRequestError(
-                f"invalid multi-subject request: subjects are {list(self.subjects)}, expected one "
-                f"or more non-empty subjects"
-            )
+        """Raise BadRequestError for invalid arguments, except ``subjects``."""
         if self.up_to_seq is not None and self.up_to_time is not None:
             raise BadRequestError(
                 "invalid multi-subject request: 'up_to_seq' and 'up_to_time' exclude each other"
             )
-        validate_positive(up_to_seq=self.up_to_seq, batch=self.batch, max_bytes=self.max_bytes)
+        check_optional_integer("up_to_seq", self.up_to_seq)
+        check_optional_integer("batch", self.batch)
+        check_integer("max_bytes", self.max_bytes)
+        check_read_after_write(self.min_last_seq, self.timeout)
 
 
 class LastMessagesReader:

@@ -190,13 +190,6 @@ def raise_for_status(
     raise ApiError(message, status.code)
 
 
-def validate_positive(**arguments: int | None) -> None:
-    """Raise BadRequestError for an argument below 1; None means that it was not given."""
-    for name, value in arguments.items():
-        if value is not None and value < 1:
-            raise BadRequestError(f"invalid argument {name!r}: {value}, expected 1 or more")
-
-
 def too_many_subjects_error(stream: str, subjects: Sequence[str]) -> TooManySubjectsError:
     """The error for a multi-subject request that matches more than 1,024 subjects."""
     shown = ", ".join(map(repr, subjects[:3])) + (", …" if len(subjects) > 3 else "")

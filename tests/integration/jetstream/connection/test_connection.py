@@ -18,6 +18,7 @@ from nats_stream_source.errors import (
     AuthorizationError,
     ConfigurationError,
     ConnectError,
+    InvalidNameError,
     JetStreamNotEnabledError,
     NatsSourceError,
     PermissionDeniedError,
@@ -217,6 +218,11 @@ async def test_no_such_stream(shared_server: NatsServer) -> None:
     with pytest.raises(StreamNotFoundError) as caught:
         await info_of(shared_server.url)
     assert (caught.value.code, caught.value.err_code) == (404, 10059)
+
+
+async def test_a_name_that_is_no_part_of_a_subject(shared_server: NatsServer) -> None:
+    with pytest.raises(InvalidNameError, match=r"'\$JS\.API\.STREAM\.INFO\.a b'"):
+        await info_of(shared_server.url, "a b")
 
 
 async def test_a_server_that_stops_answering(nats_server: NatsServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,13 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BadRequestError,
     ConfigurationError,
+    InvalidNameError,
     MessageNotFoundError,
     PermissionDeniedError,
     ServerTooOldError,
     StreamNotFoundError,
 )
+from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.direct_get.streams import listed, make
@@ -212,6 +215,48 @@ async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
         ):
             with pytest.raises(BadRequestError):
                 await call()
+
+
+async def test_arguments_are_refused_when_called(shared_server: NatsServer) -> None:
+    """Without a request: a server would answer that nothing matches, or name another field."""
+    make(shared_server.url, "ARGS", 1)
+    async with direct_get(shared_server.url, "ARGS") as get:
+        untyped: Any = get
+        for subject in ("a b", "a.>.b", "a*", "a..b", "", ".a", None, 5, b"a"):
+            for one in (untyped.last, untyped.next):
+                with pytest.raises(BadRequestError, match="invalid subject"):
+                    await one(subject)
+            for many in (untyped.batch, untyped.pages, lambda bad: untyped.last_for(["a", bad])):
+                with pytest.raises(BadRequestError, match="invalid subject"):
+                    many(subject)
+        for number in ("1", 1.0, True, -1, 2**64):
+            with pytest.raises(BadRequestError, match="'seq'"):
+                await untyped.get(number)
+            for name in ("seq", "batch", "max_bytes", "limit", "min_last_seq"):
+                with pytest.raises(BadRequestError, match=f"'{name}'"):
+                    untyped.batch(**{name: number})
+            for name in ("up_to_seq", "batch", "max_bytes", "min_last_seq"):
+                with pytest.raises(BadRequestError, match=f"'{name}'"):
+                    untyped.last_for(["a"], **{name: number})
+            with pytest.raises(BadRequestError, match="'min_last_seq'"):
+                await untyped.last("a", min_last_seq=number)
+        for time in ("junk", "2026-01-01T00:00:00", 1.5, True, 10**30, b"2026"):
+            with pytest.raises(BadRequestError, match="'start_time'"):
+                await untyped.next(start_time=time)
+            with pytest.raises(BadRequestError, match="'start_time'"):
+                untyped.batch(start_time=time)
+            with pytest.raises(BadRequestError, match="'up_to_time'"):
+                untyped.last_for(["a"], up_to_time=time)
+        for call in (lambda: untyped.get(None), lambda: untyped.get(1, timeout="x")):
+            with pytest.raises(BadRequestError):
+                await call()
+        for subjects in ([], None, 5):
+            with pytest.raises(BadRequestError, match="subjects are"):
+                untyped.last_for(subjects)
+        assert (await get.get(1, timeout=1)).seq == 1
+        for stream in ("a b", "", "a.b", "a*", None):
+            with pytest.raises(InvalidNameError, match="stream's name"):
+                DirectGet(get.jetstream, stream)  # type: ignore[arg-type]
 
 
 async def test_allow_direct_is_for_who_makes_the_stream_to_ask(shared_server: NatsServer) -> None:
