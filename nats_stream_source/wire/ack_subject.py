@@ -47,7 +47,7 @@ _ACK_PREFIX_VALUE = np.frombuffer(_ACK_PREFIX, np.int64)[0]
 _BLOCK_ROWS = 2048  # so that a block fits into the processor's cache
 _LAYOUT_PAYS = 128  # frames; parsing so many by their layout costs as much as splitting them
 _NO_DOMAIN = "_"
-_MAX_DIGITS = 20  # of an unsigned 64-bit integer
+_MAX_TOKEN = "18446744073709551615"  # the largest unsigned 64-bit integer
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -251,15 +251,21 @@ class AckReply:
         numbers = tokens[first + 2 : first + 7]
         for token in numbers:
             # int() alone accepts "-5", "1_0" and digits of other scripts.
-            if not (token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS):
+            if not (token.isascii() and token.isdigit()) or _exceeds_uint64(token):
                 raise _subject_error(subject, f"token {token!r} is not an integer")
         return cls(
             None if domain == _NO_DOMAIN else domain,
             account_hash,
             tokens[first],
             tokens[first + 1],
-            *map(int, numbers),
+            *(int(token.lstrip("0") or 0) for token in numbers),
         )
+
+
+def _exceeds_uint64(digits: str) -> bool:
+    # As text: Python limits the number of digits that it converts.
+    significant = digits.lstrip("0")
+    return (len(significant), significant) > (len(_MAX_TOKEN), _MAX_TOKEN)
 
 
 def _subject_error(subject: str, problem: str) -> ProtocolError:

@@ -49,6 +49,12 @@ def test_an_underscore_is_no_domain() -> None:
     assert AckReply.parse("$JS.ACK.hub.hash.S.C.1.2.3.4.5").domain == "hub"
 
 
+def test_leading_zeros() -> None:
+    zeros = "0" * 5000
+    subject = f"$JS.ACK.S.C.{zeros}1.{zeros}{2**64 - 1}.{zeros}.4.5"
+    assert AckReply.parse(subject) == AckReply(None, None, "S", "C", 1, 2**64 - 1, 0, 4, 5)
+
+
 GOOD = "$JS.ACK.S.C.1.2.3.4.5"
 
 
@@ -74,6 +80,8 @@ GOOD = "$JS.ACK.S.C.1.2.3.4.5"
         ("$JS.ACK.S.C.1.2.3.4.", "'' is not an integer"),
         ("$JS.ACK.S.C.1.2.3.4.٣", "not an integer"),
         ("$JS.ACK.S.C.1.2.3.4." + "9" * 21, "not an integer"),
+        (f"$JS.ACK.S.C.1.{2**64}.3.4.5", "'18446744073709551616' is not an integer"),
+        ("$JS.ACK.S.C.1.2.3.4." + "9" * 20, "not an integer"),
         ("$JS.ACK._.h.S.C.1.2.3.4.x", "not an integer"),
     ],
 )

@@ -196,6 +196,7 @@ def test_ack_tokens_select_and_repr() -> None:
         (b"$JS.ACK.S.C.1.2.+3.4.5", r"b'\+3' is not an integer"),
         (b"$JS.ACK.S.C.1.2.0x3.4.5", "b'0x3' is not an integer"),
         (b"$JS.ACK.S.C.1.9223372036854775808.3.4.5", "not an integer"),
+        (b"$JS.ACK.S.C.1.18446744073709551616.3.4.5", "not an integer"),
         (b"$JS.ACK.S.C.1.2.3.4.\xff", "not an integer"),
         ("$JS.ACK.S.C.1.2.3.4.٣".encode(), "not an integer"),
         (b"$JS.ACK.D.A.S.C.1.2.3.4.x", "b'x' is not an integer"),
