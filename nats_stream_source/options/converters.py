@@ -23,6 +23,13 @@ def string(value: str) -> str:
     return value.strip()
 
 
+def name(value: str) -> str:
+    """A name on the server, unchanged: white space in it is an error, not padding."""
+    if not value:
+        raise ValueError("is an empty string")
+    return value
+
+
 def boolean(value: str) -> bool:
     """``true`` or ``false``."""
     lowered = value.strip().lower()

@@ -17,7 +17,7 @@ from nats_stream_source.options.start_position import DeliverPolicy, StartPositi
 from nats_stream_source.options.table import Mode, Option, parse
 
 KV: tuple[Option, ...] = (
-    Option("bucket", "string", converters.string, None, "Name of the key-value bucket. Required."),
+    Option("bucket", "string", converters.name, None, "Name of the key-value bucket. Required."),
     Option(
         "keys",
         "list of key filters",

@@ -20,14 +20,14 @@ STREAM: tuple[Option, ...] = (
     Option(
         "stream",
         "string",
-        converters.string,
+        converters.name,
         None,
         "Name of the stream. Either `stream` or `subject` is required.",
     ),
     Option(
         "subject",
         "subject filter",
-        converters.string,
+        converters.name,
         None,
         "Subject to read; `*` matches one token and `>` the rest. The source looks up the stream "
         "that has the subject.",

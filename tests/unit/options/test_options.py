@@ -73,6 +73,12 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "an empty key": ({"keys": "a,,b"}, OptionError, "empty element"),
     "credentials in a URL": ({"servers": "nats://me:hunter2@h:1"}, OptionError, "'user' and"),
     "empty string": ({"user": " "}, OptionError, "empty string"),
+    "a bucket with a line end": (
+        {"bucket": "b\n"},
+        InvalidNameError,
+        r"'b\\n' is not a bucket name",
+    ),
+    "a bucket without a name": ({"bucket": ""}, OptionError, "empty string"),
     "a bucket with a dot": ({"bucket": "a.b"}, InvalidNameError, "'a.b' is not a bucket name"),
     "a key with a space": ({"keys": "a b"}, InvalidNameError, "not a key filter"),
     "overlapping keys": ({"keys": "a.*,a.b"}, ConfigurationError, "overlap"),

@@ -81,6 +81,7 @@ def test_everything_needs_no_filter() -> None:
 
 REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "no stream": ({"stream": ""}, OptionError, "option 'stream'"),
+    "a stream with a space": ({"stream": " S"}, InvalidNameError, "' S' is not a stream's name"),
     "a stream with a dot": ({"stream": "a.b"}, InvalidNameError, "'subject' looks a stream up"),
     "stream and subject": ({"subject": "a"}, OptionError, "'stream' and 'subject' contradict"),
     "an unknown option": ({"filterSubject": "a"}, OptionError, "mean 'filterSubjects'"),
@@ -142,6 +143,11 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
 def test_refused(given: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         stream_options({**BASE, **given}, Mode.STREAMING)
+
+
+def test_a_subject_is_not_trimmed() -> None:
+    with pytest.raises(InvalidNameError, match=r"'a\\n' is not a subject filter"):
+        stream_options({"servers": BASE["servers"], "subject": "a\n"}, Mode.STREAMING)
 
 
 REFUSED_IN_BATCH: dict[str, tuple[dict[str, str], str]] = {
