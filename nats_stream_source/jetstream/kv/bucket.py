@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,17 @@ async def bucket_stream_info(jetstream: JetStream, bucket: str) -> StreamInfo:
     Raises:
         BucketNotFoundError: the bucket does not exist.
     """
-    try:
+    with bucket_errors(jetstream, bucket):
         return await jetstream.stream_info(stream_of(bucket))
+
+
+@contextlib.contextmanager
+def bucket_errors(jetstream: JetStream, bucket: str) -> Iterator[None]:
+    """Raise BucketNotFoundError in place of the StreamNotFoundError of the bucket's stream."""
+    try:
+        yield
+    except BucketNotFoundError:
+        raise
     except StreamNotFoundError as error:
         raise BucketNotFoundError(
             f"bucket {bucket!r} does not exist on {jetstream.connection.settings.server_list}: "

@@ -31,6 +31,7 @@ from nats_stream_source.jetstream.kv.arguments import check_optional_revision, c
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
+    bucket_errors,
     bucket_stream_info,
     stream_info_with_revision,
 )
@@ -59,11 +60,12 @@ class ReadOnlyKeyValue:
 
     Created with :meth:`open`. It needs no ``close``: it holds resources only during a call.
 
-    In addition to the errors that they list, all methods raise BucketNotFoundError or
-    StreamNotFoundError; InvalidNameError for a key that ADR-8 does not allow; ConfigurationError
-    for a revision that is not an integer from 0 to 2**64 - 1; MinLastSequenceError (412, 10180) if
-    the responding server does not reach ``min_last_revision`` within ``request_timeout``;
-    RequestTimeoutError, ConnectError, PermissionDeniedError, ApiError.
+    In addition to the errors that they list, all methods raise BucketNotFoundError, or its base
+    class StreamNotFoundError if the bucket is deleted during the call; InvalidNameError for a key
+    that ADR-8 does not allow; ConfigurationError for a revision that is not an integer from 0 to
+    2**64 - 1; MinLastSequenceError (412, 10180) if the responding server does not reach
+    ``min_last_revision`` within ``request_timeout``; RequestTimeoutError, ConnectError,
+    PermissionDeniedError, ApiError.
     """
 
     def __init__(self, jetstream: JetStream, bucket: Bucket) -> None:
@@ -121,7 +123,8 @@ class ReadOnlyKeyValue:
         check_revision(f"read key {key!r}", "revision", revision, first=1)
         self._check_min_last_revision(min_last_revision)
         try:
-            message = await self._direct_get.get(revision, min_last_seq=min_last_revision)
+            with bucket_errors(self.jetstream, self.name):
+                message = await self._direct_get.get(revision, min_last_seq=min_last_revision)
         except MessageNotFoundError:
             raise self._not_found(key, f"revision {revision}") from None
         if message.subject != subject:
@@ -201,7 +204,9 @@ class ReadOnlyKeyValue:
 
     async def status(self) -> BucketStatus:
         """Properties and size of the bucket (ADR-8, "Status")."""
-        return BucketStatus.of(await self.jetstream.call(f"STREAM.INFO.{self.bucket.stream}"))
+        with bucket_errors(self.jetstream, self.name):
+            response = await self.jetstream.call(f"STREAM.INFO.{self.bucket.stream}")
+        return BucketStatus.of(response)
 
     def watch(
         self,
@@ -251,7 +256,8 @@ class ReadOnlyKeyValue:
         """The key's last entry, also a marker; KeyNotFoundError without an entry."""
         subject = self.bucket.prefix + key
         try:
-            message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
+            with bucket_errors(self.jetstream, self.name):
+                message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
         except MessageNotFoundError:
             raise self._not_found(key, "entry") from None
         return entry_from_message(message, self.bucket)

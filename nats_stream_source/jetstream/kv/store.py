@@ -34,6 +34,7 @@ from nats_stream_source.jetstream.kv.arguments import (
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
+    bucket_errors,
     bucket_stream_info,
 )
 from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueConfig
@@ -255,7 +256,8 @@ class KeyValue(ReadOnlyKeyValue):
                 f"could not purge deleted keys of bucket {bucket.name!r}: it mirrors "
                 f"{bucket.write_bucket!r}; call purge_deletes there, and set limits on the mirror"
             )
-        response = await jetstream.call(f"STREAM.INFO.{bucket.stream}")
+        with bucket_errors(jetstream, self.name):
+            response = await jetstream.call(f"STREAM.INFO.{bucket.stream}")
         info = StreamInfo.parse(response)
         # Servers before 2.10 do not report their time.
         limit = nanoseconds(response["ts"]) - round(older_than * 1e9)

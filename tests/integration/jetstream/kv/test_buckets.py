@@ -39,6 +39,25 @@ async def test_the_servers_configuration_is_the_documents(shared_server: NatsSer
         assert (status.ttl, status.backing_store) == (None, "JetStream")
 
 
+async def test_every_read_of_a_deleted_bucket_names_the_bucket(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("dropped", history=5)) as kv:
+        await kv.put("a", b"1")
+        await KeyValue.delete_bucket(kv.jetstream, "dropped")
+        for read in (
+            kv.get("a"),
+            kv.get("a", min_last_revision=1),
+            kv.get_revision("a", 1),
+            kv.history("a"),
+            kv.keys(),
+            kv.keys("a"),
+            kv.status(),
+            kv.purge_deletes(),
+            kv.watch().initial(),
+        ):
+            with pytest.raises(BucketNotFoundError, match="bucket 'dropped' does not exist"):
+                await read
+
+
 PROPERTIES = [
     KeyValueConfig(
         "p1",
