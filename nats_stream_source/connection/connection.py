@@ -38,7 +38,6 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
     AuthorizationError,
     ConnectError,
-    InvalidNameError,
     JetStreamNotEnabledError,
     MessageTooLargeError,
     PermissionDeniedError,
@@ -323,7 +322,6 @@ class Connection:
             AuthorizationError: the client is not connected in that time, since the server refuses
                 the credentials.
             MessageTooLargeError: the request exceeds the server's ``max_payload``.
-            InvalidNameError: ``subject`` contains whitespace.
         """
         return await self.run_until_denied(
             subject, lambda: self.client.request(subject, payload, self.settings.request_timeout)
@@ -351,8 +349,6 @@ class Connection:
             ) from error
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
             raise self._closed_error() from error
-        except nats.errors.BadSubjectError as error:
-            raise InvalidNameError(f"invalid subject {subject!r}: it has whitespace") from error
         except nats.errors.MaxPayloadError as error:
             raise MessageTooLargeError(
                 f"a request on {subject!r} exceeds the server's max_payload of "

@@ -16,12 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import nats.errors
+
 from nats_stream_source.aio.tasks import MAX_CONCURRENT, gather_limited, run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
     ApiError,
     ConsumerLimitError,
     ConsumerNotFoundError,
+    InvalidNameError,
     JetStreamNotEnabledError,
     MessageNotFoundError,
     ProtocolError,
@@ -193,8 +196,8 @@ class JetStream:
     """JetStream API calls over one connection.
 
     All methods raise ``RequestTimeoutError``, ``PermissionDeniedError``,
-    ``JetStreamNotEnabledError`` and, for an error without its own class, ``ApiError`` with the
-    server's codes.
+    ``JetStreamNotEnabledError``, ``InvalidNameError`` for a name with whitespace and, for an error
+    without its own class, ``ApiError`` with the server's codes.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -204,7 +207,10 @@ class JetStream:
         """Send a request below the API prefix; returns the JSON object of the response."""
         full = f"{self.connection.settings.api_prefix}.{subject}"
         payload = json.dumps(request).encode() if request is not None else b""
-        message = await self.connection.request(full, payload)
+        try:
+            message = await self.connection.request(full, payload)
+        except nats.errors.BadSubjectError as refused:
+            raise InvalidNameError(f"invalid API subject {full!r}: it has whitespace") from refused
         response = decode_response(message.data, full)
         if error := object_(response, "error", default={}):
             raise api_error(subject, error)
