@@ -62,6 +62,8 @@ class EphemeralConsumer:
         connection: the connection of the current consumer; None before :meth:`connect`.
         inbox: the subscription of its deliver subject; None while it has none.
         flow_control: whether the next consumer uses flow control.
+        unbound: how many of the latest consumers in a row replaced a lost one and had no subscriber
+            of their deliver subject at the server: it does not lead to this client.
         merged_filter: the filter that the current consumer has in place of the requested ones;
             None where it has the requested ones.
     """
@@ -70,6 +72,7 @@ class EphemeralConsumer:
         self.connection: Connection | None = None
         self.inbox: Inbox | None = None
         self.flow_control = True
+        self.unbound = 0
         self.merged_filter: MergedFilter | None = None
         self._connections = connections
         self._request = request
@@ -108,8 +111,11 @@ class EphemeralConsumer:
         self._reconnects = connection.reconnects
         self._serial += 1
 
-    async def create(self, position: int, seen_through: int) -> None:
+    async def create(self, position: int, seen_through: int, *, failures: int = 0) -> None:
         """Create a consumer that delivers from ``position`` on, and subscribe to its inbox.
+
+        Args:
+            failures: how many consumers in a row were lost before without progress.
 
         Raises:
             RequestTimeoutError: the stream has no leader that has ``end``, or no consumer was
@@ -135,9 +141,13 @@ class EphemeralConsumer:
         leader = await self._stream_leader(jetstream) if request.at_leader else None
         if leader is not None:
             await self._create_at(leader, jetstream, config)
-            return
-        self.inbox = await connection.open_inbox(config["deliver_subject"])
-        await jetstream.create_consumer(request.stream, self.name, config)
+        else:
+            self.inbox = await connection.open_inbox(config["deliver_subject"])
+        if leader is None or failures:
+            # A repeated creation, after that on the leader, returns the info of the consumer.
+            named = {"name": self.name, **config}
+            created = ConsumerInfo.parse(await jetstream.add_consumer(request.stream, named))
+            self.unbound = min(self.unbound + 1, failures) if not created.push_bound else 0
 
     async def _stream_leader(self, jetstream: JetStream) -> str | None:
         """The stream leader, once it has ``end``; None where the stream has one replica."""

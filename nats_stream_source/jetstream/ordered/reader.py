@@ -56,6 +56,7 @@ from nats_stream_source.wire.status import ConsumerStatus
 log = field_logger(__name__)
 
 _FLOW_CONTROL_DELAY = 0.05  # seconds that a reply is delayed near the end of a range
+_MAX_UNBOUND = 2  # consumers whose deliver subject has no subscriber, after a lost one
 _BACKOFF = Backoff(0.02, 2.0)  # before a rebuild that follows rebuilds without progress
 
 _ADVICE = {
@@ -100,7 +101,8 @@ class OrderedReader:
         to have processed.
 
         Raises:
-            ConsumerLostError: more than ``request.attempts`` consumers in a row were lost.
+            ConsumerLostError: more than ``request.attempts`` consumers in a row were lost, or
+                fewer where the server has no subscriber of their deliver subjects.
             MinLastSequenceError: the replica made no progress for ``request.catch_up_timeout``
             seconds. DataLossError: the stream was re-created or rolled back. ConnectError: not
             connected. ConsumerLimitError, StreamNotFoundError and the other
@@ -139,7 +141,8 @@ class OrderedReader:
     async def _create_consumer(self) -> None:
         """Make one attempt to create a consumer that delivers from the cursor's position on."""
         cursor, request, consumer = self.cursor, self.request, self._consumer
-        if cursor.failed_rebuilds > request.attempts:
+        unreachable = cursor.failed_rebuilds > consumer.unbound >= _MAX_UNBOUND
+        if cursor.failed_rebuilds > request.attempts or unreachable:
             raise self._consumer_lost_error()
         if cursor.failed_rebuilds > 1:
             # Not aio.retry: a rebuild is a transition of the cursor, which counts the failures.
@@ -150,7 +153,9 @@ class OrderedReader:
         try:
             if cursor.rebuilds:
                 await consumer.verify_stream(cursor.seen_through)
-            await consumer.create(cursor.position, cursor.seen_through)
+            await consumer.create(
+                cursor.position, cursor.seen_through, failures=cursor.failed_rebuilds
+            )
         except (NatsSourceError, nats.errors.Error) as error:
             if isinstance(error, NatsSourceError) and not is_transient(error):
                 raise
