@@ -34,7 +34,7 @@ from nats_stream_source.jetstream.direct_get.arguments import (
     check_time,
 )
 from nats_stream_source.jetstream.direct_get.batch import BatchRequest, read_pages
-from nats_stream_source.jetstream.direct_get.last_messages import last_messages
+from nats_stream_source.jetstream.direct_get.last_messages import LastMessages
 from nats_stream_source.jetstream.direct_get.last_pages import LastMessagesRequest
 from nats_stream_source.jetstream.direct_get.page import MessagePage
 from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
@@ -219,11 +219,12 @@ class DirectGet:
         complete: bool = True,
         min_last_seq: int | None = None,
         timeout: float | None = None,
-    ) -> AsyncGenerator[StoredMessage, None]:
+    ) -> LastMessages:
         """Yield the last message of each matching subject (ADR-31, "Multi-subject requests").
 
         At most 1,024 subjects may match. Each subject is yielded once, ascending by sequence
-        within a page.
+        within a page. The result's ``up_to_seq`` is the sequence of their point in time: another
+        read, such as a batch or a watch, can go on after it.
 
         Args:
             subjects: may have wildcards and may overlap.
@@ -260,7 +261,7 @@ class DirectGet:
             timeout=timeout,
         )
         request.validate()
-        return last_messages(self.jetstream, request)
+        return LastMessages(self.jetstream, request)
 
 
 async def _messages(

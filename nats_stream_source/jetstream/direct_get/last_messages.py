@@ -20,7 +20,7 @@ list the subjects (``STREAM.INFO`` with ``subjects_filter``) and return the last
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
@@ -41,24 +41,65 @@ MAX_SUBJECTS = 1024
 _MAX_IN_FLIGHT = 64  # concurrent message requests to the leader
 
 
+class LastMessages(AsyncIterator[StoredMessage]):
+    """The messages that :meth:`DirectGet.last_for` reads: an async iterator.
+
+    Attributes:
+        up_to_seq: the sequence of the point in time of the messages (``Nats-UpTo-Sequence``), from
+            the first message or the end of the iteration on. A read that starts after it misses no
+            message; it repeats a message that was yielded with a higher sequence. None before, and
+            if no server reports it: with ``complete`` off, where no message matches ``up_to_time``.
+    """
+
+    def __init__(self, jetstream: JetStream, request: LastMessagesRequest) -> None:
+        self.up_to_seq: int | None = None
+        self._messages = last_messages(jetstream, request, self._set_up_to_seq)
+
+    def __repr__(self) -> str:
+        return f"<LastMessages up_to_seq={self.up_to_seq}>"
+
+    def __aiter__(self) -> LastMessages:
+        return self
+
+    async def __anext__(self) -> StoredMessage:
+        return await self._messages.__anext__()
+
+    async def aclose(self) -> None:
+        """End the read early."""
+        await self._messages.aclose()
+
+    def _set_up_to_seq(self, seq: int | None) -> None:
+        self.up_to_seq = seq
+
+
 async def last_messages(
-    jetstream: JetStream, request: LastMessagesRequest
+    jetstream: JetStream,
+    request: LastMessagesRequest,
+    set_up_to_seq: Callable[[int | None], None],
 ) -> AsyncGenerator[StoredMessage, None]:
-    """The messages that :meth:`DirectGet.last_for` yields."""
+    """The messages that :meth:`DirectGet.last_for` yields.
+
+    Args:
+        set_up_to_seq: called with the sequence of their point in time.
+    """
     incomplete_reader = None
     if not request.complete:
         incomplete_reader = LastMessagesReader(jetstream, request)
         async with contextlib.aclosing(incomplete_reader.pages()) as pages:
             async for page in pages:
+                set_up_to_seq(incomplete_reader.up_to_seq)
                 for message in page:
                     yield message
         if not incomplete_reader.incomplete:
+            set_up_to_seq(incomplete_reader.up_to_seq)
             return
     reader = _CompleteReader(jetstream, request, incomplete_reader)
     async with contextlib.aclosing(reader.complete_pages()) as pages:
         async for page in pages:
+            set_up_to_seq(reader.up_to_seq)
             for message in page:
                 yield message
+    set_up_to_seq(reader.up_to_seq)
 
 
 class _CompleteReader(LastMessagesReader):
@@ -74,8 +115,11 @@ class _CompleteReader(LastMessagesReader):
         predecessor: LastMessagesReader | None,
     ) -> None:
         super().__init__(jetstream, request)
+        self._max_up_to_seq: int | None = None
         if predecessor is not None:
             self._last_seq = predecessor._last_seq
+            # The leader may have a newer message of a subject that the predecessor has read.
+            self._max_up_to_seq = predecessor.up_to_seq or predecessor._last_seq or None
             self._seen_subjects = predecessor._seen_subjects
 
     async def complete_pages(self) -> AsyncGenerator[list[StoredMessage], None]:
@@ -92,6 +136,7 @@ class _CompleteReader(LastMessagesReader):
         request = self._request
         reads_past = request.up_to_seq is not None or request.up_to_time is not None
         up_to = await self._resolve_up_to(info)
+        self._set_up_to_seq(info.last_seq if up_to is None else up_to)
         if up_to == 0:
             return  # the stream had no message at that time
         reply = await self._first_page(info, up_to)
@@ -100,6 +145,8 @@ class _CompleteReader(LastMessagesReader):
         subject_count = None
         if reply is not None:
             assert reply.status is not None
+            if reply.status.up_to_seq is not None:
+                self._set_up_to_seq(reply.status.up_to_seq)
             subject_count = len(self._seen_subjects) + len(reply.page) + reply.num_pending
             yield self._new_messages(reply)
             up_to = reply.status.up_to_seq
@@ -125,6 +172,9 @@ class _CompleteReader(LastMessagesReader):
             and len(self._seen_subjects) < subject_count
         ):
             yield await self._read_from_leader()
+
+    def _set_up_to_seq(self, seq: int) -> None:
+        self.up_to_seq = seq if self._max_up_to_seq is None else min(seq, self._max_up_to_seq)
 
     async def _stream_info(self) -> StreamInfo:
         request = self._request

@@ -62,9 +62,12 @@ class LastMessagesReader:
 
     Attributes:
         incomplete: whether :meth:`pages` ended before all messages were read.
+        up_to_seq: the sequence of the point in time of the messages read so far; None before the
+            first page, and if no response reports it.
     """
 
     def __init__(self, jetstream: JetStream, request: LastMessagesRequest) -> None:
+        self.up_to_seq: int | None = None
         self._jetstream = jetstream
         self._request = request
         self._last_seq = 0
@@ -87,9 +90,8 @@ class LastMessagesReader:
         while True:
             reply = await self._request_page(request.subjects, up_to, request.batch)
             if reply is not None and reply.code == NOT_FOUND:
-                self.incomplete = request.up_to_time is None and await self._leader_has_more(
-                    request.up_to_seq
-                )
+                if request.up_to_time is None:
+                    await self._confirm_no_match()
                 return
             if reply is None or not (reply.page or reply.code == EOB):
                 failed_attempts += 1
@@ -98,6 +100,8 @@ class LastMessagesReader:
                     return
                 continue
             failed_attempts = 0
+            if reply.status is not None and self.up_to_seq is None:
+                self.up_to_seq = reply.status.up_to_seq
             yield self._new_messages(reply)
             if reply.status is not None:
                 if not reply.num_pending:
@@ -151,6 +155,14 @@ class LastMessagesReader:
         ]
         self._seen_subjects.update(message.subject for message in new)
         return new
+
+    async def _confirm_no_match(self) -> None:
+        """Set ``incomplete`` if the leader has a message that the responding server lacks."""
+        # Before the messages are looked for: what is written later has a higher sequence.
+        last_seq = (await self._jetstream.stream_info(self._request.stream)).last_seq
+        self.incomplete = await self._leader_has_more(self._request.up_to_seq)
+        if not self.incomplete and self.up_to_seq is None:
+            self.up_to_seq = min(self._request.up_to_seq or last_seq, last_seq)
 
     async def _leader_has_more(self, up_to: int | None) -> bool:
         """Whether the leader has an unread message at a sequence up to ``up_to``."""

@@ -65,6 +65,50 @@ async def test_pages_of_one_point_in_time(shared_server: NatsServer, complete: b
         assert found == [b"v5", b"v6", b"v7", b"v8"]
 
 
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
+async def test_another_read_goes_on_at_the_same_point(
+    shared_server: NatsServer, complete: bool
+) -> None:
+    """What is written during the read comes with the next one, and nothing comes twice."""
+    url, name = shared_server.url, f"GOON{complete}"
+    skip_before(url, 11)
+    make(url, name, 8)
+
+    async with direct_get(url, name) as get:
+        last = get.last_for([f"{name}.>"], batch=1, complete=complete)
+        assert last.up_to_seq is None
+        async for _ in last:
+            assert last.up_to_seq == 8
+            await get.jetstream.connection.client.request(f"{name}.new", b"")
+        assert last.up_to_seq == 8
+        assert await seqs(get.batch(seq=last.up_to_seq + 1)) == [9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
+async def test_the_point_in_time(
+    shared_server: NatsServer, allow_direct: bool, complete: bool
+) -> None:
+    url, name = shared_server.url, f"AT{allow_direct}{complete}"
+    skip_before(url, 11)
+    make(url, name, 20, allow_direct=allow_direct)
+
+    async with direct_get(url, name) as get:
+
+        async def point(subject: str = f"{name}.>", **options: Any) -> int | None:
+            last = get.last_for([subject], complete=complete, **options)
+            await seqs(last)
+            return last.up_to_seq
+
+        assert await point() == 20
+        assert await point(up_to_seq=6) == 6
+        assert await point(up_to_seq=5000) == 20
+        assert await point(f"{name}.none") == 20
+        assert await point(f"{name}.none", up_to_seq=6) == 6
+        assert await point(up_to_time=(await get.get(7)).time) == 6
+        assert await point(up_to_time="2099-01-01T00:00:00Z") == 20
+
+
 async def test_a_key_overwritten_between_two_pages_is_not_lost(shared_server: NatsServer) -> None:
     """A bucket with history 1 forgets the value of the point in time: the newer one comes."""
     url = shared_server.url
