@@ -14,6 +14,7 @@ from typing import Any
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import converters
+from nats_stream_source.options.advice import create_view
 from nats_stream_source.options.table import Mode, Option
 
 COMMON: tuple[Option, ...] = (
@@ -104,6 +105,17 @@ class CommonOptions:
 def _is_set(value: object) -> bool:
     # By identity: a timestamp may be 0.
     return value is not None and value is not False and value != ()
+
+
+def check_given(given: Mapping[str, str], format_name: str, stream_option: str) -> None:
+    """Raise OptionError without a single option, as for a table that CREATE TABLE made."""
+    if not given:
+        raise OptionError(
+            f"could not read format {format_name!r}: no option is set, expected 'servers' and "
+            f"{stream_option!r}; set them with .option(...), and instead of a table of CREATE "
+            f"TABLE, whose options Spark does not pass to a Python source, use "
+            f"{create_view(format_name, stream_option)}"
+        )
 
 
 def check_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | None) -> None:

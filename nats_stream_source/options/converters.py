@@ -30,6 +30,13 @@ def name(value: str) -> str:
     return value
 
 
+def single_name(value: str) -> str:
+    """One name on the server; a list is refused, since a query reads one bucket or stream."""
+    if "," in name(value):
+        raise ValueError("is a list, expected one name")
+    return value
+
+
 def boolean(value: str) -> bool:
     """``true`` or ``false``."""
     lowered = value.strip().lower()

@@ -10,14 +10,28 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.subjects import check_bucket, check_filters
 from nats_stream_source.options import converters
-from nats_stream_source.options.common import COMMON, CommonOptions, check_exclusive, check_mode
+from nats_stream_source.options.advice import KV_ADVICE
+from nats_stream_source.options.common import (
+    COMMON,
+    CommonOptions,
+    check_exclusive,
+    check_given,
+    check_mode,
+)
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.table import Mode, Option, parse
 
 KV: tuple[Option, ...] = (
-    Option("bucket", "string", converters.name, None, "Name of the key-value bucket. Required."),
+    Option(
+        "bucket",
+        "string",
+        converters.single_name,
+        None,
+        "Name of the key-value bucket. Required.",
+        advice="write the name of one bucket; union the DataFrames to read several",
+    ),
     Option(
         "keys",
         "list of key filters",
@@ -61,6 +75,8 @@ KV: tuple[Option, ...] = (
         converters.integer,
         None,
         "First revision to read. Default: the last revision of each key.",
+        advice="write 1 or higher for the first revision to read, or updatesOnly=true for "
+        "later writes only",
     ),
     Option(
         "startTime",
@@ -134,7 +150,8 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
         ConfigurationError: two key filters overlap.
     """
     with option_hints(option_names(CONNECTION + KV)):
-        return _validate(parse(given, CONNECTION + KV), mode)
+        check_given(given, "nats_kv", "bucket")
+        return _validate(parse(given, CONNECTION + KV, KV_ADVICE), mode)
 
 
 def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:

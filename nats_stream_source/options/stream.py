@@ -10,7 +10,14 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.subjects import check_stream, check_subject_filters
 from nats_stream_source.options import converters
-from nats_stream_source.options.common import COMMON, CommonOptions, check_exclusive, check_mode
+from nats_stream_source.options.advice import STREAM_ADVICE
+from nats_stream_source.options.common import (
+    COMMON,
+    CommonOptions,
+    check_exclusive,
+    check_given,
+    check_mode,
+)
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
@@ -20,9 +27,10 @@ STREAM: tuple[Option, ...] = (
     Option(
         "stream",
         "string",
-        converters.name,
+        converters.single_name,
         None,
         "Name of the stream. Either `stream` or `subject` is required.",
+        advice="write the name of one stream; union the DataFrames to read several",
     ),
     Option(
         "subject",
@@ -53,6 +61,8 @@ STREAM: tuple[Option, ...] = (
         converters.integer,
         None,
         "First sequence to read. The query waits for a sequence that the stream has not reached.",
+        advice="write 1 or higher for the first sequence to read, or deliverPolicy=new for "
+        "later messages only",
     ),
     Option(
         "startTime",
@@ -131,7 +141,8 @@ def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> Stream
         ConfigurationError: two filters overlap.
     """
     with option_hints(option_names(CONNECTION + STREAM)):
-        return _validate(parse(given, CONNECTION + STREAM), mode)
+        check_given(given, "nats_stream", "stream")
+        return _validate(parse(given, CONNECTION + STREAM, STREAM_ADVICE), mode)
 
 
 def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:

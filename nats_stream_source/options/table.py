@@ -35,6 +35,7 @@ class Option:
         description: what the option sets, then its default and limits.
         secret: whether the value must not appear in errors.
         only: the one mode that the option applies to; None if it applies to both.
+        advice: what to write instead of an invalid value.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Option:
     description: str
     secret: bool = False
     only: Mode | None = None
+    advice: str = ""
 
     @property
     def setting(self) -> str:
@@ -51,29 +53,41 @@ class Option:
         return re.sub(r"([A-Z])", r"_\1", self.name).lower()
 
 
-def parse(given: Mapping[str, str], table: tuple[Option, ...]) -> dict[str, Any]:
+def parse(
+    given: Mapping[str, str], table: tuple[Option, ...], advice: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the values by option name; options that are not given have their default.
 
+    Args:
+        advice: what to write instead of a name that is not in the table, by name in lower case.
+
     Raises:
-        OptionError: a name is not in the table (the error names the nearest one), or a value is
-            not of the option's type. The error does not contain the value of a secret.
+        OptionError: a name is not in the table (the error has the advice, or the nearest name), or
+            a value is not of the option's type. The error does not contain the value of a secret.
     """
     by_name = {option.name.lower(): option for option in table}
     values: dict[str, Any] = {option.name: option.default for option in table}
     for name, text in given.items():
         option = by_name.get(name.lower())
         if option is None:
-            near = difflib.get_close_matches(name.lower(), by_name, n=1, cutoff=0.5)
-            hint = f"; did you mean {by_name[near[0]].name!r}?" if near else ""
-            raise OptionError(f"unknown option {name!r}{hint}")
+            raise OptionError(f"unknown option {name!r}{_instead(name, by_name, advice or {})}")
         try:
             values[option.name] = option.parse(text)
         except ValueError as error:
             shown = "the value" if option.secret else repr(text)
+            action = f"; {option.advice}" if option.advice else ""
             raise OptionError(
-                f"invalid value for option {option.name!r}: {shown} {error}"
+                f"invalid value for option {option.name!r}: {shown} {error}{action}"
             ) from None
     return values
+
+
+def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]) -> str:
+    """What to write instead of an unknown name; empty if no option is near."""
+    if text := advice.get(name.lower()):
+        return f": {text}"
+    near = difflib.get_close_matches(name.lower(), by_name, n=1, cutoff=0.5)
+    return f"; did you mean {by_name[near[0]].name!r}?" if near else ""
 
 
 def markdown_table(table: tuple[Option, ...]) -> str:

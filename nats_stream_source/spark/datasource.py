@@ -7,6 +7,7 @@ messages of a NATS JetStream stream. Spark requests the columns, as DDL, before 
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import NoReturn
@@ -69,13 +70,36 @@ class NatsFormat(DataSource):
     def parse_options(self, mode: Mode | None = None) -> KvOptions | StreamOptions:
         """The options, validated for ``mode``; raises OptionError and other ConfigurationErrors."""
 
+    @abstractmethod
+    def schema(self) -> str:
+        """The columns, as DDL."""
+
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""
-        return stream_reader(self.parse_options(Mode.STREAMING))
+        options = self.parse_options(Mode.STREAMING)
+        self._check_schema(schema)
+        return stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
-        return batch_reader(self.parse_options(Mode.BATCH))
+        options = self.parse_options(Mode.BATCH)
+        self._check_schema(schema)
+        return batch_reader(options)
+
+    def _check_schema(self, schema: StructType) -> None:
+        """Raise OptionError for columns that the user gave and a read does not return.
+
+        Without columns of the user Spark passes those of :meth:`schema`. With other columns it
+        would fail in a task, with a mismatch that does not name the call to remove.
+        """
+        given = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
+        columns = self.schema()
+        if given and _normalised(given) != _normalised(columns):
+            raise OptionError(
+                f"could not read format {self.name()!r} with the given schema: got ({given}), "
+                f"expected ({columns}); remove .schema(...), or the column list of CREATE VIEW, "
+                f"and select from the DataFrame"
+            )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Raise OptionError: this version does not support writing."""
@@ -90,6 +114,12 @@ class NatsFormat(DataSource):
             f"could not write with format {self.name()!r}: {method} is not supported, expected "
             f"spark.read or spark.readStream"
         )
+
+
+def _normalised(ddl: str) -> str:
+    """Columns without the differences between a declaration and Spark's names of types."""
+    # A type is written in upper case here, a name never.
+    return re.sub(r"\b[A-Z]+\b", lambda word: word[0].lower(), ddl).replace(", ", ",")
 
 
 class NatsKvDataSource(NatsFormat):

@@ -1,0 +1,84 @@
+"""Names that are not options of a format, and what to write instead.
+
+A new user brings the names of Spark's Kafka source, of the other format, or of Spark SQL. The
+parser appends the advice of this module to its error, in place of the option with the nearest name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def create_view(format_name: str, stream_option: str) -> str:
+    """The statement that takes the place of CREATE TABLE, whose options Spark drops."""
+    return (
+        f"CREATE TEMPORARY VIEW name USING {format_name} OPTIONS (servers '...', "
+        f"{stream_option} '...')"
+    )
+
+
+def _lower(advice: Mapping[str, str]) -> dict[str, str]:
+    # Spark passes names in lower case.
+    return {name.lower(): text for name, text in advice.items()}
+
+
+def _from_spark(format_name: str, stream_option: str) -> dict[str, str]:
+    """Names that come with an API of Spark, or of its Kafka source."""
+    table = (
+        "Spark sets it for CREATE TABLE and does not pass a table's options to a Python source; "
+        f"write {create_view(format_name, stream_option)}"
+    )
+    return {
+        "provider": table,
+        "path": f"write load() without a path, and set the option {stream_option!r}",
+        "kafka.bootstrap.servers": "write 'servers'",
+        "subscribe": f"write {stream_option!r}",
+        "topic": f"write {stream_option!r}",
+        "url": "write 'servers'",
+        "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
+    }
+
+
+KV_ADVICE = _lower(
+    {
+        **_from_spark("nats_kv", "bucket"),
+        "startingOffsets": "write updatesOnly=true for latest, includeHistory=true for "
+        "earliest, or 'startSequence' for a revision; without these the query starts with the last "
+        "entry of each key",
+        "startingTimestamp": "write 'startTime'",
+        "endingOffsets": "write 'asOfSequence' to read the bucket as it was at a revision",
+        "endingTimestamp": "write 'asOfTime' to read the bucket as it was at a time",
+        "stream": "write 'bucket', or format('nats_stream') to read a stream",
+        "streams": "write 'bucket', or format('nats_stream') to read a stream",
+        "subject": "write 'keys' to select keys, or format('nats_stream') to read a subject",
+        "filterSubjects": "write 'keys', without the prefix $KV.<bucket>",
+        "deliverPolicy": "write 'updatesOnly', 'includeHistory', 'startSequence' or 'startTime'",
+        "endSequence": "write 'asOfSequence' to read the bucket as it was at a revision",
+        "endTime": "write 'asOfTime' to read the bucket as it was at a time",
+        "headersOnly": "write 'metaOnly'",
+        "minLastSequence": "write 'minLastRevision'",
+    }
+)
+"""By name in lower case: what to write for a name that ``nats_kv`` lacks."""
+
+STREAM_ADVICE = _lower(
+    {
+        **_from_spark("nats_stream", "stream"),
+        "startingOffsets": "write deliverPolicy=all for earliest, deliverPolicy=new for "
+        "latest, or 'startSequence' for a sequence",
+        "startingTimestamp": "write 'startTime'",
+        "endingOffsets": "write 'endSequence'",
+        "endingTimestamp": "write 'endTime'",
+        "bucket": "write format('nats_kv') to read a bucket, or stream=KV_<bucket> to read its "
+        "messages",
+        "keys": "write 'filterSubjects', or format('nats_kv') to read a bucket",
+        "includeHistory": "write deliverPolicy=all",
+        "updatesOnly": "write deliverPolicy=new",
+        "ignoreDeletes": "a stream does not have markers; write format('nats_kv') to read a bucket",
+        "metaOnly": "write 'headersOnly'",
+        "minLastRevision": "write 'minLastSequence'",
+        "asOfSequence": "write 'endSequence', or format('nats_kv') to read a bucket",
+        "asOfTime": "write 'endTime', or format('nats_kv') to read a bucket",
+    }
+)
+"""By name in lower case: what to write for a name that ``nats_stream`` lacks."""
