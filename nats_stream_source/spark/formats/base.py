@@ -87,6 +87,7 @@ class FormatAdapter(ABC):
         last_per_subject: whether the query starts with the last message of each subject.
         headers_only: read without payloads.
         min_last_seq: start once the stream has this sequence (ADR-53).
+        start_option: the option that set the start position; None for the format's default.
     """
 
     connection: ConnectionSettings
@@ -97,6 +98,7 @@ class FormatAdapter(ABC):
     last_per_subject: bool
     headers_only: bool
     min_last_seq: int | None
+    start_option: str | None
     terms: UserTerms
 
     @abstractmethod

@@ -24,6 +24,13 @@ from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.header_columns import HEADERS, header_maps
 from nats_stream_source.wire.headers import operations
 
+_START_OPTIONS = {
+    DeliverPolicy.ALL: "includeHistory",
+    DeliverPolicy.NEW: "updatesOnly",
+    DeliverPolicy.BY_START_SEQUENCE: "startSequence",
+    DeliverPolicy.BY_START_TIME: "startTime",
+}
+
 
 class KvFormat(FormatAdapter):
     """A query of a bucket, from its options."""
@@ -46,6 +53,7 @@ class KvFormat(FormatAdapter):
         self.last_per_subject = options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
         self.headers_only = options.meta_only
         self.min_last_seq = options.min_last_revision
+        self.start_option = _START_OPTIONS.get(options.start_position.policy)
 
     async def stream_name(self, jetstream: JetStream) -> str:
         """The name of the bucket's stream."""

@@ -38,6 +38,14 @@ from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads,
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.header_columns import header_maps
 
+_START_OPTIONS = {
+    DeliverPolicy.NEW: "deliverPolicy",
+    DeliverPolicy.LAST: "deliverPolicy",
+    DeliverPolicy.LAST_PER_SUBJECT: "deliverPolicy",
+    DeliverPolicy.BY_START_SEQUENCE: "startSequence",
+    DeliverPolicy.BY_START_TIME: "startTime",
+}
+
 # Settings of a stream that store messages of subjects other than its own.
 _OTHER_ORIGINS = ("mirror", "sources", "subject_transform")
 
@@ -63,6 +71,7 @@ class StreamFormat(FormatAdapter):
         self.requires_all_messages = not self.last_per_subject
         self.headers_only = options.headers_only
         self.min_last_seq = options.min_last_sequence
+        self.start_option = _START_OPTIONS.get(options.start_position.policy)
         if options.stream is None:
             self.terms = replace(self.terms, filter_option="subject")
 

@@ -50,7 +50,7 @@ from nats_stream_source.spark.planning.match_finder import MatchFinder
 from nats_stream_source.spark.planning.poll_backoff import PollBackoff
 from nats_stream_source.spark.planning.range_math import should_advance
 from nats_stream_source.spark.planning.splitter import RangeSplitter
-from nats_stream_source.spark.planning.start_position import resolve_start
+from nats_stream_source.spark.planning.start_position import report_ignored_start, resolve_start
 
 log = field_logger(__name__)
 
@@ -80,6 +80,7 @@ class Planner:
         self._match_finder = MatchFinder(self._leader)
         self._backoff = PollBackoff(clock, sleep)
         self._initial_offset: Offset | None = None
+        self._started = False
         self._available_now_end: int | None = None
         self._stream_end: Offset | None = None
         self._planned_end: Offset | None = None
@@ -113,6 +114,11 @@ class Planner:
             return start
         info = await self._leader.stream_info()
         self._validate_offset(start, info)
+        if not self._started and start != self._initial_offset:
+            await report_ignored_start(
+                await self._leader.jetstream(), info, self._adapter, resumed=start
+            )
+        self._started = True
         if start.stream_seq == start.origin and start.epoch == 0:
             await self._leader.validate_filters()
         if self._backoff.is_unchanged(start, info):

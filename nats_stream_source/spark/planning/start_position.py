@@ -1,5 +1,8 @@
 """The sequence at which a deliver policy starts, resolved when the query starts.
 
+A query that has a checkpoint resumes from it, whatever its start options are:
+:func:`report_ignored_start` logs it where they differ from those of the first start.
+
 A consumer would resolve it on the replica that serves it; here the stream leader does, so that a
 lagging replica does not move the start position. A start time is resolved by bisection, since
 servers before 2.11 cannot be queried by time: two dozen requests for ten million messages, once per
@@ -13,8 +16,13 @@ from collections.abc import Sequence
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
+from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.planning.range_math import first_after, run_search
+
+log = field_logger(__name__)
 
 
 async def resolve_start(
@@ -67,3 +75,50 @@ async def seq_before_time(jetstream: JetStream, info: StreamInfo, time: int) -> 
         return message is None or nanoseconds(message.time) >= time
 
     return max(0, await run_search(first_after(info.first_seq, info.last_seq), is_at_or_after) - 1)
+
+
+async def report_ignored_start(
+    jetstream: JetStream, info: StreamInfo, adapter: FormatAdapter, resumed: Offset
+) -> None:
+    """Log that a start option does not apply to a query that resumes at ``resumed``.
+
+    A warning if the query started elsewhere. Where the offset cannot show that (``includeHistory``
+    and the default start at the same sequence), the line is for information only.
+    """
+    if adapter.start_option is None:
+        return
+    other = await _started_elsewhere(jetstream, info, adapter.start_position, resumed)
+    if other is False:
+        return
+    (log.warning if other else log.info)(
+        "start option ignored: the query resumes from its checkpoint; to start elsewhere, use "
+        "another checkpoint location",
+        stream=info.name,
+        option=adapter.start_option,
+        resumes_after=resumed.stream_seq,
+        started_after=resumed.origin,
+    )
+
+
+async def _started_elsewhere(
+    jetstream: JetStream, info: StreamInfo, position: StartPosition, resumed: Offset
+) -> bool | None:
+    """Whether the query of an offset did not start at ``position``; None if that is unknown."""
+    policy, origin = position.policy, resumed.origin
+    if resumed.epoch or policy is DeliverPolicy.LAST:
+        return None
+    if policy is DeliverPolicy.BY_START_SEQUENCE:
+        return origin + 1 != position.sequence
+    if policy is DeliverPolicy.NEW:
+        return origin != resumed.initial_through
+    if policy is not DeliverPolicy.BY_START_TIME:
+        return True if origin else None
+    assert position.time is not None
+    for seq in (max(origin, 1), origin + 1):
+        message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
+        if message is None:
+            continue
+        # The query skipped this message for its age, or it did not.
+        if (message.seq > origin) == (nanoseconds(message.time) < position.time):
+            return True
+    return False

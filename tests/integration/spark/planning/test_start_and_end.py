@@ -15,7 +15,7 @@ from nats_stream_source.errors import (
     UnsupportedStreamError,
 )
 from tests.integration.spark.planning.planners import ends, go_on, planning, read_all
-from tests.support.nats.buckets import create_bucket, put, put_many
+from tests.support.nats.buckets import api, create_bucket, put, put_many
 
 pytestmark = pytest.mark.servers
 
@@ -99,3 +99,59 @@ async def test_a_least_sequence_that_a_new_stream_does_not_have(ten: str) -> Non
     async with planning(ten, "b", minLastRevision="11", requestTimeout="0.3") as planner:
         with pytest.raises(MinLastSequenceError, match="'minLastRevision' is for the first start"):
             await planner.initial_offset()
+
+
+IGNORED = "start option ignored: the query resumes from its checkpoint"
+
+FIRST_AND_THEN: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
+    "the same sequence": ({"startSequence": "5"}, {"startSequence": "5"}, None),
+    "another sequence": ({"startSequence": "5"}, {"startSequence": "3"}, "startSequence"),
+    "a sequence, and none": ({"startSequence": "5"}, {}, None),
+    "none, and a sequence": ({}, {"startSequence": "5"}, "startSequence"),
+    "still updates only": ({"updatesOnly": "true"}, {"updatesOnly": "true"}, None),
+    "none, and updates only": ({}, {"updatesOnly": "true"}, "updatesOnly"),
+    "updates, and history": ({"updatesOnly": "true"}, {"includeHistory": "true"}, "includeHistory"),
+    "the same time": ({"startTime": "<5>"}, {"startTime": "<5>"}, None),
+    "an earlier time": ({"startTime": "<5>"}, {"startTime": "<4>"}, "startTime"),
+    "a later time": ({"startTime": "<5>"}, {"startTime": "<6>"}, "startTime"),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "ignored"), FIRST_AND_THEN.values(), ids=FIRST_AND_THEN)
+async def test_a_start_option_that_a_checkpoint_overrides_is_logged(
+    ten: str,
+    first: dict[str, str],
+    then: dict[str, str],
+    ignored: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    times = message_times(ten)
+
+    def given(options: dict[str, str]) -> dict[str, str]:
+        return {
+            name: times[int(value.strip("<>"))] if value.startswith("<") else value
+            for name, value in options.items()
+        }
+
+    async with planning(ten, "b", **given(first)) as planner:
+        start = await planner.initial_offset()
+        offset = await planner.latest_offset(start)
+        await planner.latest_offset(offset)
+    assert not caplog.records  # neither the first start nor a later micro-batch
+    async with planning(ten, "b", **given(then)) as planner:
+        for _ in range(2):
+            await planner.latest_offset(offset)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (ignored is not None), lines
+    if ignored:
+        assert lines[0].startswith(IGNORED)
+        assert f"option={ignored} " in lines[0]
+        assert caplog.records[0].levelname == "WARNING"
+
+
+def message_times(url: str) -> dict[int, str]:
+    """The server's timestamp of each message of the bucket ``b``, by sequence."""
+    return {
+        seq: str(api(url, "STREAM.MSG.GET.KV_b", {"seq": seq})["message"]["time"])
+        for seq in (4, 5, 6)
+    }
