@@ -24,6 +24,9 @@ from nats_stream_source.jetstream.subjects import (
 ALL_KEYS = (">",)
 """The key filters that match all keys."""
 
+UNMARKED_TTLS = "allow_msg_ttl without delete markers"
+"""The setting that removes a key only if a writer sets a TTL; nats-py sets it in every bucket."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -105,7 +108,7 @@ def _unmarked_removals(config: Mapping[str, Any]) -> tuple[str, ...]:
     if config.get("discard", "old") == "old":
         reasons += [name for name in ("max_bytes", "max_msgs") if config.get(name, -1) > 0]
     if config.get("allow_msg_ttl") and not config.get("subject_delete_marker_ttl"):
-        reasons.append("TTLs without delete markers")
+        reasons.append(UNMARKED_TTLS)
     return tuple(reasons)
 
 

@@ -94,11 +94,15 @@ class BatchSplit:
         return f"{self.split} {self.kind.value}"
 
 
+MESSAGE_TTLS = "allow_msg_ttl"
+"""The setting of a stream that allows a TTL on each message."""
+
+
 def removal_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The settings of a stream that remove messages, other than the limit per subject."""
     settings = ["max_age"] if (config.get("max_age") or 0) > 0 else []
     if config.get("discard", "old") == "old":
         settings += [name for name in ("max_bytes", "max_msgs") if (config.get(name) or -1) > 0]
     if config.get("allow_msg_ttl"):
-        settings.append("TTLs")
+        settings.append(MESSAGE_TTLS)
     return tuple(settings)

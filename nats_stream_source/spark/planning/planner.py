@@ -39,6 +39,7 @@ from dataclasses import replace
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
@@ -199,7 +200,9 @@ class Planner:
         info = await self._leader.initial_stream_info()
         jetstream, scope = await self._leader.jetstream(), self._leader.scope
         if scope.silent_removals and self._adapter.last_per_subject:
-            log.warning(
+            # nats-py allows TTLs in every bucket that it creates: no sign that one is used.
+            used = set(scope.silent_removals) != {UNMARKED_TTLS}
+            (log.warning if used else log.info)(
                 "keys can be removed without a marker, so that no row reports it; "
                 "nats_stream_source.delta.reconcile removes their rows from a table",
                 stream=info.name,

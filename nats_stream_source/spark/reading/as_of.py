@@ -15,7 +15,8 @@ Entries that are missing need more evidence:
 - A key that is written while it is read may lose the very revision that was to be delivered. Then
   the second read, or the first, lacks it, and the leader's list of keys shows it.
 - An entry that a limit removed (``max_age``, a TTL, ``max_bytes``) leaves no trace: only where no
-  sequence is missing at all is it certain that none was removed.
+  sequence up to ``end`` is missing is it certain that none was removed. A missing sequence does not
+  show its cause, also in a bucket whose messages have no TTL now: the message that had one is gone.
 
 Each of these is a data loss: an error that names the keys, or with ``failOnDataLoss=false`` a
 warning, without a row. A removal through the stream API (a purge, a deleted message) is not
@@ -35,7 +36,7 @@ must still raise the error.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.aio.tasks import gather_limited
-from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import (
     JetStream,
     StreamInfo,
@@ -51,28 +51,30 @@ from nats_stream_source.jetstream.api import (
     max_concurrent_requests,
 )
 from nats_stream_source.jetstream.subjects import is_literal
-from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.splits import BatchSplit, removal_settings
+from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit
 from nats_stream_source.spark.reading.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.event_loop import Runner, cached_runner
 from nats_stream_source.spark.reading.range_reader import read_range
+from nats_stream_source.spark.reading.state_loss import (
+    Cause,
+    Unknown,
+    has_all_messages,
+    report,
+    untraced_removals,
+)
 from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import MARKER_REASON
 
 _MAX_ROWS = 1 << 20  # buffered revisions; above, they are reduced to one row per key
-_MAX_NAMED = 10
 
 # Headers of a message that replaces others which were removed.
 _REPLACES = tuple(f"\r\n{name}:".encode() for name in ("Nats-Rollup", MARKER_REASON))
 _NO_LATE_ENTRIES = pa.schema(
     [("name", pa.string()), ("replaces", pa.bool_()), ("count", pa.int64())]
 ).empty_table()
-
-log = field_logger(__name__)
 
 
 def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
@@ -84,21 +86,24 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
     split, runner, seen = batch_split.split, cached_runner(adapter.connection), SubjectsSeen()
+    received = 0
     if batch_split.history == 1:
         with contextlib.closing(read_range(runner, split, adapter)) as batches:
             for frames in batches:
+                received += len(frames)
                 if len(frames):
                     seen.add(subjects(frames))
                 yield from adapter.rows(frames, split)
-        _verify_complete(runner, batch_split, adapter, seen)
+        _verify_complete(runner, batch_split, adapter, seen, received)
         return
     last = _LastSequences()
     with contextlib.closing(read_range(runner, split, adapter, headers_only=True)) as batches:
         for frames in batches:
+            received += len(frames)
             last.add(frames)
     last.finish()
     seen.add(last.names)
-    catch_up = _verify_complete(runner, batch_split, adapter, seen)
+    catch_up = _verify_complete(runner, batch_split, adapter, seen, received)
     if not last.names:
         return
     # A revision may be a key's last only because later ones, up to `end`, were removed before they
@@ -107,46 +112,62 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
         for frames in batches:
             yield from adapter.rows(last.select(frames), split)
     catch_up.verified_stream_info()
-    _report(batch_split, adapter, last.missing(), [])
+    report(batch_split, adapter, {Cause.SUPERSEDED: last.missing()}, [])
 
 
 def _verify_complete(
-    runner: Runner, batch_split: BatchSplit, adapter: FormatAdapter, seen: SubjectsSeen
+    runner: Runner,
+    batch_split: BatchSplit,
+    adapter: FormatAdapter,
+    seen: SubjectsSeen,
+    received: int,
 ) -> CatchUpReader:
     """Report a loss if the received subjects may not be all that had a message at ``end``.
+
+    Args:
+        received: the number of messages of the range. As many as ``end`` are all that were ever
+            written up to there.
 
     Returns:
         The reader of the messages after the range, for a last verification.
     """
 
     def is_complete(info: StreamInfo) -> bool:
-        return _has_all_messages(info) or all_subjects_seen(batch_split, info, len(seen))
+        return (
+            received == batch_split.split.end
+            or has_all_messages(info)
+            or all_subjects_seen(batch_split, info, len(seen))
+        )
 
     catch_up, late = CatchUpReader(runner, batch_split, adapter), _LateEntries(seen)
     for frames in catch_up.frames(is_complete, headers_only=True):
         late.add(frames)
-    unknown: list[str] = []
+    unknown: Unknown = {}
     if not is_complete(catch_up.info):
         if catch_up.caught_up and catch_up.ranges_read <= 1:
             unknown = late.unknown(batch_split.history)
         else:
             names = None if not catch_up.caught_up else late.names()
 
-            async def request() -> list[str]:
+            async def request() -> Unknown:
                 jetstream = await runner.connection.jetstream()
                 return await _unknown(jetstream, batch_split, seen, names)
 
             unknown = runner.retry_transient(request)
-    removals = _untraced_removals(catch_up.info)
+    if received == batch_split.split.end:
+        return catch_up
+    removals = untraced_removals(catch_up.info)
     # If the range ended at the stream's last message, messages removed before the plan were not
     # part of the state, and none was removed since if as many subjects were received as planned.
     # For some keys only, that number is unknown, but limits remove the oldest messages first.
     if batch_split.subject_count is None:
-        all_received = catch_up.info.first_seq == batch_split.first_seq and "TTLs" not in removals
+        all_received = (
+            catch_up.info.first_seq == batch_split.first_seq and MESSAGE_TTLS not in removals
+        )
     else:
         all_received = batch_split.subject_count == len(seen)
     exact = batch_split.at_stream_end and all_received
-    _report(batch_split, adapter, unknown, [] if exact else removals)
+    report(batch_split, adapter, unknown, [] if exact else removals)
     return catch_up
 
 
@@ -181,14 +202,15 @@ class _LateEntries:
         names: list[str] = self._table()["name"].to_pylist()
         return names
 
-    def unknown(self, history: int) -> list[str]:
+    def unknown(self, history: int) -> Unknown:
         """The subjects that may have had earlier messages, if all their messages were added."""
         table = self._table()
-        unknown = table["replaces"]
-        if history > 0:
-            unknown = pc.or_(unknown, pc.greater_equal(table["count"], history))
-        names: list[str] = table["name"].filter(unknown).to_pylist()
-        return names
+        purged = table["replaces"]
+        unknown: Unknown = {Cause.PURGED: table["name"].filter(purged).to_pylist()}
+        if history < 1:
+            return unknown
+        full = pc.and_not(pc.greater_equal(table["count"], history), purged)
+        return {**unknown, Cause.SUPERSEDED: table["name"].filter(full).to_pylist()}
 
 
 class _LastSequences:
@@ -248,7 +270,7 @@ class _LastSequences:
 
 async def _unknown(
     jetstream: JetStream, batch_split: BatchSplit, seen: SubjectsSeen, names: list[str] | None
-) -> list[str]:
+) -> Unknown:
     """The subjects of ``names`` that may have had a message at ``end``.
 
     Args:
@@ -258,68 +280,21 @@ async def _unknown(
     if names is None:
         names = seen.missing(await list_subjects(jetstream, split.stream, split.filters))
 
-    async def was_created_later(name: str) -> bool:
+    async def cause(name: str) -> Cause | None:
+        """None if the subject was created later."""
         if not is_literal(name):
-            return False  # the server would match other subjects
+            return Cause.SUPERSEDED  # the server would match other subjects
         first = await jetstream.message(split.stream, seq=1, next_by_subj=name)
-        if first is None or first.seq <= split.end or any(m in first.headers for m in _REPLACES):
-            return False
+        if first is None or any(header in first.headers for header in _REPLACES):
+            return Cause.PURGED
+        if first.seq <= split.end:
+            return Cause.SUPERSEDED
         if history < 1:
-            return True
+            return None
         counts = await jetstream.subject_counts(split.stream, name)
-        return counts.get(name, history) < history
+        return None if counts.get(name, history) < history else Cause.SUPERSEDED
 
-    created_later = await gather_limited(
-        was_created_later, names, max_concurrent_requests(jetstream)
-    )
-    return [name for name, later in zip(names, created_later, strict=True) if not later]
-
-
-def _has_all_messages(info: StreamInfo) -> bool:
-    """Whether the stream still has every message."""
-    return info.messages == info.last_seq
-
-
-def _untraced_removals(info: StreamInfo) -> list[str]:
-    """The settings that may have removed entries without a trace; empty if none is missing."""
-    if _has_all_messages(info):
-        return []
-    settings = list(removal_settings(info.config))
-    now = info.now and nanoseconds(info.now)
-    young = now and now - nanoseconds(info.created) < (info.config.get("max_age") or 0)
-    if "max_age" in settings and young:
-        settings.remove("max_age")  # the stream is younger than the limit
-    # The limits remove the oldest messages first, a TTL any message.
-    return settings if info.first_seq > 1 else [name for name in settings if name == "TTLs"]
-
-
-def _report(
-    batch_split: BatchSplit, adapter: FormatAdapter, unknown: Sequence[str], removals: Sequence[str]
-) -> None:
-    """Raise DataLossError, or log a warning, if a part of the state is unknown."""
-    split, observed = batch_split.split, []
-    if unknown:
-        names = sorted(name[len(split.prefix) :] for name in unknown)
-        listed = ", ".join(repr(name) for name in names[:_MAX_NAMED])
-        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        history = batch_split.history
-        kept = "" if history < 1 else f", of which the bucket keeps {history} per key"
-        observed.append(
-            f"the entries of {len(names)} keys ({listed}{more}) were superseded by later "
-            f"revisions{kept}"
-        )
-    if removals:
-        observed.append(f"entries may have been removed without a trace ({', '.join(removals)})")
-    if not observed:
-        return
-    state = f"as of {adapter.terms.sequence} {split.end}: {'; '.join(observed)}"
-    if adapter.common.fail_on_data_loss:
-        raise DataLossError(
-            f"data loss in stream {split.stream} {state}; set failOnDataLoss=false to leave out "
-            f"the unknown entries, or keep more with a deeper history of the bucket without limits"
-        )
-    log.warning(
-        f"data loss accepted: stream {split.stream} {state}; failOnDataLoss=false: leave out the "
-        f"unknown entries",
-        stream=split.stream,
-    )
+    causes = await gather_limited(cause, names, max_concurrent_requests(jetstream))
+    return {
+        one: [name for name, its in zip(names, causes, strict=True) if its is one] for one in Cause
+    }

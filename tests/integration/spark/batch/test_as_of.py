@@ -17,6 +17,7 @@ from nats_stream_source.errors import DataLossError, OptionError
 from nats_stream_source.spark.reading import as_of, catch_up
 from nats_stream_source.spark.reading.catch_up import CatchUpReader
 from nats_stream_source.spark.reading.read_verifier import verified_stream_info
+from nats_stream_source.spark.reading.state_loss import Cause
 from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
 from nats_stream_source.wire.frames import Frames
@@ -30,6 +31,7 @@ from tests.support.nats.buckets import (
     put_many,
     stream_info,
     stream_state,
+    with_client,
 )
 from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
 from tests.support.wait import wait_until
@@ -57,7 +59,8 @@ class Model:
     def known(self, revision: int) -> tuple[dict[str, Entry], set[str]]:
         """The state at a revision as far as what is left tells it, and which keys it does not."""
         state, unknown = {}, set()
-        whole = sum(map(len, self.left.values())) == len(self.log)
+        left = [entry for entries in self.left.values() for entry in entries]
+        whole = sum(entry[2] <= revision for entry in left) == revision
         for key, entries in self.left.items():
             then = [entry for entry in entries if entry[2] <= revision]
             if then:
@@ -219,8 +222,12 @@ def test_what_is_kept_of_later_revisions(monkeypatch: pytest.MonkeyPatch) -> Non
         late.add(encode_deliveries("S", [Delivery(subject, seq, 0, headers, b"")]))
         assert sum(part.num_rows for part in late._parts) <= 3 + 5
     assert sorted(late.names()) == ["a", "b", "c"]
-    assert sorted(late.unknown(10)) == ["a", "b", "c"]
-    assert late.unknown(11) == late.unknown(-1) == ["a"]
+    assert {cause: sorted(late.unknown(10)[cause]) for cause in Cause} == {
+        Cause.PURGED: ["a"],
+        Cause.SUPERSEDED: ["b", "c"],
+    }
+    assert late.unknown(-1) == {Cause.PURGED: ["a"]}
+    assert late.unknown(11) == {Cause.PURGED: ["a"], Cause.SUPERSEDED: []}
 
 
 def test_keys_that_are_made_meanwhile_are_no_loss(shared_server: NatsServer, bucket: str) -> None:
@@ -294,15 +301,38 @@ def test_what_a_full_bucket_has_dropped(shared_server: NatsServer, bucket: str) 
     assert [row["key"] for row in read_batch(url, bucket=bucket, asOfSequence=5)] == ["c", "d", "e"]
 
 
-def test_where_entries_may_have_a_ttl(shared_server: NatsServer, bucket: str) -> None:
+def test_a_bucket_that_nats_py_created(shared_server: NatsServer, bucket: str) -> None:
+    """It allows TTLs, whether a writer sets them or not."""
     url = shared_server.url
-    create_bucket(url, bucket, 2, allow_msg_ttl=True)
-    put_many(url, bucket, [(key, b"1") for key in "aab"])
-    # Nothing at all is missing, so no TTL was over either.
-    assert [row["revision"] for row in read_batch(url, bucket=bucket, asOfSequence=2)] == [2]
-    put(url, bucket, "a", b"3")
-    with pytest.raises(DataLossError, match="without a trace \\(TTLs\\)"):
-        read_batch(url, bucket=bucket, asOfSequence=3)
+    with_client(url, lambda client: client.jetstream().create_key_value(bucket=bucket, history=2))
+    assert stream_info(url, bucket)["config"]["allow_msg_ttl"]
+    put_many(url, bucket, [(key, b"1") for key in "abcdd"])
+    put(url, bucket, "d", b"3")
+    # Nothing is missing up to there, so no TTL was over either.
+    assert [row["key"] for row in read_batch(url, bucket=bucket, asOfSequence=3)] == ["a", "b", "c"]
+    # A sequence is missing, and nothing shows whether a TTL or the history removed the message.
+    advice = (
+        r"without a trace \(allow_msg_ttl\); set failOnDataLoss=false if no writer .* nats-py's"
+    )
+    with pytest.raises(DataLossError, match=advice):
+        read_batch(url, bucket=bucket, asOfSequence=5)
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_a_purged_key_is_not_called_superseded(
+    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    url = shared_server.url
+    if not pauses:
+        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+    create_bucket(url, bucket, 5)
+    put_many(url, bucket, [(key, b"1") for key in "ab"])
+    purge(url, bucket, "a")
+    put_many(url, bucket, [("b", b"2")] * 5)
+    with pytest.raises(DataLossError) as caught:
+        read_batch(url, bucket=bucket, asOfSequence=2)
+    assert "of 1 keys ('b') were superseded by later revisions, of which" in str(caught.value)
+    assert "of 1 keys ('a') were removed by a later purge or expiry" in str(caught.value)
 
 
 # -- options --------------------------------------------------------------------------------------

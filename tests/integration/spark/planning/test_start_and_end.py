@@ -155,3 +155,18 @@ def message_times(url: str) -> dict[int, str]:
         seq: str(api(url, "STREAM.MSG.GET.KV_b", {"seq": seq})["message"]["time"])
         for seq in (4, 5, 6)
     }
+
+
+@pytest.mark.parametrize(
+    ("config", "level"), [({"allow_msg_ttl": True}, "INFO"), ({"max_age": 10**12}, "WARNING")]
+)
+async def test_only_a_setting_that_removes_keys_is_a_warning(
+    nats_server: NatsServer, config: dict[str, int], level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nats-py allows TTLs in every bucket: each start of each query would warn."""
+    create_bucket(nats_server.url, "b", **config)
+    caplog.set_level("INFO")
+    async with planning(nats_server.url, "b") as planner:
+        await planner.initial_offset()
+    (line,) = [one for one in caplog.records if "without a marker" in one.getMessage()]
+    assert line.levelname == level
