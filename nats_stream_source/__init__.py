@@ -22,14 +22,22 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "register", "watch_progress"]
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, check: bool = True) -> None:
     """Register the formats of this package (``nats_kv``, ``nats_stream``) with a Spark session.
+
+    Args:
+        check: run a query of one row first, which asks a Python worker for its Python and packages.
 
     Raises:
         MissingPackageError: pyspark is not installed.
+        WorkerPythonError: the workers' Python cannot be run, has another version than the driver's,
+            or lacks this package or one that it requires.
     """
     from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
+    from nats_stream_source.spark.worker_check import check_workers
 
+    if check:
+        check_workers(spark, __version__)
     spark.dataSource.register(NatsKvDataSource)
     spark.dataSource.register(NatsStreamDataSource)
 

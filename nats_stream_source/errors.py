@@ -42,6 +42,10 @@ class MissingPackageError(ConfigurationError, ImportError):
     """A package of an extra is not installed; the text names the extra to install."""
 
 
+class WorkerPythonError(ConfigurationError):
+    """Spark's Python workers cannot run the formats; the text names the setting to change."""
+
+
 class InvalidNameError(ConfigurationError):
     """The name of a bucket, key, stream or filter is invalid (ADR-8)."""
 

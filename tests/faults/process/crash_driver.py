@@ -65,7 +65,7 @@ def main(request: dict[str, Any], scratch: Path) -> None:
     except Py4JJavaError as error:  # PySpark has no class of its own for this one
         said = str(error.java_exception.getMessage())
     (scratch / "lookup").write_text(said)
-    register(spark)
+    register(spark, check=False)  # these processes start often
     queries = []
     for query in request["queries"]:
         directory = Path(query["directory"])
