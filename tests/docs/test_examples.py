@@ -1,0 +1,58 @@
+"""The notebook and the plot of `examples/` run from their first line to their last."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.faults  # each starts a Spark session of its own
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(program: list[str], directory: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *program],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+@pytest.mark.delta
+def test_the_notebook(tmp_path: Path) -> None:
+    """Headless, with a kernel of this Python; its own assertions compare table and bucket."""
+    pytest.importorskip("nbclient", reason="the extra `dev` installs it")
+    pytest.importorskip("ipykernel", reason="the extra `dev` installs it")
+    written = tmp_path / "follow_a_bucket.ipynb"
+    written.write_text((EXAMPLES / "follow_a_bucket.ipynb").read_text())
+    execute = "from nbclient.cli import main; main()"
+    run(["-c", execute, "--inplace", "--timeout=300", str(written)], tmp_path)
+    cells = json.loads(written.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    shown = "".join("".join(output.get("text", [])) for output in outputs)
+    assert "|airport|revision|" in shown
+    assert "then|now" in shown
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    cells = json.loads((EXAMPLES / "follow_a_bucket.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def test_the_plot_of_the_lag(tmp_path: Path) -> None:
+    run([str(EXAMPLES / "plot_lag.py"), "lag.svg", "--phase", "1"], tmp_path)
+    assert "query stopped" in (tmp_path / "lag.svg").read_text()
