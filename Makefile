@@ -1,6 +1,7 @@
 # `make` lists the targets. Each target works in a clean clone: it creates `.venv` first if necessary.
 #
-#   PYTHON   Python that creates the virtual environment. Default: the first one on the PATH from 3.10
+#   PYTHON   Python of .venv; a .venv of another Python is replaced. Default: the .venv that exists, or
+#            the first one on the PATH from 3.10
 #   ROWS     make demo: number of departures. Default: all
 #   SINK     make demo: delta or parquet. Default: delta
 #   ENGINE   make demo: what merges into the Delta table: auto, delta-rs or spark. Default: auto
@@ -14,6 +15,7 @@
 #   TOPOLOGY make soak: cluster, single or power-loss
 #   QUICK    make bench: 1 runs for less than a minute and saves no results
 #   ONLY     make bench: names of benchmarks. Default: all
+#   REPOSITORY_URL  make docs, dist: https://github.com/OWNER/NAME, for links to files of the repository
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -33,6 +35,8 @@ SEED ?=
 TOPOLOGY ?=
 QUICK ?=
 ONLY ?=
+REPOSITORY_URL ?=
+export REPOSITORY_URL
 
 venv := .venv
 stamp := $(venv)/.set-up
@@ -56,7 +60,13 @@ new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
 	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
 
-.PHONY: help setup demo test test-servers test-faults test-spark soak check docs format bench clean java
+# `stale` if PYTHON is set and .venv has another Python; the prerequisite is then always out of date.
+version_of = $(shell $(1) -c 'import sys; print(sys.version.replace(" ", ""))' 2>/dev/null)
+stale := $(if $(PYTHON),$(if $(wildcard $(stamp)),$(if $(filter $(call version_of,$(PYTHON)),$(call \
+	version_of,$(python))),,stale)))
+
+.PHONY: help setup demo test test-servers test-faults test-spark soak check docs workflows dist format \
+	bench clean java stale
 
 help: ## list the targets
 	@echo 'Targets (see the top of the Makefile for variables):'
@@ -90,8 +100,22 @@ check: $(stamp) ## run ruff (lint and format), mypy and the import contracts
 	@$(venv)/bin/mypy
 	@$(venv)/bin/lint-imports --no-logo --no-cache
 
-docs: $(stamp) ## regenerate the parts of the documents that come from the code
+docs: $(venv)/.extra-docs ## regenerate the generated pages and build the documentation site into site/
 	@$(python) -m docs.generate
+	@$(python) -m mkdocs --quiet build --strict
+
+workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of the repository
+	@$(venv)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(venv)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	@$(venv)/bin/zizmor --offline --quiet --config .github/zizmor.yml .github
+	@$(venv)/bin/pre-commit validate-config
+	@if command -v actionlint >/dev/null; then actionlint; else echo 'skipped actionlint: not on the PATH'; fi
+
+dist: $(venv)/.extra-release ## build the sdist and the wheel into dist/, and check their contents
+	@rm -rf dist build
+	@$(python) -m build
+	@$(python) -m twine check --strict dist/*
+	@DIST=dist $(python) -m pytest -m faults tests/integration/project/test_distribution.py
 
 format: $(stamp) ## format the code and apply the fixes of ruff
 	@$(venv)/bin/ruff format
@@ -101,7 +125,7 @@ bench: $(if $(QUICK),,java) $(stamp) ## run the benchmarks, write docs/internals
 	@$(python) -m benchmarks $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
 
 clean: ## remove .venv and the files that tools created
-	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist target .servers .sparks \
+	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site target .servers .sparks \
 		spark-warehouse metastore_db derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -109,7 +133,7 @@ clean: ## remove .venv and the files that tools created
 java:
 	@found=$$($(find_python)); [ -z "$$found" ] || $$found $(preflight) java
 
-$(stamp): pyproject.toml
+$(stamp): pyproject.toml $(stale)
 	@found=$$($(find_python)); \
 	if [ -z "$$found" ]; then \
 		echo '$(if $(PYTHON),could not set up $(venv): $(PYTHON) is not a working Python 3.10 or newer; set another one (`make setup PYTHON=python3.12`),could not set up $(venv): no Python 3.10 or newer was found; install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or set its path (`make setup PYTHON=/path/to/python3.12`))' >&2; \
@@ -117,9 +141,14 @@ $(stamp): pyproject.toml
 	fi; \
 	$$found $(preflight) venv || exit 1; \
 	echo "Setting up $(venv) with $$($$found --version): the packages take a few minutes the first time."; \
-	$$found -m venv $(venv) && \
+	$$found -m venv $(if $(stale),--clear) $(venv) && \
 	$(python) -m pip --disable-pip-version-check install --quiet --editable '.[dev]' || { \
 		echo 'could not install the packages (see above): is a package index such as PyPI reachable?' >&2; \
 		exit 1; \
 	}
 	@touch $(stamp)
+
+# The packages of an extra that only one target needs.
+$(venv)/.extra-%: $(stamp)
+	@$(python) -m pip --disable-pip-version-check install --quiet --editable '.[$*]'
+	@touch $@

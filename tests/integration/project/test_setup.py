@@ -188,6 +188,18 @@ def test_packages_cannot_be_installed(machine: Path) -> None:
     assert not (machine / ".venv/.set-up").exists()
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["same version", "another version"])
+def test_a_virtual_environment_of_another_python_is_replaced(machine: Path, same: bool) -> None:
+    """Otherwise `make test PYTHON=python3.13` tests the Python of the existing `.venv`."""
+    other = f'exec {sys.executable} "$@"' if same else "echo 3.10.0"
+    program(machine / ".venv/bin/python", other)
+    (machine / ".venv/.set-up").touch()
+    (machine / "bin/python3").symlink_to(sys.executable)
+    done = make(machine, "--dry-run", "setup", "PYTHON=python3")
+    assert done.returncode == 0, done.stderr
+    assert ("-m venv --clear .venv" in done.stdout) == (not same)
+
+
 def test_ci_runs_the_checks_and_the_tests() -> None:
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)

@@ -1,0 +1,130 @@
+"""The sdist and the wheel: their files, their metadata, the README that a package index shows.
+
+``make dist`` builds both and sets ``DIST`` to their directory; without it the slow tests build them
+from a copy of the tree.
+"""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import nats_stream_source
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "nats_stream_source"
+MODULES = {"pyspark_nats_kv.py", "pyspark_nats_stream.py"}
+SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+REPOSITORY = "https://example.org/owner/name"
+README = (ROOT / "README.md").read_text()
+_LINK = re.compile(r"\]\(([^)]+)\)")
+_NOT_IN_A_COPY = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", *"build dist site".split())
+
+
+def files(folder: Path, pattern: str = "*") -> set[str]:
+    """Paths of a folder's files, relative to the root."""
+    return {
+        file.relative_to(ROOT).as_posix()
+        for file in folder.rglob(pattern)
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+
+
+def test_version_has_one_source() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'version = { attr = "nats_stream_source.__version__" }' in project
+    assert not re.search(r'^version = "', project, re.MULTILINE)
+    assert SETUP["version"]() == nats_stream_source.__version__
+
+
+def test_every_folder_of_the_package_is_a_package() -> None:
+    """setuptools leaves out a folder that lacks ``__init__.py``."""
+    folders = {file.parent for file in PACKAGE.rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("base", [f"{REPOSITORY}/blob/v1", None])
+def test_readme_on_an_index_has_no_relative_link(base: str | None) -> None:
+    relative = [link for link in _LINK.findall(README) if "://" not in link]
+    assert relative
+    shown = SETUP["with_absolute_links"](README, base)
+    links = [link for link in _LINK.findall(shown) if not link.startswith("#")]
+    assert [link for link in links if "://" not in link] == []
+    assert sum(link.startswith(str(base)) for link in links) == (len(relative) if base else 0)
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one sdist and one wheel."""
+    if given := os.environ.get("DIST"):
+        return ROOT / given
+    source = tmp_path_factory.mktemp("source") / "project"
+    shutil.copytree(ROOT, source, ignore=_NOT_IN_A_COPY)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(source / "dist"), str(source)],
+        env={**os.environ, "REPOSITORY_URL": REPOSITORY},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return source / "dist"
+
+
+def metadata(text: bytes) -> Message:
+    return email.message_from_bytes(text)
+
+
+@pytest.mark.faults
+def test_wheel(distributions: Path, tmp_path: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        described = metadata(archive.read(about))
+    assert names == files(PACKAGE, "*.py") | {"nats_stream_source/py.typed"} | MODULES
+    assert described["Version"] == nats_stream_source.__version__
+    assert described["Requires-Python"] == ">=3.10"
+    links = [link for link in _LINK.findall(str(described.get_payload())) if link[0] != "#"]
+    assert [link for link in links if "://" not in link] == []
+    # A wheel is a zip archive, and Python imports from it: what it lacks is an ImportError.
+    code = "import nats_stream_source as it, pyspark_nats_kv; print(it.__file__, it.__version__)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.stdout.split() == [
+        f"{wheel}/nats_stream_source/__init__.py",
+        nats_stream_source.__version__,
+    ], ran.stderr
+
+
+@pytest.mark.faults
+def test_sdist(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {
+            name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()
+        }
+    folders = ("nats_stream_source", "docs", "tests", "benchmarks", "checkpoints_example", "docker")
+    expected = set[str]().union(*(files(ROOT / folder) for folder in folders))
+    root = {file.name for file in ROOT.iterdir() if file.is_file() and file.name[0] != "."}
+    assert expected | root <= names
+    generated = {"PKG-INFO", "setup.cfg"}
+    added = names - expected - root - generated
+    assert {name for name in added if ".egg-info/" not in name} == set()
