@@ -60,6 +60,8 @@ new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
 	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
 
+schema := $(venv)/bin/check-jsonschema --quiet --builtin-schema vendor.github-
+
 # `stale` if PYTHON is set and .venv has another Python; the prerequisite is then always out of date.
 version_of = $(shell $(1) -c 'import sys; print(sys.version.replace(" ", ""))' 2>/dev/null)
 stale := $(if $(PYTHON),$(if $(wildcard $(stamp)),$(if $(filter $(call version_of,$(PYTHON)),$(call \
@@ -105,8 +107,11 @@ docs: $(venv)/.extra-docs ## regenerate the generated pages and build the docume
 	@$(python) -m mkdocs --quiet build --strict
 
 workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of the repository
-	@$(venv)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@$(venv)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	@$(schema)workflows .github/workflows/*.yml
+	@$(schema)actions .github/actions/*/action.yml
+	@$(schema)issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	@$(schema)issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(venv)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	@$(venv)/bin/zizmor --offline --quiet --config .github/zizmor.yml .github
 	@$(venv)/bin/pre-commit validate-config
 	@if command -v actionlint >/dev/null; then actionlint; else echo 'skipped actionlint: not on the PATH'; fi

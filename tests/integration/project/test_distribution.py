@@ -29,7 +29,18 @@ SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
 REPOSITORY = "https://example.org/owner/name"
 README = (ROOT / "README.md").read_text()
 _LINK = re.compile(r"\]\(([^)]+)\)")
-_NOT_IN_A_COPY = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", *"build dist site".split())
+_NOT_IN_A_COPY = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site")
+ROOT_FILES = {
+    *(
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CODE_OF_CONDUCT.md",
+        "LICENSE",
+    ),
+    *("pyproject.toml", "setup.py", "MANIFEST.in", "Makefile", "mkdocs.yml", *MODULES),
+}
 
 
 def files(folder: Path, pattern: str = "*") -> set[str]:
@@ -118,13 +129,9 @@ def test_wheel(distributions: Path, tmp_path: Path) -> None:
 def test_sdist(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        names = {
-            name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()
-        }
+        names = {entry.name.partition("/")[2] for entry in archive.getmembers() if entry.isfile()}
     folders = ("nats_stream_source", "docs", "tests", "benchmarks", "checkpoints_example", "docker")
     expected = set[str]().union(*(files(ROOT / folder) for folder in folders))
-    root = {file.name for file in ROOT.iterdir() if file.is_file() and file.name[0] != "."}
-    assert expected | root <= names
-    generated = {"PKG-INFO", "setup.cfg"}
-    added = names - expected - root - generated
-    assert {name for name in added if ".egg-info/" not in name} == set()
+    assert expected | ROOT_FILES <= names
+    added = names - expected - ROOT_FILES - {"PKG-INFO", "setup.cfg"}
+    assert [name for name in added if ".egg-info/" not in name] == []
