@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
@@ -13,6 +14,10 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.event_loop import LoopOfTest
 from tests.support.nats.buckets import api
 from tests.support.spark.session import delta_session
+
+# Wall-clock time depends on the other processes of the machine, so it does not decide about a test.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 pytest.register_assert_rewrite("tests.support.spark.scenario")
 
