@@ -1,0 +1,40 @@
+"""MkDocs hooks: links that lead out of ``docs/``, and roles in docstrings.
+
+The pages link to the README, to code and to examples by relative paths, as GitHub shows them. The
+site does not have these files. With ``repo_url`` (``REPOSITORY_URL``) a link leads to the file in
+the repository; without it, only the text of the link is left. Docstrings name functions by roles
+(``:func:``), which are not Markdown; the name is left.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+_ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(?=<code>)")
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
+
+
+def outside(markdown: str, page: str, repository: str) -> str:
+    """``markdown`` of ``page``, a path below ``docs/``, with the links that leave it replaced."""
+
+    def replaced(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2]))
+        if not path.startswith("../"):
+            return match[0]
+        if not repository:
+            return match[1]
+        return f"[{match[1]}]({repository.rstrip('/')}/blob/main/{path.removeprefix('../')})"
+
+    return _LINK.sub(replaced, markdown)
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """MkDocs calls this for each page before it renders the page."""
+    return outside(markdown, page.file.src_uri, config.repo_url or "")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """MkDocs calls this for each page after it rendered the page."""
+    return _ROLE.sub("", html)

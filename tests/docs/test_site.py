@@ -1,0 +1,117 @@
+"""The documentation site: its navigation, anchors, links out of ``docs/`` and diagrams.
+
+``make docs`` builds the site and fails on each warning. These tests find the same errors without
+the packages of the extra ``docs``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from docs.generate import error_table, public_names
+from docs.site_hook import on_page_content, outside
+from nats_stream_source import errors
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+REPOSITORY = "https://example.org/owner/name"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml without the objects that its tags name."""
+
+
+_Loader.add_multi_constructor("", lambda loader, suffix, node: suffix)
+
+
+def pages(nav: Any) -> Iterator[str]:
+    """The pages of a navigation, in order."""
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, dict):
+        for entry in nav.values():
+            yield from pages(entry)
+    else:
+        for entry in nav:
+            yield from pages(entry)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+        found.add(words.replace(" ", "-"))
+    return found
+
+
+def test_navigation_names_every_page_once() -> None:
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)
+    named = list(pages(config["nav"]))
+    existing = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    assert sorted(named) == sorted(existing), "mkdocs.yml: change `nav`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_anchors_of_links_exist(page: Path) -> None:
+    missing = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        target = (page.parent / link).resolve() if link else page
+        if "://" not in link and target.suffix == ".md" and anchor not in anchors(target):
+            missing.append(f"{link}#{anchor}")
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("index.md", "[a](../README.md#x)", f"[a]({REPOSITORY}/blob/main/README.md#x)"),
+        ("internals/a.md", "[a](../../tests/b.py)", f"[a]({REPOSITORY}/blob/main/tests/b.py)"),
+        ("internals/a.md", "[a](../delta.md#x)", "[a](../delta.md#x)"),
+        ("index.md", "[a](https://x.y/../z)", "[a](https://x.y/../z)"),
+        ("index.md", "![a](../a.svg)", "![a](../a.svg)"),
+    ],
+)
+def test_links_out_of_the_site(page: str, link: str, expected: str) -> None:
+    assert outside(link, page, REPOSITORY) == expected
+    without = "a" if expected.startswith(f"[a]({REPOSITORY}") else expected
+    assert outside(link, page, "") == without
+
+
+def test_roles_of_docstrings_are_not_shown() -> None:
+    assert on_page_content("see :func:<code>f</code> at 12:30") == "see <code>f</code> at 12:30"
+
+
+def test_every_error_is_in_the_reference_with_its_numbers() -> None:
+    table = error_table()
+    classes = [
+        error
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.NatsSourceError)
+    ]
+    rows = re.findall(r"^\| (?:&emsp;)*`(\w+)` \|", table, re.MULTILINE)
+    assert sorted(rows) == sorted(error.__name__ for error in classes)
+    assert "`MinLastSequenceError` | 412 | 10180 |" in table
+
+
+def test_public_functions_that_share_a_name_with_a_module_are_shown() -> None:
+    assert "::: nats_stream_source.delta.merge.merge\n" in public_names()
+    assert "::: nats_stream_source.jetstream.KeyValue\n" in public_names()
+
+
+def test_diagrams_name_modules_that_exist() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    blocks = re.findall(r"^```mermaid\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    kinds = {block.split()[0] for block in blocks}
+    assert kinds == {"flowchart", "sequenceDiagram", "stateDiagram-v2"}
+    named = {name for block in blocks for name in re.findall(r"[\w/]+\.py", block)}
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / "nats_stream_source" / name).exists()] == []
