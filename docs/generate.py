@@ -58,7 +58,7 @@ def error_table() -> str:
         meaning = " ".join((error.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
         numbers = [getattr(error, name) or "" for name in ("code", "err_code")]
         # A class without a number of its own inherits it, and then raises with it.
-        cells = ("&emsp;" * depth + f"`{error.__name__}`", *numbers, meaning)
+        cells = ("&nbsp;" * 4 * depth + f"`{error.__name__}`", *numbers, meaning)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
         for child in error.__subclasses__():
             if child.__module__ == errors.__name__ and child.__bases__[0] is error:

@@ -97,7 +97,7 @@ def test_every_error_is_in_the_reference_with_its_numbers() -> None:
         for error in vars(errors).values()
         if isinstance(error, type) and issubclass(error, errors.NatsSourceError)
     ]
-    rows = re.findall(r"^\| (?:&emsp;)*`(\w+)` \|", table, re.MULTILINE)
+    rows = re.findall(r"^\| (?:&nbsp;)*`(\w+)` \|", table, re.MULTILINE)
     assert sorted(rows) == sorted(error.__name__ for error in classes)
     assert "`MinLastSequenceError` | 412 | 10180 |" in table
 
