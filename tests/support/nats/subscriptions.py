@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from nats.js.errors import NoStreamResponseError
+
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.api import JetStream
 from tests.support.event_loop import deadline
 from tests.support.nats.buckets import api, publish
+from tests.support.wait import wait_until
 
 DEADLINE = 60.0
 
@@ -24,14 +27,31 @@ def make_stream(url: str, count: int = 0, size: int = 10, **config: Any) -> str:
     """
     name = f"T{next(_serial)}"
     api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
-    fill(url, name, count, size)
+    first = 0
+    if config.get("num_replicas", 1) > 1 and count:
+        # In a cluster, the connected server learns of the stream's subjects after the response.
+        wait_until(lambda: _accepted(url, name, size), f"the server has the subjects of {name}")
+        first = 1
+    fill(url, name, count, size, first=first)
     return name
 
 
-def fill(url: str, stream: str, count: int, size: int = 10) -> None:
-    """Publish ``count`` messages of at least ``size`` bytes."""
+def _accepted(url: str, stream: str, size: int) -> bool:
+    try:
+        fill(url, stream, 1, size)
+    except NoStreamResponseError:  # 503: the message was not stored
+        return False
+    return True
+
+
+def fill(url: str, stream: str, count: int, size: int = 10, *, first: int = 0) -> None:
+    """Publish the messages from ``first`` to ``count``, of at least ``size`` bytes each."""
     publish(
-        url, ((f"{stream}.k{i % 10}", (b"%d " % i).ljust(size, b"x"), None) for i in range(count))
+        url,
+        (
+            (f"{stream}.k{i % 10}", (b"%d " % i).ljust(size, b"x"), None)
+            for i in range(first, count)
+        ),
     )
 
 
