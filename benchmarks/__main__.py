@@ -39,6 +39,7 @@ FULL: dict[str, list[str]] = {
     "microbatch": [],
     "small_reads": [],
     "latency": [],
+    "freshness": [],
     "growth": [],
     "planner": [],
 }

@@ -57,6 +57,23 @@ def _growth(axes: Axes, figures: Figures) -> None:
     axes.legend(frameon=False)
 
 
+def _freshness(axes: Axes, figures: Figures) -> None:
+    colors = {"foreachBatch": _OTHER, "delta-rs": _OURS, "spark": _THIRD}
+    styles = {4_000: "-", 100_000: "--"}
+    cases: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for one in figures["freshness"]:
+        cases.setdefault((one["way"], one["keys"]), []).append((one["rate"], one["p50"] / 1000))
+    for (way, keys), points in cases.items():
+        rates, seconds = zip(*sorted(points), strict=True)
+        label = f"{way}, {keys:,} keys"
+        axes.plot(rates, seconds, f"o{styles.get(keys, ':')}", color=colors[way], label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("puts per second")
+    axes.set_ylabel("put to visible, p50, seconds")
+    axes.legend(frameon=False)
+
+
 def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> None:
     width = 0.8 / len(series)
     colors = dict(zip(series, (_OTHER, _OURS), strict=False))
@@ -74,6 +91,7 @@ def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> No
 _PLOTS: dict[str, Callable[[Axes, Figures], None]] = {
     "reader": _reader,
     "spark": _spark,
+    "freshness": _freshness,
     "growth": _growth,
 }
 

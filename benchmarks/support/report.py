@@ -177,6 +177,42 @@ def _latency(figures: Figures) -> str:
     return _table(["puts per second", "p50", "p99", "entries per micro-batch"], rows)
 
 
+def _freshness(figures: Figures) -> str:
+    cases: dict[tuple[int, int], dict[str, Mapping[str, Any]]] = {}
+    for one in figures["freshness"]:
+        cases.setdefault((one["keys"], one["rate"]), {})[one["way"]] = one
+    ways = list(dict.fromkeys(one["way"] for one in figures["freshness"]))
+    rows = []
+    for (keys, rate), found in cases.items():
+        cells = [f"{found[way]['p50']:,.0f} / {found[way]['p99']:,.0f} ms" for way in ways]
+        behind = ", ".join(f"{found[way]['behind']:.1f} s" for way in ways)
+        rows.append([f"{keys:,}", f"{rate:,}", *cells, behind])
+    names = {"foreachBatch": "bare `foreachBatch`", "delta-rs": "delta-rs", "spark": "Spark MERGE"}
+    head = [
+        "keys",
+        "puts/s",
+        *(f"{names[way]}, p50 / p99" for way in ways),
+        "last put visible after",
+    ]
+    merges = [
+        [
+            f"{one['keys']:,}",
+            f"{one['table_bytes'] >> 20:,} MiB",
+            one["engine"],
+            f"{one['median']:.2f} s",
+            f"{one['slowest']:.2f} s",
+            f"{one['before'] >> 20:,} + {one['memory'] - one['before'] >> 20:,} MiB",
+        ]
+        for one in figures["merge"]
+    ]
+    rows_merged = f"{figures['merge'][0]['rows']:,}"
+    second = ["keys of the table", "data files", "engine", f"merge of {rows_merged} rows, median"]
+    second += ["slowest", "driver's Python, peak memory: before + growth"]
+    return (
+        f"{_table(head, rows)}\n\nOne merge by the size of the table:\n\n{_table(second, merges)}"
+    )
+
+
 def _growth(figures: Figures) -> str:
     rows = [
         [
@@ -238,6 +274,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "microbatch": ("A small micro-batch, compared with an empty Python source", _microbatch),
     "small_reads": ("Methods to read a small range", _small_reads),
     "latency": ("Latency from put to `foreachBatch`", _latency),
+    "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
     "growth": ("Cost by messages, keys and splits", _growth),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
 }

@@ -14,14 +14,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import growth, jetstream, latency, planner, reader, small_reads
+from benchmarks import freshness, growth, jetstream, latency, planner, reader, small_reads
 from benchmarks.microbatch import Bucket
 from benchmarks.support import machine, raw_connection, report
 from benchmarks.support.bucket_data import entries, fill_bucket, write_parquet
+from benchmarks.support.delta_merge import MergeResult
 from benchmarks.support.planner_bucket import KEYS, fill
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
@@ -93,6 +95,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_latencies_are_those_of_the_first_version_with_the_revision() -> None:
+    puts = np.array([0, 1, 2, 3]) * 10**6  # ns; revisions 5 to 8
+    visible = [(10 * 10**6, 6), (20 * 10**6, 4), (30 * 10**6, 8)]
+    assert freshness.latencies(puts, 5, visible).tolist() == [10.0, 9.0, 28.0, 27.0]
+
+
 def test_growth() -> None:
     (one, several) = growth.measure(1000, 10, (1, 3))
     assert (one.rows, one.splits, several.splits) == (1000, 1, 3)
@@ -246,6 +254,17 @@ FIGURES: dict[str, dict[str, Any]] = {
         ]
     },
     "latency": {"latency": [latency.Result(100, 1000, 180.0, 300.0, 20, OTHERS).as_dict()]},
+    "freshness": {
+        "freshness": [
+            freshness.Result(
+                way, 1000, 4000, 20_000, 400.0, 700.0, 0.5, 30, 1 << 28, OTHERS
+            ).as_dict()
+            for way in freshness.WAYS
+        ],
+        "merge": [
+            MergeResult("spark", 10_000, 5_000, 4.0, 6.0, 2 << 20, 3 << 28, 1 << 28).as_dict()
+        ],
+    },
     "growth": {
         "growth": [
             growth.Result(
@@ -320,7 +339,7 @@ def test_page_from_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in report.SECTIONS:
         assert f"<!-- bench: {name} -->" in page
     pictures = sorted(path.name for path in (tmp_path / "performance").iterdir())
-    assert pictures == ["growth.svg", "reader.svg", "spark.svg"]
+    assert pictures == ["freshness.svg", "growth.svg", "reader.svg", "spark.svg"]
     first = (tmp_path / "performance/spark.svg").read_text()
     everything.render(known)
     assert (tmp_path / "performance.md").read_text() == page

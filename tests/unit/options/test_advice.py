@@ -42,7 +42,7 @@ WRITTEN: list[tuple[Parser, dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parser", "given", "text"), WRITTEN, ids=str)
+@pytest.mark.parametrize(("parser", "given", "text"), WRITTEN)
 def test_the_error_says_what_to_write(parser: Parser, given: dict[str, str], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         parser(BASES[parser] | given)
