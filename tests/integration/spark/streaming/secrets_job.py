@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from nats_stream_source import register
 from nats_stream_source.spark.datasource import NatsKvDataSource
@@ -45,7 +46,7 @@ def main() -> None:
 
 def show(spark: SparkSession, i: int, checkpoint: Path, options: dict[str, str]) -> None:
     options = {"bucket": "fleet", "connectTimeout": "2", **options}
-    reader = NatsKvDataSource(options).streamReader(None)  # type: ignore[arg-type]
+    reader = NatsKvDataSource(options).streamReader(StructType())
     again = pickle.loads(pickle.dumps(reader))
     print("OURS", repr(reader), repr(again), vars(again))
     if i > 3:
