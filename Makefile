@@ -104,7 +104,7 @@ check: $(stamp) ## run ruff (lint and format), mypy and the import contracts
 
 docs: $(venv)/.extra-docs ## regenerate the generated pages and build the documentation site into site/
 	@$(python) -m docs.generate
-	@$(python) -m mkdocs --quiet build --strict
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 
 workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of the repository
 	@$(schema)workflows .github/workflows/*.yml

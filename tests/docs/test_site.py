@@ -6,8 +6,9 @@ the packages of the extra ``docs``.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 
 from docs.generate import error_table, public_names
 from docs.site_hook import on_page_content, outside
-from nats_stream_source import errors
+from nats_stream_source import delta, errors, jetstream
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -115,3 +116,29 @@ def test_diagrams_name_modules_that_exist() -> None:
     named = {name for block in blocks for name in re.findall(r"[\w/]+\.py", block)}
     assert len(named) > 5
     assert [name for name in named if not (ROOT / "nats_stream_source" / name).exists()] == []
+
+
+def documented() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions and methods that the Python reference shows."""
+    for module in (jetstream, delta):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isfunction(value):
+                yield name, value
+            elif inspect.isclass(value):
+                for method, function in inspect.getmembers(value, callable):
+                    if inspect.isroutine(function) and not method.startswith("_"):
+                        yield f"{name}.{method}", function
+
+
+def test_each_documented_argument_is_one_parameter() -> None:
+    """The strict build of the site fails on `seq, start_time: …`, which is not a parameter."""
+    unknown = []
+    for name, function in documented():
+        section = re.search(
+            r"^Args:\n((?: .*\n|\n)*)", inspect.getdoc(function) or "", re.MULTILINE
+        )
+        for argument in re.findall(r"^ {4}(\S[^:]*):", section[1] if section else "", re.MULTILINE):
+            if argument.lstrip("*") not in inspect.signature(function).parameters:
+                unknown.append(f"{name}: {argument}")
+    assert unknown == []

@@ -147,10 +147,11 @@ class DirectGet:
 
         Args:
             subject: may have wildcards.
-            seq, start_time: the start position: a sequence (1 when both are None) or a time.
-            batch, max_bytes: the maximum number of messages, and of bytes, that a server sends for
-                one request. It sends them all at once, so this bounds the memory; a single message
-                may exceed ``max_bytes``.
+            seq: the start sequence; 1 when ``start_time`` is None too.
+            start_time: the start time, instead of ``seq``.
+            batch: the maximum number of messages that a server sends for one request. It sends them
+                all at once, so this bounds the memory.
+            max_bytes: the maximum number of bytes alike; a single message may exceed it.
             limit: the maximum number of messages in total; unlimited when None.
             complete: read every message that the leader had when the first page was requested, and
                 no later one. Pages of a mirror are not used, and where the responding servers lag,
@@ -231,10 +232,11 @@ class DirectGet:
             up_to_seq: read the state at this sequence, as far as the stream still holds it.
             up_to_time: read the state just before this time (servers exclude a message at exactly
                 this time).
-            batch, max_bytes: the maximum number of messages, and of bytes, of one page. All pages
-                are of one point in time (``Nats-UpTo-Sequence``). If a subject is written to during
-                the read, and the stream keeps no older message of it, its newer message is yielded,
-                unless ``up_to_seq`` or ``up_to_time`` excludes that.
+            batch: the maximum number of messages of one page. All pages are of one point in time
+                (``Nats-UpTo-Sequence``). If a subject is written to during the read, and the stream
+                keeps no older message of it, its newer message is yielded, unless ``up_to_seq`` or
+                ``up_to_time`` excludes that.
+            max_bytes: the maximum number of bytes of one page.
             complete: every message of the point in time is read, and no message is older than the
                 one that the leader had when the first page was requested. Where a mirror or a
                 lagging replica responds, each subject is requested from the leader, or an ordered

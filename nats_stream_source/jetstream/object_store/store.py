@@ -123,7 +123,9 @@ class ObjectStore(ObjectReader):
         Args:
             name: the object's name.
             data: bytes, a binary file (read in a thread) or an async iterable of bytes.
-            description, headers, metadata: stored in the meta message.
+            description: a text, stored in the meta message.
+            headers: headers of the object, stored in the meta message.
+            metadata: further names and values, stored in the meta message.
             chunk_size: bytes of a message; at most the server's ``max_payload``.
 
         Returns:

@@ -136,7 +136,8 @@ async def subscribe(
     Args:
         jetstream: the JetStream context.
         subject: the subject to receive; required without ``stream``.
-        pull, ordered: kind of the subscription; a push subscription by default.
+        pull: create a pull subscription; a push subscription by default.
+        ordered: create an ordered subscription.
         stream: the stream's name; looked up by ``subject`` if None.
         durable: name of a durable consumer; it is created if it does not exist.
         bind: name of a consumer that must exist.
@@ -154,7 +155,8 @@ async def subscribe(
         StreamNotFoundError, ConsumerNotFoundError: the named stream or consumer does not exist.
         ApiError: the server rejected the consumer's configuration.
         MinLastSequenceError: ``min_last_seq`` was not reached in time (412, 10180).
-        RequestTimeoutError, PermissionDeniedError, ConnectError, JetStreamNotEnabledError.
+        RequestTimeoutError, PermissionDeniedError, ConnectError, JetStreamNotEnabledError: the
+            server did not process a request.
     """
     request = validate_request(
         SubscribeRequest(
