@@ -54,7 +54,7 @@ from nats_stream_source.delta.table import (
 )
 
 # Delta's conflict errors have no common base class.
-_CONFLICTS = (
+CONFLICTS = (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
     ConcurrentDeleteReadException,
@@ -153,7 +153,7 @@ class SparkTable:
         return self._retried(lambda: self._remove_or_mark(missing, bucket, deletes))
 
     def _retried(self, work: Callable[[], _T]) -> _T:
-        return retry_conflicts(work, self.name, _CONFLICTS)
+        return retry_conflicts(work, self.name, CONFLICTS)
 
     def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> None:
         changes = select_changes(newest, self._target.toDF(), keys)

@@ -1,0 +1,253 @@
+"""Upkeep of a table: when it is due, what it does, and what goes on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Schema, write_deltalake
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta.maintenance import (
+    MaintenanceResult,
+    Upkeep,
+    live_files,
+    maintain_by_delta_rs,
+    upkeep_after_commit,
+)
+from nats_stream_source.errors import ConfigurationError, TableError
+
+pytestmark = pytest.mark.delta
+SCHEMA = pa.schema([("key", pa.string()), ("revision", pa.int64())])
+OLD = 8 * 24 * 3600  # seconds: older than Delta's limit of 7 days
+
+
+def rows(*keys: str, revision: int = 1) -> pa.Table:
+    return pa.table([list(keys), [revision] * len(keys)], schema=SCHEMA)
+
+
+def create(table: Path, upkeep: Upkeep | None = None, **properties: str) -> str:
+    configuration = {**(upkeep.table_properties() if upkeep else {}), **properties}
+    DeltaTable.create(table, Schema.from_arrow(SCHEMA), configuration=configuration)
+    return str(table)
+
+
+def insert(table: Path, count: int) -> DeltaTable:
+    for number in range(count):
+        write_deltalake(table, rows(f"k{number}"), mode="append")
+    return DeltaTable(table)
+
+
+def replace_all(table: Path, revision: int) -> DeltaTable:
+    write_deltalake(table, rows("a", revision=revision), mode="overwrite")
+    return DeltaTable(table)
+
+
+def content(table: Path) -> list[tuple[str, int]]:
+    found = DeltaTable(table).to_pyarrow_table().to_pylist()
+    return sorted((row["key"], row["revision"]) for row in found)
+
+
+def data_files(table: Path) -> set[str]:
+    return {path.name for path in table.glob("*.parquet")}
+
+
+def age(table: Path, seconds: int = OLD) -> None:
+    """Make each data file look older, as after days: VACUUM compares the time of the file."""
+    then = time.time() - seconds
+    for path in table.glob("*.parquet"):
+        os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compact_files", 0),
+        ("target_file_bytes", None),
+        ("vacuum_commits", 1.5),
+        ("retention_hours", 0),
+        ("log_retention_hours", True),
+        ("checkpoint_commits", "10"),
+    ],
+)
+def test_invalid_upkeep(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}, expected an integer"):
+        Upkeep(**{name: value})
+
+
+def test_vacuum_is_due_at_multiples_whoever_made_the_versions_between() -> None:
+    upkeep = Upkeep(vacuum_commits=10)
+    assert [v for v in range(30) if upkeep.vacuum_due(v, v + 1)] == [9, 19, 29]
+    assert upkeep.vacuum_due(5, 25)
+    assert not upkeep.vacuum_due(10, 10)
+    assert not Upkeep(vacuum_commits=None).vacuum_due(5, 25)
+
+
+def test_compaction_is_due_for_files_that_it_can_join() -> None:
+    upkeep = Upkeep(compact_files=3, target_file_bytes=100)
+    assert not upkeep.compaction_due([("", 10)] * 3)
+    assert upkeep.compaction_due([("", 10)] * 4)
+    assert not upkeep.compaction_due([("", 50)] * 10)
+    # Files of different partitions stay apart.
+    assert not upkeep.compaction_due([(str(number), 10) for number in range(10)])
+    assert not Upkeep(compact_files=None).compaction_due([("", 10)] * 1000)
+
+
+def test_small_files_are_compacted_when_there_are_enough(table: Path) -> None:
+    create(table)
+    upkeep = Upkeep(compact_files=3)
+    assert upkeep_after_commit(insert(table, 3), upkeep, 2, "t") == MaintenanceResult()
+    target = insert(table, 1)
+    assert upkeep_after_commit(target, upkeep, 3, "t") == MaintenanceResult(4, 1)
+    assert content(table) == [("k0", 1), ("k0", 1), ("k1", 1), ("k2", 1)]
+    assert len(live_files(DeltaTable(table))) == 1
+
+
+def test_a_repeated_batch_maintains_nothing(table: Path) -> None:
+    create(table)
+    target = insert(table, 5)
+    assert upkeep_after_commit(target, Upkeep(1, vacuum_commits=1), 5, "t") == MaintenanceResult()
+    assert DeltaTable(table).version() == 5
+
+
+def test_files_of_different_partitions_are_not_joined(table: Path) -> None:
+    DeltaTable.create(table, Schema.from_arrow(SCHEMA), partition_by=["key"])
+    target = insert(table, 4)
+    assert sorted(partition for partition, _ in live_files(target)) == [
+        (f"k{number}",) for number in range(4)
+    ]
+    assert upkeep_after_commit(target, Upkeep(1), 3, "t") == MaintenanceResult()
+
+
+def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None:
+    """Also those that a checkpoint has forgotten, and those of a commit that was interrupted."""
+    create(table, **{"delta.deletedFileRetentionDuration": "interval 1 seconds"})
+    replace_all(table, 1)
+    replace_all(table, 2)
+    (table / "part-of-no-version.parquet").write_bytes(b"x")
+    time.sleep(1.1)  # the retention
+    target = replace_all(table, 3)
+    target.create_checkpoint()
+    removed = data_files(table) - {Path(uri).name for uri in target.file_uris()}
+    assert len(removed) == 3
+    upkeep_after_commit(DeltaTable(table), Upkeep(vacuum_commits=1), 2, "t")
+    assert len(data_files(table)) == 2  # of versions 3 and 2, whose file was removed just now
+    assert content(table) == [("a", 3)]
+
+
+@pytest.mark.parametrize("upkeep", [Upkeep(), Upkeep(retention_hours=24)])
+def test_a_reader_of_an_older_version_keeps_its_files(table: Path, upkeep: Upkeep) -> None:
+    create(table)
+    reader = replace_all(table, 1)
+    replace_all(table, 2)
+    maintain_by_delta_rs(DeltaTable(table), upkeep, "t")
+    assert reader.to_pyarrow_table().to_pylist() == [{"key": "a", "revision": 1}]
+
+
+def test_no_retention_below_seven_days_unless_asked(table: Path) -> None:
+    """Of files that look 8 days old, those that were removed just now stay."""
+    create(table)
+    for revision in range(3):
+        replace_all(table, revision)
+    kept = data_files(table)
+    age(table)
+    assert maintain_by_delta_rs(DeltaTable(table), Upkeep(), "t").deleted == 0
+    assert data_files(table) == kept
+
+
+def test_the_longer_retention_of_a_table_holds(table: Path) -> None:
+    create(table, **{"delta.deletedFileRetentionDuration": "interval 30 days"})
+    (table / "part-of-no-version.parquet").write_bytes(b"x")
+    age(table)
+    maintain_by_delta_rs(DeltaTable(table), Upkeep(), "t")
+    assert data_files(table) == {"part-of-no-version.parquet"}
+    asked = Upkeep(retention_hours=168)
+    assert maintain_by_delta_rs(DeltaTable(table), asked, "t").deleted == 1
+    assert data_files(table) == set()
+
+
+def test_compaction_that_conflicts_is_skipped(table: Path) -> None:
+    create(table)
+    stale = insert(table, 5)
+    DeltaTable(table).delete("key = 'k2'")
+    result = upkeep_after_commit(stale, Upkeep(compact_files=2), 4, "t")
+    assert "another writer changed the table" in result.skipped
+    assert result.compacted == 0
+    assert content(table) == [("k0", 1), ("k1", 1), ("k3", 1), ("k4", 1)]
+    assert upkeep_after_commit(DeltaTable(table), Upkeep(2), 5, "t").compacted == 4
+
+
+def test_a_failure_does_not_fail_the_query(table: Path, caplog: pytest.LogCaptureFixture) -> None:
+    create(table)
+    target = insert(table, 3)
+    for path in table.glob("*.parquet"):
+        path.unlink()
+    upkeep_after_commit(target, Upkeep(compact_files=1), 2, "the table")
+    assert "could not maintain the table" in caplog.text
+    with pytest.raises(TableError, match=r"could not maintain table 'the table'.*rows are unch"):
+        maintain_by_delta_rs(DeltaTable(table), Upkeep(compact_files=1), "the table")
+
+
+def test_log_of_a_new_table_is_short(table: Path) -> None:
+    upkeep = Upkeep(checkpoint_commits=5, log_retention_hours=2, retention_hours=3)
+    create(table, upkeep)
+    assert DeltaTable(table).metadata().configuration == {
+        "delta.checkpointInterval": "5",
+        "delta.logRetentionDuration": "interval 2 hours",
+        "delta.deletedFileRetentionDuration": "interval 3 hours",
+    }
+    insert(table, 3)
+    for path in (table / "_delta_log").glob("*.json"):
+        then = time.time() - 3 * 3600
+        os.utime(path, (then, then))
+    insert(table, 5)
+    assert sorted(path.name[-7:] for path in (table / "_delta_log").glob("*.json")) == [
+        "04.json",
+        "05.json",
+        "06.json",
+        "07.json",
+        "08.json",
+    ]
+
+
+def test_change_feed_of_a_maintained_table(table: Path) -> None:
+    create(table, **{"delta.enableChangeDataFeed": "true"})
+    insert(table, 3)
+    DeltaTable(table).delete("key = 'k0'")
+    assert maintain_by_delta_rs(DeltaTable(table), Upkeep(), "t").compacted == 2
+    changes = pa.table(DeltaTable(table).load_cdf(starting_version=1)).to_pylist()
+    assert sorted((row["key"], row["_change_type"]) for row in changes) == [
+        ("k0", "delete"),
+        ("k0", "insert"),
+        ("k1", "insert"),
+        ("k2", "insert"),
+    ]
+
+
+@pytest.mark.faults  # VACUUM by Spark takes 10 s and more
+def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
+    from delta.tables import DeltaTable as JvmTable
+
+    from nats_stream_source.delta.spark_maintenance import (
+        maintain_by_spark,
+        upkeep_after_spark_commit,
+    )
+
+    create(table)
+    version = insert(table, 4).version()
+    target = JvmTable.forPath(spark, str(table))
+    upkeep = Upkeep(compact_files=2, retention_hours=24)
+    result = upkeep_after_spark_commit(spark, target, upkeep, version - 1, "t")
+    assert result == MaintenanceResult(4, 1)
+    (table / "part-of-no-version.parquet").write_bytes(b"x")
+    age(table)
+    kept = data_files(table) - {"part-of-no-version.parquet"}
+    maintain_by_spark(spark, target, upkeep, "t")
+    assert data_files(table) == kept
+    # The session's settings are as before.
+    assert spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled", "true") == "true"
+    assert content(table) == [("k0", 1), ("k1", 1), ("k2", 1), ("k3", 1)]
