@@ -54,10 +54,10 @@ scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py)) \
 workers = --numprocesses $(or $(WORKERS),$(1)) --dist loadgroup --no-loadscope-reorder
 reruns := --reruns 2 --max-suite-reruns 10 --rerun-show-tracebacks
 
-# PYTHON, or the first Python on the PATH that is version 3.10 or newer; empty if none was found.
+# PYTHON, or that of .venv, or the first one on the PATH from 3.10; empty if none was found.
 # Each candidate is run: pyenv puts names on the PATH for versions that are not installed.
 new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
-find_python = for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python); \
+find_python = for name in $(or $(PYTHON),$(wildcard $(python)) python3 python3.13 python3.12 python3.11 python3.10 python); \
 	do if $$name $(new_enough) >/dev/null 2>&1; then echo $$name; break; fi; done
 
 schema := $(venv)/bin/check-jsonschema --quiet --builtin-schema vendor.github-

@@ -200,6 +200,14 @@ def test_a_virtual_environment_of_another_python_is_replaced(machine: Path, same
     assert ("-m venv --clear .venv" in done.stdout) == (not same)
 
 
+def test_a_virtual_environment_keeps_its_python(machine: Path) -> None:
+    """With changed dependencies, and another Python first on the PATH."""
+    for place, name in ((".venv/bin/python", "its own"), ("bin/python3", "another")):
+        script = f'[ "$1 $2" != "-m venv" ] && exec {sys.executable} "$@"; echo {name}; exit 1'
+        program(machine / place, script)
+    assert make(machine, "setup").stdout.splitlines()[-1] == "its own"
+
+
 def test_ci_runs_the_checks_and_the_tests() -> None:
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
