@@ -3,6 +3,7 @@
 - ``merge_changes``: a function for ``foreachBatch``
 - ``merge``: merges one batch
 - ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
+- ``maintain``: compacts and vacuums the table, which ``merge_changes`` also does by ``Upkeep``
 - ``configure_delta``: configures a session for ``engine="spark"``
 
 Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
@@ -12,6 +13,8 @@ from nats_stream_source.extras import import_failure
 
 try:
     from nats_stream_source.delta.engine import AutoLimits, Engine
+    from nats_stream_source.delta.maintain import maintain
+    from nats_stream_source.delta.maintenance import MaintenanceResult, Upkeep
     from nats_stream_source.delta.merge import merge, merge_changes
     from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
     from nats_stream_source.delta.session import configure_delta
@@ -23,8 +26,11 @@ __all__ = [
     "AutoLimits",
     "Deletes",
     "Engine",
+    "MaintenanceResult",
     "ReconcileResult",
+    "Upkeep",
     "configure_delta",
+    "maintain",
     "merge",
     "merge_changes",
     "reconcile",

@@ -35,6 +35,11 @@ from nats_stream_source.delta.delta_rs_features import (
     unsupported_type,
 )
 from nats_stream_source.delta.engine import DeltaRsRefusedError, TableLocation
+from nats_stream_source.delta.maintenance import (
+    MaintenanceResult,
+    Upkeep,
+    maintain_by_delta_rs,
+)
 from nats_stream_source.delta.newest import invalid_entries
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
@@ -98,8 +103,15 @@ class DeltaRsTable:
         self.live_bytes = live_bytes(target)
         return schema_of(target)
 
-    def find_or_create(self, batch: StructType, deletes: Deletes) -> StructType:
+    def find_or_create(
+        self, batch: StructType, deletes: Deletes, properties: Mapping[str, str] | None = None
+    ) -> StructType:
         """The columns of the table; of an empty one for these batches if it does not exist.
+
+        Args:
+            batch: the columns of the batch.
+            deletes: ``"remove"`` or ``"mark"``.
+            properties: of a table that is created.
 
         Raises:
             DeltaRsRefusedError: delta-rs does not support the table, or a column's type.
@@ -121,21 +133,30 @@ class DeltaRsTable:
                     self._uri,
                     Schema.from_json(schema.json()),
                     mode="ignore",
+                    configuration=dict(properties or {}),
                     storage_options=self._storage_options,
                 )
 
         self._changed("create", create)
         return schema
 
-    def merge(self, entries: pa.Table, batch: StructType, deletes: Deletes) -> None:
+    def merge(
+        self, entries: pa.Table, batch: StructType, deletes: Deletes
+    ) -> tuple[DeltaTable, int]:
         """Merge the newest entry of each key; see :func:`nats_stream_source.delta.merge`.
+
+        Returns the table after the merge, and its version before.
 
         Args:
             entries: one per key, without the columns of the delivery.
             batch: the columns of the batch.
             deletes: ``"remove"`` or ``"mark"``.
         """
-        self._changed("merge the batch into", lambda: self._merge(entries, batch, deletes))
+        return self._changed("merge the batch into", lambda: self._merge(entries, batch, deletes))
+
+    def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
+        """Compact and VACUUM the table; see :func:`nats_stream_source.delta.maintain`."""
+        return maintain_by_delta_rs(self._named("open", self._required), upkeep, self.name)
 
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         """The rows of the bucket's keys, without marked ones: key, stream_created, revision."""
@@ -160,8 +181,11 @@ class DeltaRsTable:
         """
         return self._changed("reconcile", lambda: self._remove_or_mark(missing, bucket, deletes))
 
-    def _merge(self, entries: pa.Table, batch: StructType, deletes: Deletes) -> None:
+    def _merge(
+        self, entries: pa.Table, batch: StructType, deletes: Deletes
+    ) -> tuple[DeltaTable, int]:
         target = self._required()
+        before = target.version()
         schema = schema_of(target)
         check_table(self.name, schema, deletes, batch)
         keys = key_columns(schema.names)
@@ -188,6 +212,7 @@ class DeltaRsTable:
         else:
             merger = merger.when_matched_update(columns, _NEWER).when_not_matched_insert(columns)
         merger.execute()
+        return target, before
 
     def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
         target = self._required()

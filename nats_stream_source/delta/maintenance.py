@@ -110,6 +110,9 @@ class Upkeep:
         return small.total() - len(small) >= self.compact_files
 
 
+DEFAULT_UPKEEP = Upkeep()
+
+
 @dataclass(frozen=True)
 class MaintenanceResult:
     """What was done.

@@ -33,6 +33,7 @@ from nats_stream_source.delta.engine import (
     LimitCheck,
     TableLocation,
 )
+from nats_stream_source.delta.maintenance import DEFAULT_UPKEEP, Upkeep, upkeep_after_commit
 from nats_stream_source.delta.table import (
     DELIVERY_COLUMNS,
     Deletes,
@@ -50,6 +51,7 @@ def merge_changes(
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
     limits: AutoLimits | None = None,
+    upkeep: Upkeep | None = DEFAULT_UPKEEP,
 ) -> TableMerger:
     """Return a function for ``foreachBatch`` that keeps a Delta table equal to a bucket.
 
@@ -61,6 +63,7 @@ def merge_changes(
         engine: ``"auto"``, ``"delta-rs"`` or ``"spark"``, see :func:`merge`.
         storage_options: see :func:`merge`.
         limits: see :func:`merge`.
+        upkeep: see :func:`merge`.
 
     Raises:
         ConfigurationError: an argument is invalid, or the active session lacks Delta's jar or a
@@ -71,7 +74,7 @@ def merge_changes(
     check_deletes(deletes)
     location = TableLocation(table, engine, storage_options)
     location.check_session(SparkSession.getActiveSession())
-    return TableMerger(EngineSelector(location, limits), deletes)
+    return TableMerger(EngineSelector(location, limits), deletes, upkeep)
 
 
 def merge(
@@ -82,6 +85,7 @@ def merge(
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
     limits: AutoLimits | None = None,
+    upkeep: Upkeep | None = DEFAULT_UPKEEP,
 ) -> None:
     """Merge one batch of entries into a Delta table with one row per key.
 
@@ -101,6 +105,9 @@ def merge(
         storage_options: the object store's options for delta-rs, by its names
             (``{"AWS_REGION": "eu-west-1"}``); not with ``engine="spark"``.
         limits: up to which sizes ``engine="auto"`` takes delta-rs.
+        upkeep: when the table is compacted and vacuumed after the merge, and the log's properties
+            of a table that is created; None for no upkeep and Delta's own properties. A failure of
+            upkeep is logged and does not fail the merge.
 
     Raises:
         ConfigurationError: an argument is invalid, a required column is missing in the batch or the
@@ -114,15 +121,19 @@ def merge(
     """
     check_deletes(deletes)
     selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
-    TableMerger(selector, deletes)(batch)
+    TableMerger(selector, deletes, upkeep)(batch)
 
 
 class TableMerger:
     """The function for ``foreachBatch`` that merges each batch into one table."""
 
-    def __init__(self, selector: EngineSelector, deletes: Deletes) -> None:
+    def __init__(
+        self, selector: EngineSelector, deletes: Deletes, upkeep: Upkeep | None = DEFAULT_UPKEEP
+    ) -> None:
         self._selector = selector
         self._deletes: Deletes = deletes
+        self._upkeep = upkeep
+        self._properties = upkeep.table_properties() if upkeep else {}
 
     def __repr__(self) -> str:
         return f"<TableMerger {self._selector.location!r} deletes={self._deletes!r}>"
@@ -141,7 +152,7 @@ class TableMerger:
         from nats_stream_source.delta.delta_rs_table import DeltaRsTable
 
         table = DeltaRsTable.at(self._selector.location)
-        columns = table.find_or_create(batch.schema, self._deletes)
+        columns = table.find_or_create(batch.schema, self._deletes, self._properties)
         check_table(table.name, columns, self._deletes, batch.schema)
         limits.check("table_bytes", table.live_bytes)
         newest = collect_newest(
@@ -149,12 +160,18 @@ class TableMerger:
         )
         limits.check("batch_rows", newest.num_rows)
         limits.check("batch_bytes", newest.nbytes)
-        table.merge(newest, batch.schema, self._deletes)
+        target, before = table.merge(newest, batch.schema, self._deletes)
+        if self._upkeep:
+            upkeep_after_commit(target, self._upkeep, before, table.name)
 
     def _merge_by_spark(self, batch: DataFrame) -> None:
         # Imported here: the other engine does not require delta-spark.
+        from nats_stream_source.delta.spark_maintenance import upkeep_after_spark_commit
         from nats_stream_source.delta.spark_table import SparkTable
 
-        name = self._selector.location.name
-        table = SparkTable.find_or_create(batch.sparkSession, name, batch.schema, self._deletes)
-        table.merge(batch, self._deletes)
+        spark, name = batch.sparkSession, self._selector.location.name
+        table = SparkTable.find_or_create(
+            spark, name, batch.schema, self._deletes, self._properties
+        )
+        if table.merge(batch, self._deletes) and self._upkeep:
+            upkeep_after_spark_commit(spark, table.target, self._upkeep, name)

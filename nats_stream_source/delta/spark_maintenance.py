@@ -29,7 +29,7 @@ _log = field_logger(__name__)
 
 
 def upkeep_after_spark_commit(
-    spark: SparkSession, target: DeltaTable, upkeep: Upkeep, before: int, table: str
+    spark: SparkSession, target: DeltaTable, upkeep: Upkeep, table: str
 ) -> MaintenanceResult:
     """Do what is due after a commit by Spark. A failure is logged; the next commit tries again.
 
@@ -37,12 +37,12 @@ def upkeep_after_spark_commit(
         spark: the session of the table.
         target: the table after the commit.
         upkeep: when what is due.
-        before: the version before the commit.
         table: path or name, for the log.
     """
-    after = version_of(target)
     result = MaintenanceResult()
     try:
+        after = _version(target)
+        before = after - 1
         if upkeep.look_at_files_due(before, after):
             detail = target.detail().select("numFiles", "sizeInBytes").head()
             assert detail is not None  # DESCRIBE DETAIL has one row
@@ -75,7 +75,7 @@ def maintain_by_spark(
     return result
 
 
-def version_of(target: DeltaTable) -> int:
+def _version(target: DeltaTable) -> int:
     """The newest version of the table."""
     newest = target.history(1).select("version").head()
     assert newest is not None  # a table has at least the version that created it

@@ -15,7 +15,7 @@ tables has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import and_, or_
 from typing import TypeVar
@@ -96,7 +96,12 @@ class SparkTable:
 
     @classmethod
     def find_or_create(
-        cls, spark: SparkSession, name: str, batch: StructType, deletes: Deletes
+        cls,
+        spark: SparkSession,
+        name: str,
+        batch: StructType,
+        deletes: Deletes,
+        properties: Mapping[str, str] | None = None,
     ) -> SparkTable:
         """The table; an empty one for batches of this schema if it does not exist."""
         found = cls.find(spark, name)
@@ -104,6 +109,8 @@ class SparkTable:
             return found
         builder = DeltaTable.createIfNotExists(spark)
         builder = builder.location(name) if is_path(name) else builder.tableName(name)
+        for key, value in (properties or {}).items():
+            builder = builder.property(key, value)
         try:
             return cls(spark, name, builder.addColumns(table_schema(batch, deletes)).execute())
         except AnalysisException as error:
@@ -112,12 +119,17 @@ class SparkTable:
             raise not_a_table_error(name) from error
 
     @property
+    def target(self) -> DeltaTable:
+        """The table, for Delta's other commands."""
+        return self._target
+
+    @property
     def schema(self) -> StructType:
         """The table's columns."""
         return self._target.toDF().schema
 
-    def merge(self, batch: DataFrame, deletes: Deletes) -> None:
-        """Merge a batch; see :func:`nats_stream_source.delta.merge`."""
+    def merge(self, batch: DataFrame, deletes: Deletes) -> bool:
+        """Merge a batch; see :func:`nats_stream_source.delta.merge`. Whether a row changed."""
         schema = self.schema
         check_table(self.name, schema, deletes, batch.schema)
         entries = batch.drop(*DELIVERY_COLUMNS)
@@ -126,7 +138,7 @@ class SparkTable:
         keys = key_columns(schema.names)
         newest = newest_entries(entries, keys).persist()
         try:
-            self._retried(lambda: self._merge_newest(newest, keys, deletes))
+            return self._retried(lambda: self._merge_newest(newest, keys, deletes))
         finally:
             newest.unpersist()
 
@@ -155,7 +167,7 @@ class SparkTable:
     def _retried(self, work: Callable[[], _T]) -> _T:
         return retry_conflicts(work, self.name, CONFLICTS)
 
-    def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> None:
+    def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> bool:
         changes = select_changes(newest, self._target.toDF(), keys)
         counts = changes.agg(
             F.count(F.lit(1)).alias("changes"), F.count_if(_is_invalid(keys)).alias("invalid")
@@ -165,6 +177,7 @@ class SparkTable:
             raise invalid_entries_error(counts.invalid, keys)
         if counts.changes:
             execute_merge(self._target, changes, keys, deletes)
+        return bool(counts.changes)
 
     def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
         columns = self.schema.names

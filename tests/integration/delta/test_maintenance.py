@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import SparkSession
 
+from nats_stream_source.delta import maintain, merge
 from nats_stream_source.delta.maintenance import (
     MaintenanceResult,
     Upkeep,
@@ -20,6 +21,7 @@ from nats_stream_source.delta.maintenance import (
     upkeep_after_commit,
 )
 from nats_stream_source.errors import ConfigurationError, TableError
+from tests.integration.delta.merge_model import Frame, put
 
 pytestmark = pytest.mark.delta
 SCHEMA = pa.schema([("key", pa.string()), ("revision", pa.int64())])
@@ -238,10 +240,10 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     )
 
     create(table)
-    version = insert(table, 4).version()
+    insert(table, 4)
     target = JvmTable.forPath(spark, str(table))
     upkeep = Upkeep(compact_files=2, retention_hours=24)
-    result = upkeep_after_spark_commit(spark, target, upkeep, version - 1, "t")
+    result = upkeep_after_spark_commit(spark, target, upkeep, "t")
     assert result == MaintenanceResult(4, 1)
     (table / "part-of-no-version.parquet").write_bytes(b"x")
     age(table)
@@ -251,3 +253,21 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     # The session's settings are as before.
     assert spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled", "true") == "true"
     assert content(table) == [("k0", 1), ("k1", 1), ("k2", 1), ("k3", 1)]
+
+
+def test_merges_maintain_their_table(spark: SparkSession, frame: Frame, table: Path) -> None:
+    """When it is due; and a table that a merge creates has the properties."""
+    upkeep = Upkeep(compact_files=1, vacuum_commits=2, checkpoint_commits=7)
+    for revision in range(1, 4):
+        merge(frame(put(f"k{revision}", revision)), str(table), engine="delta-rs", upkeep=upkeep)
+        merge(frame(put(f"k{revision}", revision)), str(table), engine="delta-rs", upkeep=upkeep)
+    target = DeltaTable(table)
+    assert target.metadata().configuration["delta.checkpointInterval"] == "7"
+    operations = [commit["operation"] for commit in target.history()]
+    assert operations == ["OPTIMIZE", "MERGE", "OPTIMIZE", "MERGE", "MERGE", "CREATE TABLE"]
+    assert len(live_files(target)) == 1
+    merge(frame(put("k4", 4)), str(table), engine="delta-rs", upkeep=None)
+    assert len(live_files(DeltaTable(table))) == 2
+    assert maintain(spark, str(table)) == MaintenanceResult(compacted=2, written=1)
+    with pytest.raises(ConfigurationError, match=r"could not maintain table .*no Delta table"):
+        maintain(spark, str(table.parent / "none"))
