@@ -126,3 +126,29 @@ def test_types_of_the_two_implementations_are_the_same(spark: SparkSession, tabl
     )
     spark.sql(f"CREATE TABLE delta.`{table}` ({columns}) USING delta")
     assert schema_of(DeltaTable(table)) == spark.read.format("delta").load(str(table)).schema
+
+
+@pytest.mark.parametrize("value", ["9999-12-31 00:00:00Z", "1200-01-01 00:00:00Z"])
+def test_timestamps_that_delta_rs_reads_wrongly_stay(
+    spark: SparkSession, frame: Frame, table: Path, value: str
+) -> None:
+    """Spark writes INT96. delta-rs reads it as nanoseconds in 64 bits, which wrap."""
+    create(spark, table, "until TIMESTAMP")
+    merge(frame(put("a", 1)), str(table), engine="spark")
+    spark.sql(f"UPDATE delta.`{table}` SET until = TIMESTAMP'{value}'")
+    merge(frame(put("a", 2)), str(table))
+    kept = spark.read.format("delta").load(str(table)).where(f"until = TIMESTAMP'{value}'")
+    assert [row.revision for row in kept.collect()] == [2]
+    with pytest.raises(ConfigurationError, match="'until' has a TIMESTAMP before 1678 or after"):
+        merge(frame(put("a", 3)), str(table), engine="delta-rs")
+
+
+def test_partitions_by_a_timestamp_are_right_in_any_time_zone(
+    spark: SparkSession, frame: Frame, table: Path
+) -> None:
+    """delta-rs writes the partition's value in UTC, Spark reads it in the session's zone."""
+    create(spark, table, "PARTITIONED BY (stream_created)")
+    merge(frame(put("a", 1)), str(table))
+    assert DeltaTable(table).history(1)[0]["engineInfo"].startswith("Apache-Spark")
+    with pytest.raises(ConfigurationError, match="partition column 'stream_created' is a TIMEST"):
+        merge(frame(put("a", 3)), str(table), engine="delta-rs")
