@@ -7,8 +7,9 @@ with the files of the table that it rewrites.
 **A repeated batch.** delta-rs commits nothing if no row changes. A repeated batch therefore makes
 no version, and the merge needs no step that selects the changes first.
 
-**Each attempt opens the table.** A kept handle does not notice that the table was deleted and
-created again under its path, and would commit a version that does not follow the previous one.
+**Each batch opens the table,** and each further attempt does. A handle that is kept longer does not
+notice that the table was deleted and created again under its path, and would commit a version that
+does not follow the previous one.
 
 **Crash.** delta-rs writes data files first and then one file of the log. A process that ends before
 the latter leaves data files that no version names; vacuum removes them.
@@ -77,6 +78,7 @@ class DeltaRsTable:
         self.name = name
         self.live_bytes = 0
         """Size of the data files of the version that was opened last."""
+        self._found: DeltaTable | None = None
         self._uri = uri
         self._storage_options = dict(storage_options) if storage_options else None
 
@@ -101,6 +103,7 @@ class DeltaRsTable:
         if problem is not None:
             raise DeltaRsRefusedError(problem)
         self.live_bytes = live_bytes(target)
+        self._found = target
         return schema_of(target)
 
     def find_or_create(
@@ -234,7 +237,8 @@ class DeltaRsTable:
         return int(counts["num_target_rows_updated"])
 
     def _required(self) -> DeltaTable:
-        target = self._open()
+        # The first attempt of a change uses the version that `find` has looked at.
+        target, self._found = self._found or self._open(), None
         if target is None:
             raise TableError(
                 f"could not open table {self.name!r}: it no longer exists; create it again or "

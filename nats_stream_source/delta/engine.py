@@ -163,6 +163,7 @@ class EngineSelector:
         self._limits = limits or AutoLimits()
         self._reason = ""  # of the last line; "" if delta-rs changed the table within the limits
         self._beyond: set[str] = set()  # limits that delta-rs went beyond, which were logged
+        self._problems: tuple[str | None, str | None] | None = None
 
     def __repr__(self) -> str:
         return f"<EngineSelector {self.location!r}>"
@@ -182,11 +183,13 @@ class EngineSelector:
         if location.engine == "spark":
             session.check_delta(spark)
             return by_spark()
-        missing = session.missing(spark) if location.engine == "auto" else "not allowed"
-        no_limits = AutoLimits(None, None, None, None)
-        limits = LimitCheck(self, self._limits if location.engine == "auto" else no_limits, missing)
+        missing: str | None = "not allowed"
+        problem, allowed = None, AutoLimits(None, None, None, None)
+        if location.engine == "auto":
+            missing, problem = self._session_problems(spark)
+            allowed = self._limits
+        limits = LimitCheck(self, allowed, missing)
         try:
-            problem = location.delta_rs_problem(spark) if location.engine == "auto" else None
             if problem is not None:
                 raise DeltaRsRefusedError(problem)
             limits.check("driver_memory", resident_memory())
@@ -210,6 +213,15 @@ class EngineSelector:
             )
         self._log_engine(reason, "Spark changes the table")
         return by_spark()
+
+    def _session_problems(self, spark: SparkSession) -> tuple[str | None, str | None]:
+        """What Spark's engine lacks, and why delta-rs is not taken; looked up once.
+
+        The look-up is some calls to the JVM, which would take a tenth of a small batch.
+        """
+        if self._problems is None:
+            self._problems = session.missing(spark), self.location.delta_rs_problem(spark)
+        return self._problems
 
     def warn_beyond(self, name: str, reason: str, missing: str) -> None:
         """Warn, once for each limit, that delta-rs goes beyond it since Spark cannot take over."""
