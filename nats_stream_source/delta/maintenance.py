@@ -55,7 +55,8 @@ class Upkeep:
             must end within this time. None: the table's ``delta.deletedFileRetentionDuration``,
             whose default is Delta's safety limit of 168 hours (7 days).
         log_retention_hours: how long the log of a table that ``merge_changes`` creates keeps its
-            versions: for time travel, and for streams that read the table.
+            versions: for time travel, and for streams that read the table. Delta requires at least
+            the retention of files. None: the same.
         checkpoint_commits: the interval of the log's checkpoints in such a table.
     """
 
@@ -63,13 +64,13 @@ class Upkeep:
     target_file_bytes: int = 32 << 20
     vacuum_commits: int | None = 1000
     retention_hours: int | None = None
-    log_retention_hours: int = 1
+    log_retention_hours: int | None = None
     checkpoint_commits: int = 100
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            optional = name in ("compact_files", "vacuum_commits", "retention_hours")
+            optional = name not in ("target_file_bytes", "checkpoint_commits")
             if value is None and optional:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -78,12 +79,19 @@ class Upkeep:
                     f"{', or None' if optional else ''}"
                 )
 
+        hours = self.retention_hours or SAFE_RETENTION_HOURS
+        if self.log_retention_hours is not None and self.log_retention_hours < hours:
+            raise ConfigurationError(
+                f"invalid argument: log_retention_hours is {self.log_retention_hours}, expected at "
+                f"least retention_hours ({hours}), as Delta requires"
+            )
+
     def table_properties(self) -> dict[str, str]:
         """The properties of a table that is created with this upkeep."""
         hours = self.retention_hours or SAFE_RETENTION_HOURS
         return {
             "delta.checkpointInterval": str(self.checkpoint_commits),
-            "delta.logRetentionDuration": f"interval {self.log_retention_hours} hours",
+            "delta.logRetentionDuration": f"interval {self.log_retention_hours or hours} hours",
             "delta.deletedFileRetentionDuration": f"interval {hours} hours",
         }
 

@@ -81,6 +81,12 @@ def test_invalid_upkeep(name: str, value: Any) -> None:
         Upkeep(**{name: value})
 
 
+def test_log_kept_shorter_than_files() -> None:
+    """Spark refuses to create such a table."""
+    with pytest.raises(ConfigurationError, match=r"is 24, expected at least retention_hours \(168"):
+        Upkeep(log_retention_hours=24)
+
+
 def test_vacuum_is_due_at_multiples_whoever_made_the_versions_between() -> None:
     upkeep = Upkeep(vacuum_commits=10)
     assert [v for v in range(30) if upkeep.vacuum_due(v, v + 1)] == [9, 19, 29]
@@ -195,16 +201,16 @@ def test_a_failure_does_not_fail_the_query(table: Path, caplog: pytest.LogCaptur
 
 
 def test_log_of_a_new_table_is_short(table: Path) -> None:
-    upkeep = Upkeep(checkpoint_commits=5, log_retention_hours=2, retention_hours=3)
+    upkeep = Upkeep(checkpoint_commits=5, log_retention_hours=3, retention_hours=2)
     create(table, upkeep)
     assert DeltaTable(table).metadata().configuration == {
         "delta.checkpointInterval": "5",
-        "delta.logRetentionDuration": "interval 2 hours",
-        "delta.deletedFileRetentionDuration": "interval 3 hours",
+        "delta.logRetentionDuration": "interval 3 hours",
+        "delta.deletedFileRetentionDuration": "interval 2 hours",
     }
     insert(table, 3)
     for path in (table / "_delta_log").glob("*.json"):
-        then = time.time() - 3 * 3600
+        then = time.time() - 4 * 3600
         os.utime(path, (then, then))
     insert(table, 5)
     assert sorted(path.name[-7:] for path in (table / "_delta_log").glob("*.json")) == [
