@@ -1,0 +1,138 @@
+"""``merge`` and ``reconcile`` with a table in an S3-compatible object store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import Deletes, merge, merge_changes, reconcile
+from nats_stream_source.errors import TableError
+from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.merge_model import Frame, Model, both_modes, delete, put
+from tests.support.object_store import BUCKET, ObjectStore, object_store
+from tests.support.store_proxy import StoreProxy, store_proxy
+
+pytestmark = pytest.mark.delta
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(store: ObjectStore) -> Iterator[StoreProxy]:
+    with store_proxy(store.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def uri() -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4()}"
+
+
+def stored(uri: str, options: dict[str, str]) -> dict[str, int]:
+    rows = DeltaTable(uri, storage_options=options).to_pyarrow_table().to_pylist()
+    assert len({row["key"] for row in rows}) == len(rows)
+    return {row["key"]: row["revision"] for row in rows}
+
+
+def version(uri: str, options: dict[str, str]) -> int:
+    return DeltaTable(uri, storage_options=options).version()
+
+
+@both_modes
+def test_a_table_in_an_object_store(
+    frame: Frame, store: ObjectStore, uri: str, deletes: Deletes
+) -> None:
+    follow = merge_changes(uri, deletes=deletes, storage_options=store.storage_options)
+    batches = [[put("a", 1), put("b", 2)], [delete("a", 3), put("c", 4)]]
+    model = Model(deletes)
+    for number, batch in enumerate(batches):
+        model.merge(batch)
+        for _ in range(2):
+            follow(frame(*batch), number)
+        assert stored(uri, store.storage_options) == {
+            key: entry.revision for key, entry in model.rows.items()
+        }
+        assert version(uri, store.storage_options) == number + 1
+
+
+def test_reconcile_in_an_object_store(
+    spark: SparkSession, frame: Frame, store: ObjectStore, uri: str, bucket: Bucket
+) -> None:
+    options = store.storage_options
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), uri, storage_options=options)
+    bucket.purge_subjects("a")
+    result = reconcile(spark, uri, bucket=bucket.name, servers=bucket.url, storage_options=options)
+    assert (result.removed, result.kept) == (1, 1)
+    assert stored(uri, options) == {"b": 2}
+
+
+def test_a_commit_whose_response_is_lost_is_merged_once(
+    frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
+) -> None:
+    """The writer cannot tell it from another writer's commit, and merges again: no row changes."""
+    merge(frame(put("a", 1), put("b", 2)), uri, storage_options=store.storage_options)
+    proxy.lose = 1
+    through_proxy = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
+    merge(frame(put("a", 3), put("c", 4)), uri, storage_options=through_proxy)
+    assert proxy.lost == 1
+    assert stored(uri, store.storage_options) == {"a": 3, "b": 2, "c": 4}
+    assert version(uri, store.storage_options) == 2
+
+
+PROGRAM = """
+import sys, pyarrow as pa
+from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+from pyspark.sql.types import *
+uri, endpoint = sys.argv[1:]
+options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+table = DeltaRsTable("table", uri, options)
+schema = table.find()
+entries = pa.table({
+    "bucket": ["fleet"], "key": ["a"], "value": [b"new"], "revision": pa.array([9], pa.int64()),
+    "created": pa.array([0], pa.timestamp("us", "UTC")), "operation": ["PUT"],
+    "stream_created": pa.array([2 * 10**15], pa.timestamp("us", "UTC")),
+})
+table.merge(entries, schema, "remove")
+"""
+
+
+def test_a_process_that_is_killed_between_data_files_and_commit(
+    frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
+) -> None:
+    options = store.storage_options
+    merge(frame(put("a", 1), put("b", 2)), uri, storage_options=options)
+    proxy.hold = True
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, uri, proxy.url])
+    try:
+        assert proxy.held.wait(60), "no commit arrived"
+    finally:
+        process.kill()
+        process.wait()
+    assert (version(uri, options), stored(uri, options)) == (1, {"a": 1, "b": 2})
+    merge(frame(put("a", 3)), uri, storage_options=options)
+    assert stored(uri, options) == {"a": 3, "b": 2}
+
+
+def test_a_store_that_is_away(frame: Frame, uri: str) -> None:
+    options = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+        "max_retries": "0",
+    }
+    with pytest.raises(TableError, match=r"could not open table 's3://.*'") as failed:
+        merge(frame(put("a", 1)), uri, storage_options=options)
+    assert "hidden" not in str(failed.value)

@@ -1,0 +1,85 @@
+"""An HTTP proxy before an object store that holds or loses the PUT of a commit."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_COMMIT = re.compile(r"/_delta_log/0*[1-9]\d*\.json")
+
+
+class StoreProxy:
+    """The proxy's address, and what happens to the next commits after the first version.
+
+    Attributes:
+        hold: commits are not forwarded; ``held`` is set when one has arrived.
+        lose: this many commits are stored, and their responses lost.
+        lost: how many were.
+    """
+
+    def __init__(self, url: str, target: str) -> None:
+        self.url = url
+        self.target = target.removeprefix("http://")
+        self.hold = False
+        self.held = threading.Event()
+        self.lose = 0
+        self.lost = 0
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    proxy: StoreProxy
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def _forward(self) -> None:
+        proxy = self.server.proxy
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        commit = self.command == "PUT" and _COMMIT.search(self.path)
+        if commit and proxy.hold:
+            proxy.held.set()
+            self.close_connection = True
+            return
+        connection = http.client.HTTPConnection(proxy.target)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        if commit and proxy.lose and response.status == 200:
+            proxy.lose -= 1
+            proxy.lost += 1
+            self.close_connection = True
+            return
+        self.send_response_only(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        if response.getheader("Content-Length") is None:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def store_proxy(target: str) -> Iterator[StoreProxy]:
+    """A proxy before the store at the URL ``target``."""
+    with _Server(("127.0.0.1", 0), _Handler) as server:
+        server.proxy = StoreProxy(f"http://127.0.0.1:{server.server_port}", target)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server.proxy
+        finally:
+            server.shutdown()
+            thread.join()
