@@ -21,14 +21,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from itertools import islice
 
 import nats
 from nats.aio.client import Client
-from nats.js.api import KeyValueConfig, PubAck
+from nats.js.api import KeyValueConfig
 
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.demo import flights
 from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
 
 _IN_FLIGHT = 2000
 _ACK_DEADLINE = 30.0
@@ -73,6 +76,7 @@ class _WritingProcess:
         self._seconds = 0.0
         self._reported = 0.0
         self._puts: list[tuple[int, int]] = []
+        self._pending: set[asyncio.Future[PubAck]] = set()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -80,22 +84,27 @@ class _WritingProcess:
         replay = flights.load(self._departures)
         operations = replay.operations()
         # If the connection is lost, the process ends and its parent reports the error.
-        client = await connect(self._url)
-        stream = client.jetstream(publish_async_max_pending=_IN_FLIGHT)
+        settings = ConnectionSettings((self._url,), request_timeout=_ACK_DEADLINE)
+        connection = await Connection.open(settings, retry=False)
+        try:
+            await self._write(Publisher(connection, _IN_FLIGHT), replay.writes, operations)
+        finally:
+            await connection.close()
+
+    async def _write(
+        self, publisher: Publisher, writes: int, operations: Iterator[tuple[str, bytes | None]]
+    ) -> None:
         sent = 0
-        while sent < replay.writes and not self._closed:
+        while sent < writes and not self._closed:
             if sent == self._limit:
                 self._limit_changed.clear()
                 await self._limit_changed.wait()
                 continue
             began = time.monotonic()
             for key, value in islice(operations, self._limit - sent):
-                acked = await stream.publish_async(
-                    self._prefix + key,
-                    value or b"",
-                    wait_stall=_ACK_DEADLINE,
-                    headers={"KV-Operation": "DEL"} if value is None else None,
-                )
+                headers = {"KV-Operation": "DEL"} if value is None else None
+                acked = await publisher.send(self._prefix + key, value or b"", headers=headers)
+                self._pending.add(acked)
                 acked.add_done_callback(self._acknowledged)
                 sent += 1
                 # In a new bucket the revision is the number of the write.
@@ -104,14 +113,15 @@ class _WritingProcess:
                 if self._failed is not None or self._closed:
                     break
                 self._report(self._seconds + time.monotonic() - began)
-            await asyncio.wait_for(stream.publish_async_completed(), _ACK_DEADLINE)
+            await asyncio.gather(*self._pending, return_exceptions=True)
             if self._failed is not None:
                 raise self._failed
             self._seconds += time.monotonic() - began
             self._report(self._seconds, now=True)
-        await client.close()
+        await publisher.close()
 
     def _acknowledged(self, acked: asyncio.Future[PubAck]) -> None:
+        self._pending.discard(acked)
         self._failed = self._failed or acked.exception()
         self._written += 1
 

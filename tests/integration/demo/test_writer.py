@@ -59,9 +59,7 @@ def test_writer_ends_with_its_parent(server: NatsServer) -> None:
     assert len(asyncio.run(subjects(server, "orphan"))) <= 10
 
 
-@pytest.mark.parametrize(
-    ("bucket", "why"), [("missing", "NoStreamResponseError"), (None, "NoServersError")]
-)
+@pytest.mark.parametrize(("bucket", "why"), [("missing", "NoStreamError"), (None, "ConnectError")])
 def test_writer_that_fails_says_why(server: NatsServer, bucket: str | None, why: str) -> None:
     url = server.url if bucket else "nats://127.0.0.1:1"
     with Writer(url, bucket or "any", 1000) as writer:
