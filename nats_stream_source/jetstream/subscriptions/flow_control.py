@@ -1,9 +1,10 @@
 """Flow-control replies of a push subscription (ADR-15, "Flow Control").
 
 The server stops delivering until it receives the reply to its flow-control request. It repeats the
-subject of a missing reply as ``Nats-Consumer-Stalled`` in its idle heartbeats. Each subject is
-answered once, until a reconnect. Heartbeats that report the consumer as stalled after the reply
-show that replies do not reach the server.
+subject of a missing reply as ``Nats-Consumer-Stalled`` in its idle heartbeats. A reply can be lost
+on its way (a route, a leaf node, a gateway), so each heartbeat that still reports the consumer as
+stalled after a reply is answered again. Several of them in a row show that replies do not reach the
+server at all.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ class FlowControlReplies:
             if status.stalled != self._last_subject:
                 await self._reply(status.stalled)
             else:
-                self._count_stalled_heartbeat(received_at)
+                await self._handle_stalled_after_reply(status.stalled, received_at)
         else:
             self._stalled_heartbeats = 0
 
     async def _reply(self, subject: str) -> None:
-        if subject == self._last_subject:
-            return
+        if subject != self._last_subject and await self._publish(subject):
+            self._stalled_heartbeats = 0
+
+    async def _publish(self, subject: str) -> bool:
         try:
             await self._connection.client.publish(subject)
         except (nats.errors.Error, OSError) as error:
@@ -69,12 +72,12 @@ class FlowControlReplies:
             log.warning(
                 "could not send flow-control reply", consumer=self._consumer.label, error=error
             )
-            return
+            return False
         self._last_subject = subject
         self._last_reply_time = asyncio.get_running_loop().time()
-        self._stalled_heartbeats = 0
+        return True
 
-    def _count_stalled_heartbeat(self, received_at: float) -> None:
+    async def _handle_stalled_after_reply(self, subject: str, received_at: float) -> None:
         # A heartbeat received within one interval may have been sent before the reply.
         if received_at < self._last_reply_time + (self._consumer.info.heartbeat or 0.0):
             return
@@ -86,3 +89,4 @@ class FlowControlReplies:
                 f"that flow-control replies did not reach the server; add '$JS.FC.>' to the user's "
                 f"permissions or to the account's imports"
             )
+        await self._publish(subject)

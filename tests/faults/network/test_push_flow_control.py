@@ -96,6 +96,26 @@ async def test_swallowed_flow_control_is_answered_by_the_heartbeat(
             await context.__aexit__(None, None, None)
 
 
+async def test_a_lost_answer_is_repeated(shared_server: NatsServer) -> None:
+    """Two answers are lost, as on a route; each is repeated until the server has received it."""
+    stream = make_stream(shared_server.url, 1500, 10_000)
+    lost: list[bytes] = []
+
+    def loses_two(frame: bytes) -> bool:
+        if frame.startswith(b"PUB $JS.FC.") and len(lost) < 2:
+            lost.append(frame)
+            return False
+        return True
+
+    with Proxy(shared_server.port, upward=loses_two) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=FLOWING) as subscription,
+        ):
+            assert await all_of(subscription, 1500) == (list(range(1, 1501)), [])
+    assert len(lost) == 2
+
+
 async def test_answers_that_do_not_arrive_are_an_alarm(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     stalled = b"Nats-Consumer-Stalled: $JS.FC.x.y.z\r\n"

@@ -46,6 +46,14 @@ def test_limits(frame: Frame, table: Path, limits: dict[str, Any], chosen: str) 
     assert live(table) == {"a": 2, "b": 3}
 
 
+def test_executors_reduce_a_batch_to_its_keys(frame: Frame, table: Path) -> None:
+    """The limit applies to what a partition sends: 40 rows of 4 keys are 4 rows."""
+    batch = [put(key, revision) for revision in range(1, 11) for key in "abcd"]
+    merge(frame(*batch).repartition(2), str(table), limits=AutoLimits(batch_rows=4))
+    assert writer(table) == "delta-rs"
+    assert live(table) == dict.fromkeys("abcd", 10)
+
+
 def test_a_change_of_the_engine_is_logged_once(
     frame: Frame, table: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

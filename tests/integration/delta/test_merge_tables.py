@@ -101,6 +101,18 @@ def test_tables_that_do_not_fit(
         (batch.withColumn("deleted", F.lit(1)), marked, "mark", "its own column 'deleted'"),
         (batch.withColumn("speed", F.lit(1)), removed, "remove", "no column 'speed'.*ALTER TABLE"),
         (batch.drop("bucket"), removed, "remove", "no column 'bucket'"),
+        (
+            batch.withColumn("value", F.col("revision")),
+            removed,
+            "remove",
+            "'value' is BIGINT in the batch, expected BINARY as in the table; cast the column",
+        ),
+        (
+            batch.withColumn("created", F.col("created").cast("timestamp_ntz")),
+            removed,
+            "remove",
+            "'created' is TIMESTAMP_NTZ in the batch, expected TIMESTAMP",
+        ),
         (batch.withColumn("key", F.lit(None)), removed, "remove", "null in one of"),
         (batch.withColumn("operation", F.lit("put")), removed, "remove", "other than PUT"),
         (batch, removed, "drop", "deletes is 'drop'"),  # type: ignore[list-item]
@@ -112,3 +124,38 @@ def test_tables_that_do_not_fit(
         assert [version(Path(one)) for one in (removed, marked, other)] == before
     with pytest.raises(ConfigurationError, match="expected 'remove' or 'mark'"):
         merge_changes(removed, deletes="drop")  # type: ignore[arg-type]
+
+
+def test_a_path_with_other_files_is_not_made_a_table(
+    spark: SparkSession, frame: Frame, tmp_path: Path, merge: Merge
+) -> None:
+    plain = tmp_path / "plain"
+    spark.range(3).write.parquet(str(plain))
+    before = sorted(plain.iterdir())
+    with pytest.raises(
+        ConfigurationError, match="the directory has files and is not a Delta table"
+    ):
+        merge(frame(put("a", 1)), str(plain))
+    assert sorted(plain.iterdir()) == before
+
+
+def test_a_session_in_another_time_zone(
+    spark: SparkSession, frame: Frame, table: Path, merge: Merge
+) -> None:
+    """The order of entries and the stored instants do not depend on the session."""
+    merge(frame(put("a", 5), put("b", 6)), str(table))
+    expected = stored(table)
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        merge(frame(put("a", 5), put("b", 4)), str(table))
+        assert stored(table) == expected
+        merge(frame(put("c", 7)), str(table))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert stored(table) == [*expected, put("c", 7).stored("remove")]
+
+
+def test_smaller_numbers_become_those_of_the_table(frame: Frame, table: Path, merge: Merge) -> None:
+    merge(frame(put("a", 1)).withColumn("n", F.lit(1).cast("bigint")), str(table))
+    merge(frame(put("a", 2)).withColumn("n", F.lit(2).cast("int")), str(table))
+    assert [row["n"] for row in stored(table)] == [2]
