@@ -63,6 +63,7 @@ CONFLICTS = (
     MetadataChangedException,
     ProtocolChangedException,
 )
+_NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
 # A name that does not occur in user tables.
 _RANK_COLUMN = "_nats_stream_source_rank"
 _T = TypeVar("_T")
@@ -114,7 +115,7 @@ class SparkTable:
         try:
             return cls(spark, name, builder.addColumns(table_schema(batch, deletes)).execute())
         except AnalysisException as error:
-            if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
+            if error.getCondition() not in _NOT_A_TABLE:
                 raise
             raise not_a_table_error(name) from error
 
