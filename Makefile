@@ -47,6 +47,7 @@ security := $(addprefix connection/test_,authentication client_packages refused_
 scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py)) \
 	$(shell grep -rl --include='test_*.py' --exclude-dir=faults 'mark\.faults' tests) \
 	tests/compat/golden/test_golden.py tests/unit/spark/test_gap_tracker.py \
+	$(patsubst %,tests/integration/delta/test_%.py,merge_failures reconcile) \
 	$(patsubst %,tests/integration/jetstream/%.py,$(security) ordered/test_endless_reader))
 
 # The tests wait for servers more than they compute: there are more workers than cores.

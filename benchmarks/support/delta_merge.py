@@ -7,6 +7,7 @@ size: ``python -m benchmarks.support.delta_merge ENGINE KEYS``.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import resource
 import subprocess
 import sys
@@ -102,22 +103,30 @@ def merge_table(results: Sequence[MergeResult]) -> Table:
     return shown
 
 
+def _create(path: str, keys: int) -> None:
+    """Create a table of so many keys."""
+
+    def parts() -> Iterator[pa.RecordBatch]:
+        for start in range(0, keys, _CHUNK):
+            part = rows(np.arange(start, min(start + _CHUNK, keys)), start + 1)
+            yield from part.to_batches()
+
+    source = pa.RecordBatchReader.from_batches(rows(np.arange(1), 1).schema, parts())
+    write_deltalake(path, source, writer_properties=WriterProperties(compression="SNAPPY"))
+
+
 def _measure(engine: str, keys: int) -> MergeResult:
     from benchmarks.support.spark_session import spark_session
     from nats_stream_source.delta import configure_delta, merge
     from nats_stream_source.delta.delta_rs_table import DeltaRsTable
 
-    def create() -> Iterator[pa.RecordBatch]:
-        for start in range(0, keys, _CHUNK):
-            part = rows(np.arange(start, min(start + _CHUNK, keys)), start + 1)
-            yield from part.to_batches()
-
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
-        schema = rows(np.arange(1), 1).schema
-        source = pa.RecordBatchReader.from_batches(schema, create())
-        write_deltalake(path, source, writer_properties=WriterProperties(compression="SNAPPY"))
+        # In another process: it needs more memory than a merge.
+        creation = multiprocessing.get_context("spawn").Process(target=_create, args=(path, keys))
+        creation.start()
+        creation.join()
         before = _peak()
         chance = np.random.default_rng(2)
         with spark_session(configure=partial(configure_delta, small_machine=True)) as s:

@@ -24,6 +24,12 @@ SCHEMA = (
 CREATED = datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc)
 RECREATED = CREATED + timedelta(microseconds=1)
 both_modes = pytest.mark.parametrize("deletes", ["remove", "mark"])
+# "alternating" has merges by Spark; those by Spark alone take the longest.
+every_engine = pytest.mark.parametrize(
+    "engine",
+    ["delta-rs", pytest.param("spark", marks=pytest.mark.faults), "alternating"],
+    indirect=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)

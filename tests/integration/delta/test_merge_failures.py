@@ -30,15 +30,13 @@ from tests.integration.delta.merge_model import (
     Model,
     both_modes,
     delete,
+    every_engine,
     purge,
     put,
 )
 from tests.integration.delta.table_content import live, marks, stored, version
 
 pytestmark = pytest.mark.delta
-every_engine = pytest.mark.parametrize(
-    "engine", ["delta-rs", "spark", "alternating"], indirect=True
-)
 
 
 @both_modes

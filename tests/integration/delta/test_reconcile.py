@@ -25,7 +25,7 @@ from nats_stream_source.errors import (
     OptionError,
 )
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
-from tests.integration.delta.merge_model import Entry, Frame, Merge, both_modes
+from tests.integration.delta.merge_model import Entry, Frame, Merge, both_modes, every_engine
 from tests.integration.delta.table_content import live, marks, stored, version
 
 pytestmark = pytest.mark.delta
@@ -137,7 +137,7 @@ def test_reconcile_after_max_age(
     assert stored(table) == []
 
 
-@pytest.mark.parametrize("engine", ["delta-rs", "spark", "alternating"], indirect=True)
+@every_engine
 @both_modes
 def test_random_interleavings_with_keys_that_vanish(
     frame: Frame,
