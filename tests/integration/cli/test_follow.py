@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -72,6 +73,8 @@ def following(*words: str) -> Iterator[Following]:
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": ""},
+        # A test run in the background of a shell ignores SIGINT, and so would the command.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     peek = Following(process)
     try:
