@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
+from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 
 DOCS = Path(__file__).parent
 ARCHITECTURE = DOCS / "internals/architecture.md"
@@ -98,7 +99,13 @@ def replace_section(text: str, name: str, part: str) -> str:
 def documents() -> dict[Path, str]:
     """The documents as they should be."""
     options = (DOCS / "options.md").read_text()
-    for name, table in (("connection", CONNECTION), ("nats_kv", KV), ("nats_stream", STREAM)):
+    for name, table in (
+        ("connection", CONNECTION),
+        ("nats_kv", KV),
+        ("nats_stream", STREAM),
+        ("writing nats_kv", KV_WRITE),
+        ("writing nats_stream", STREAM_WRITE),
+    ):
         options = replace_section(options, f"options: {name}", markdown_table(table))
     architecture = ARCHITECTURE.read_text()
     reference = {

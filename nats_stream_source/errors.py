@@ -256,6 +256,10 @@ class NoStreamError(PublishError):
     code = 503
 
 
+class UnexpectedStreamError(PublishError):
+    """Another stream than the expected one has stored the message; the text names both."""
+
+
 class AckLostError(PublishError):
     """The connection was lost before the PubAck was received: the message may be stored or not.
 

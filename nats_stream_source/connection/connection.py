@@ -48,6 +48,7 @@ from nats_stream_source.logs import field_logger
 
 __all__ = ["Connection", "ConnectionService", "ConnectionSettings"]
 
+log = field_logger(__name__)
 T = TypeVar("T")
 
 
@@ -64,9 +65,6 @@ class ConnectionService(Protocol):
 
 
 C = TypeVar("C", bound=ConnectionService)
-
-log = field_logger(__name__)
-
 _CLOSE_DEADLINE = 2.0  # seconds
 _MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
@@ -81,6 +79,7 @@ class Connection:
         settings: the settings of the connection.
         reconnects: the number of reconnects.
         online: set while the client is connected.
+        denial_listeners: called like :meth:`ConnectionService.on_denied`.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -101,6 +100,7 @@ class Connection:
         self._denied = DeniedSubjects(settings.inbox_prefix)
         self._inboxes: list[Inbox] = []
         self._services: dict[type[Any], Any] = {}
+        self.denial_listeners: list[Callable[[str | None, Exception], None]] = []
         self._closed = False
         self._forced_reconnect: asyncio.Future[None] | None = None
 
@@ -190,8 +190,8 @@ class Connection:
         elif self._failures.exhausted and self._failed is not None and not self._failed.done():
             self._failed.set_result(None)
         if (violation := self._denied.add(str(error).lower())) is not None:
-            for service in self._services.values():
-                service.on_denied(*violation)
+            for listener in list(self.denial_listeners):
+                listener(*violation)
 
     async def _on_disconnect(self) -> None:
         self.online.clear()
@@ -286,6 +286,7 @@ class Connection:
         instance: C | None = self._services.get(kind)
         if instance is None:
             instance = self._services[kind] = kind(self)
+            self.denial_listeners.append(instance.on_denied)
         return instance
 
     async def open_inbox(self, subject: str, queue: str = "") -> Inbox:

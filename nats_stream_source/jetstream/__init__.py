@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from nats_stream_source.jetstream.kv.store import KeyValue
     from nats_stream_source.jetstream.kv.watch import Watch
     from nats_stream_source.jetstream.object_store.store import ObjectStore
+    from nats_stream_source.jetstream.publish.batch_publisher import (
+        BatchPublisher,
+        MessageColumns,
+        Rejection,
+    )
     from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
     from nats_stream_source.jetstream.subscriptions.message import JsMessage
     from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
 
 __all__ = [
+    "BatchPublisher",
     "ConsumerConfig",
     "DirectGet",
     "Entry",
@@ -33,10 +39,12 @@ __all__ = [
     "JsMessage",
     "KeyValue",
     "KeyValueConfig",
+    "MessageColumns",
     "ObjectStore",
     "PubAck",
     "Publisher",
     "ReadOnlyKeyValue",
+    "Rejection",
     "StoredMessage",
     "Watch",
     "connect",
@@ -44,6 +52,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BatchPublisher": "publish.batch_publisher",
     "ConsumerConfig": "subscriptions.subscribe",
     "DirectGet": "direct_get.client",
     "Entry": "kv.entry",
@@ -51,10 +60,12 @@ _MODULES = {
     "JsMessage": "subscriptions.message",
     "KeyValue": "kv.store",
     "KeyValueConfig": "kv.config",
+    "MessageColumns": "publish.batch_publisher",
     "ObjectStore": "object_store.store",
     "PubAck": "publish.publisher",
     "Publisher": "publish.publisher",
     "ReadOnlyKeyValue": "kv.reader",
+    "Rejection": "publish.batch_publisher",
     "StoredMessage": "api",
     "Watch": "kv.watch",
     "connect": "client",

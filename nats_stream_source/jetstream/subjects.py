@@ -177,6 +177,15 @@ def check_subject_filter(pattern: str) -> str:
     return pattern
 
 
+def check_written_subject(subject: str) -> str:
+    """Return ``subject`` if messages can be published to it; raise InvalidNameError otherwise."""
+    if not is_literal(check_subject_filter(subject)):
+        raise InvalidNameError(
+            f"{subject!r} is not a subject to publish to: it contains a wildcard"
+        )
+    return subject
+
+
 def check_stream(name: str) -> str:
     """Return ``name`` if it is a valid stream name; raise InvalidNameError otherwise."""
     if not isinstance(name, str) or not name or set(name) & set(". *>/\\\t\r\n\f\0"):

@@ -82,3 +82,41 @@ STREAM_ADVICE = _lower(
     }
 )
 """By name in lower case: what to write for a name that ``nats_stream`` lacks."""
+
+_READ_ONLY = "it is an option of reading; remove it"
+_WRITE_COMMON = {
+    "kafka.bootstrap.servers": "write 'servers'",
+    "url": "write 'servers'",
+    "checkpointLocation": "it is an option of df.writeStream; remove it",
+    "path": "write save() without a path",
+    "includeHeaders": "the column 'headers' is written if the DataFrame has it",
+    "maxRowsPerTrigger": _READ_ONLY,
+    "maxBytesPerTrigger": _READ_ONLY,
+    "minPartitions": "write df.repartition(...) for more tasks",
+    "failOnDataLoss": _READ_ONLY,
+}
+
+KV_WRITE_ADVICE = _lower(
+    {
+        **_WRITE_COMMON,
+        "topic": "write 'bucket'",
+        "stream": "write 'bucket', or format('nats_stream') to write to a stream",
+        "subject": "write the column 'key', or format('nats_stream') to write to a subject",
+        "keys": "filter the DataFrame: df.where(...)",
+        "ignoreDeletes": "filter the DataFrame: df.where(\"operation = 'PUT'\")",
+        "metaOnly": _READ_ONLY,
+    }
+)
+"""By name in lower case: what to write for a name that a write to ``nats_kv`` lacks."""
+
+STREAM_WRITE_ADVICE = _lower(
+    {
+        **_WRITE_COMMON,
+        "topic": "write 'stream', and 'subject' or the column 'subject'",
+        "bucket": "write format('nats_kv') to write to a bucket",
+        "filterSubjects": "filter the DataFrame: df.where(...)",
+        "history": "a stream does not have a history per key; write format('nats_kv')",
+        "onConflict": "a stream does not have revisions per key; write format('nats_kv')",
+    }
+)
+"""By name in lower case: what to write for a name that a write to ``nats_stream`` lacks."""

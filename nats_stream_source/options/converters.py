@@ -7,6 +7,7 @@ never contains the value, which may be a secret.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.times import nanoseconds
@@ -60,9 +61,51 @@ def integer(value: str) -> int:
 
 def partition_count(value: str) -> int:
     """A number of Spark partitions, at most 10,000."""
+    return _bounded(value, 10_000)
+
+
+def _bounded(value: str, largest: int) -> int:
     number = integer(value)
-    if number > 10_000:
-        raise ValueError("is larger than 10000")
+    if number > largest:
+        raise ValueError(f"is larger than {largest}")
+    return number
+
+
+def replica_count(value: str) -> int:
+    """A number of replicas of a stream, at most 5."""
+    return _bounded(value, 5)
+
+
+def history_depth(value: str) -> int:
+    """A number of revisions per key, at most 64 (ADR-8)."""
+    return _bounded(value, 64)
+
+
+def in_flight_count(value: str) -> int:
+    """A number of unacknowledged messages, at most 10,000: a stream buffers so many."""
+    return _bounded(value, 10_000)
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A converter for one of ``names``, in any case."""
+
+    def convert(value: str) -> str:
+        lowered = value.strip().lower()
+        if lowered not in names:
+            raise ValueError(f"is not one of {', '.join(names)}")
+        return lowered
+
+    return convert
+
+
+def long_duration(value: str) -> float:
+    """A duration in seconds, from 0.1 to 9e9 (the range of a server's durations)."""
+    try:
+        number = float(value.strip())
+    except ValueError:
+        raise ValueError("is not a duration in seconds") from None
+    if not 0.1 <= number <= 9e9:
+        raise ValueError("is not between 0.1 and 9e9 seconds")
     return number
 
 

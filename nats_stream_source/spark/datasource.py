@@ -1,4 +1,4 @@
-"""The data sources ``nats_kv`` and ``nats_stream``: options, columns, streaming and batch readers.
+"""The data sources ``nats_kv`` and ``nats_stream``: options, columns, readers and writers.
 
 ``format("nats_kv")`` reads the changes of a NATS key-value bucket, ``format("nats_stream")`` the
 messages of a NATS JetStream stream. Spark requests the columns, as DDL, before it reads;
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import NoReturn
+from dataclasses import replace
 
 from nats_stream_source.extras import import_failure
 
@@ -27,9 +27,17 @@ except ModuleNotFoundError as error:
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
+from nats_stream_source.options.writing import (
+    KvWriteOptions,
+    StreamWriteOptions,
+    kv_write_options,
+    stream_write_options,
+    without_query_options,
+)
 from nats_stream_source.spark.batch_reader import batch_reader
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, check_limits
 from nats_stream_source.spark.stream_reader import StreamReader
+from nats_stream_source.spark.writing.columns import KV_COLUMNS, STREAM_COLUMNS, check_columns
 
 KV_DDL = (
     "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
@@ -102,18 +110,39 @@ class NatsFormat(DataSource):
             )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Raise OptionError: this version does not support writing."""
-        self._reject_write("df.write")
+        """The writer for ``df.write``.
+
+        Connects once, so that a wrong address or a missing bucket fails before the job starts, and
+        ``ifMissing=create`` creates it once.
+        """
+        if overwrite:
+            raise OptionError(
+                f"could not write with format {self.name()!r}: the mode is 'overwrite', expected "
+                f"'append'; write mode('append'), and delete keys with the column operation = 'DEL'"
+            )
+        options = self._write_options(schema)
+        from nats_stream_source.spark.writing.driver import prepare_target
+        from nats_stream_source.spark.writing.writers import NatsBatchWriter
+
+        prepare_target(options)
+        return NatsBatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Raise OptionError: this version does not support writing."""
-        self._reject_write("df.writeStream")
+        """The writer for ``df.writeStream``; Spark creates it for each micro-batch."""
+        if overwrite:
+            raise OptionError(
+                f"could not write with format {self.name()!r}: the output mode is 'complete', "
+                f"expected 'append' or 'update'; write outputMode('update')"
+            )
+        self.options = without_query_options(self.options)
+        options = self._write_options(schema)
+        from nats_stream_source.spark.writing.writers import stream_writer
 
-    def _reject_write(self, method: str) -> NoReturn:
-        raise OptionError(
-            f"could not write with format {self.name()!r}: {method} is not supported, expected "
-            f"spark.read or spark.readStream"
-        )
+        return stream_writer(options, schema)
+
+    @abstractmethod
+    def _write_options(self, schema: StructType) -> KvWriteOptions | StreamWriteOptions:
+        """The options of a write, validated with the columns of the DataFrame."""
 
 
 def _normalised(ddl: str) -> str:
@@ -138,6 +167,11 @@ class NatsKvDataSource(NatsFormat):
         """The columns, as DDL."""
         return kv_ddl(include_headers=self.parse_options().common.include_headers)
 
+    def _write_options(self, schema: StructType) -> KvWriteOptions:
+        options = kv_write_options(self.options)
+        check_columns(schema, KV_COLUMNS, self.name())
+        return options
+
 
 class NatsStreamDataSource(NatsFormat):
     """The messages of a NATS JetStream stream, as rows."""
@@ -154,6 +188,14 @@ class NatsStreamDataSource(NatsFormat):
     def schema(self) -> str:
         """The columns, as DDL."""
         return stream_ddl(include_headers=self.parse_options().common.include_headers)
+
+    def _write_options(self, schema: StructType) -> StreamWriteOptions:
+        options = stream_write_options(self.options)
+        columns = STREAM_COLUMNS
+        if options.subject is None:
+            columns = replace(columns, required=("subject", *columns.required))
+        check_columns(schema, columns, self.name())
+        return options
 
 
 def stream_reader(options: KvOptions | StreamOptions) -> StreamReader:

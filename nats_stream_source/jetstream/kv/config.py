@@ -80,6 +80,8 @@ class KeyValueConfig:
         limit_marker_ttl: seconds that the server keeps the marker of an entry whose TTL expired, at
             least 1. It also allows a TTL on a single write. Requires server 2.11 or later.
         metadata: metadata of the stream.
+        duplicate_window: seconds during which a message id is recognised; None for the server's
+            default of 120, or ``ttl`` if that is shorter.
     """
 
     bucket: str
@@ -97,6 +99,7 @@ class KeyValueConfig:
     sources: Sequence[ExternalSource] = ()
     limit_marker_ttl: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    duplicate_window: float | None = None
 
     def __post_init__(self) -> None:
         check_bucket(self.bucket)
@@ -117,6 +120,9 @@ class KeyValueConfig:
         marker_ttl = self.limit_marker_ttl
         if marker_ttl is not None and not 1 <= marker_ttl <= _MAX_TTL:
             raise self._invalid("limit_marker_ttl", marker_ttl, "at least 1 second")
+        window = self.duplicate_window
+        if window is not None and not _MIN_TTL <= window <= (self.ttl or _MAX_TTL):
+            raise self._invalid("duplicate_window", window, "0.1 seconds or more, at most the ttl")
         if self.mirror is not None and self.sources:
             raise ConfigurationError(
                 f"invalid properties of bucket {self.bucket!r}: mirror and sources are both set, "
@@ -134,6 +140,10 @@ class KeyValueConfig:
     def stream_config(self) -> dict[str, Any]:
         """The stream configuration. Limits that are not set are included with their default."""
         ttl = round(self.ttl * _NANOSECONDS) if self.ttl else 0
+        # Servers reject a window that is longer than max_age.
+        window = min(ttl, _DUPLICATE_WINDOW) if ttl else _DUPLICATE_WINDOW
+        if self.duplicate_window is not None:
+            window = round(self.duplicate_window * _NANOSECONDS)
         config: dict[str, Any] = {
             "name": stream_of(self.bucket),
             "description": self.description,
@@ -147,8 +157,7 @@ class KeyValueConfig:
             "storage": self.storage,
             "discard": "new",
             "num_replicas": self.replicas,
-            # Servers reject a window that is longer than max_age.
-            "duplicate_window": min(ttl, _DUPLICATE_WINDOW) if ttl else _DUPLICATE_WINDOW,
+            "duplicate_window": window,
             "allow_rollup_hdrs": True,
             "deny_delete": True,
             "allow_direct": True,
@@ -220,7 +229,16 @@ class KeyValueConfig:
                 for name, value in (config.get("metadata") or {}).items()
                 if not name.startswith("_nats.")
             },
+            duplicate_window=_window(config),
         )
+
+
+def _window(config: Mapping[str, Any]) -> float | None:
+    """The duplicate window in seconds; None if it is the default."""
+    window, ttl = config.get("duplicate_window", 0), config.get("max_age", 0)
+    default = min(ttl, _DUPLICATE_WINDOW) if ttl else _DUPLICATE_WINDOW
+    unusual = 0 < window != default and (not ttl or window <= ttl)
+    return window / _NANOSECONDS if unusual else None
 
 
 def _limit(value: int) -> int | None:

@@ -7,8 +7,6 @@ for the expected last sequence. Reads are in ``reader.py``.
 
 from __future__ import annotations
 
-import contextlib
-
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import (
     ApiError,
@@ -16,15 +14,12 @@ from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
     KeyExistsError,
-    MessageNotFoundError,
-    PermissionDeniedError,
     ServerTooOldError,
     StreamNotFoundError,
     TtlNotSupportedError,
     WrongLastSequenceError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
-from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.json_fields import stream_config
 from nats_stream_source.jetstream.kv.arguments import (
     check_optional_revision,
@@ -38,6 +33,7 @@ from nats_stream_source.jetstream.kv.bucket import (
     bucket_stream_info,
 )
 from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueConfig
+from nats_stream_source.jetstream.kv.conflict import last_message_after
 from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
@@ -178,7 +174,9 @@ class KeyValue(ReadOnlyKeyValue):
                 return await self._publish(key, value, headers, expected)
             except WrongLastSequenceError as error:
                 conflict = error
-            message = await self._last_message_after(key, conflict)
+            message = await last_message_after(
+                self.jetstream, self.bucket, key, conflict, self._direct_get
+            )
             last = entry_from_message(message, self.bucket) if message is not None else None
             if last is not None and not last.is_marker:
                 raise KeyExistsError(
@@ -299,30 +297,6 @@ class KeyValue(ReadOnlyKeyValue):
         publisher = connection.service(Publisher)
         ack = await publisher.publish(prefix + key, payload, headers=headers)
         return ack.seq
-
-    async def _last_message_after(
-        self, key: str, conflict: WrongLastSequenceError
-    ) -> StoredMessage | None:
-        """The key's last message, not older than the one that ``conflict`` reports; or None.
-
-        The leader usually includes its sequence in the conflict, which a Direct Get must then reach
-        (ADR-53). Without it, the leader's message is new enough; a user who may not request it
-        reads the one of a replica, and a stale one costs another attempt.
-        """
-        stream, subject = self._write_stream(), self.bucket.prefix + key
-        if conflict.last_seq is None:
-            with contextlib.suppress(PermissionDeniedError):
-                return await self.jetstream.message(stream, last_by_subj=subject)
-        own = stream == self.bucket.stream
-        direct_get = self._direct_get if own else DirectGet(self.jetstream, stream)
-        with contextlib.suppress(MessageNotFoundError):
-            return await direct_get.last(subject, min_last_seq=conflict.last_seq)
-        return None
-
-    def _write_stream(self) -> str:
-        """The stream that stores the writes, or its mirror if only that is reachable from here."""
-        bucket = self.bucket
-        return bucket.stream if bucket.write_api_prefix else stream_of(bucket.write_bucket)
 
     def _ttl_headers(self, seconds: float | None) -> dict[str, str]:
         if seconds is None:

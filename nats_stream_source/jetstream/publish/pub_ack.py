@@ -13,6 +13,7 @@ from typing import Any
 
 from nats_stream_source.errors import (
     MessageTooLargeError,
+    NoStreamError,
     ProtocolError,
     PublishError,
     StreamFullError,
@@ -89,3 +90,12 @@ def _publish_error(subject: str, error: Mapping[str, Any]) -> PublishError:
         last_seq = int(match[1]) if match else None
         return WrongLastSequenceError(message, code, err_code, last_seq)
     return _ERRORS_BY_CODE.get(err_code, PublishError)(message, code, err_code)
+
+
+def no_stream_error(subject: str) -> NoStreamError:
+    """The error for a message on ``subject`` that has no responders (status 503)."""
+    return NoStreamError(
+        f"could not publish to {subject!r}: no stream receives the subject (code 503); create the "
+        f"stream, or set 'domain' or 'api_prefix' to the domain or account that has it",
+        settings=("domain", "api_prefix"),
+    )

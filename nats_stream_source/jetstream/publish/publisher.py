@@ -34,11 +34,10 @@ from nats_stream_source.errors import (
     ConfigurationError,
     ConnectError,
     MessageTooLargeError,
-    NatsSourceError,
     NoStreamError,
     ProtocolError,
 )
-from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck
+from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck, no_stream_error
 from nats_stream_source.wire.frames import FrameKind, Frames
 
 __all__ = ["IN_FLIGHT", "ROLLUP", "PubAck", "Publisher"]
@@ -291,13 +290,7 @@ class Publisher:
                 continue
             serial = int(token)
             if kind == FrameKind.HMSG and bytes(buffer[header:begin]).startswith(_NO_RESPONDERS):
-                error: NatsSourceError = NoStreamError(
-                    f"could not publish to {message.subject!r}: no stream receives the subject "
-                    f"(code 503); create the stream, or set 'domain' or 'api_prefix' to the "
-                    f"domain or account that has it",
-                    settings=("domain", "api_prefix"),
-                )
-                self._complete(serial, error=error)
+                self._complete(serial, error=no_stream_error(message.subject))
                 continue
             try:
                 self._complete(serial, PubAck.parse(message.subject, bytes(buffer[begin:end])))

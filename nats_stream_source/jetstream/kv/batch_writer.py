@@ -1,0 +1,167 @@
+"""Writes of many entries to a bucket as columns, with compare-and-set (ADR-8).
+
+Messages go through ``publish/batch_publisher``. A message with the header for an expected revision
+is *conditional*. When the stream rejects a conditional message, the writer reads the key's last
+message, and then
+
+- the message has the rejected message's ``Nats-Msg-Id``: it is the same write, sent twice or
+  repeated by another attempt, so it counts as stored. Servers check the expected revision before
+  they look for a duplicate (docs/internals/measurements.md), so the id alone does not suffice;
+- the expected revision is 0, and the last message is a marker or was removed: the key does not
+  exist, so the write is sent again for that revision, as ``KeyValue.create`` does;
+- otherwise it is a conflict: an error, or counted with ``skip_conflicts``.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import WrongLastSequenceError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.conflict import last_message_after
+from nats_stream_source.jetstream.kv.entry import entry_from_message
+from nats_stream_source.jetstream.publish.batch_publisher import (
+    MAX_IN_FLIGHT,
+    BatchPublisher,
+    MessageColumns,
+    Rejection,
+)
+from nats_stream_source.jetstream.publish.pub_ack import EXPECTED_LAST_SUBJECT_SEQUENCE, MSG_ID
+from nats_stream_source.wire.headers import parse_headers
+from nats_stream_source.wire.publish.headers import replace_value
+
+_CREATE_ATTEMPTS = 5  # for writers that delete and create the same key at the same time
+
+
+class KvBatchWriter:
+    """Writes columns of entries to one bucket; an async context manager.
+
+    Args:
+        bucket: the bucket; not a mirror.
+        skip_conflicts: count conditional writes that are in conflict instead of raising.
+        max_in_flight, retry_timeout: see :class:`BatchPublisher`.
+
+    Attributes:
+        skipped: number of conditional writes that were not stored because of a conflict.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        bucket: Bucket,
+        *,
+        skip_conflicts: bool = False,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        retry_timeout: float | None = None,
+    ) -> None:
+        self._jetstream = jetstream
+        self._bucket = bucket
+        self._skip_conflicts = skip_conflicts
+        self._publisher = BatchPublisher(
+            jetstream,
+            bucket.stream,
+            max_in_flight=max_in_flight,
+            retry_timeout=retry_timeout,
+            on_rejected=self._on_rejected,
+        )
+        self._conflicts: list[Rejection] = []
+        self._creations: dict[str, int] = {}  # attempts, by message id
+        self._repeated = 0  # writes that an earlier attempt had stored
+        self.skipped = 0
+
+    def __repr__(self) -> str:
+        return f"<KvBatchWriter to {self._bucket.name!r}, {self.stored} stored, {self.skipped=}>"
+
+    @property
+    def stored(self) -> int:
+        """Number of messages that are stored."""
+        return self._publisher.stored + self._repeated
+
+    @property
+    def duplicates(self) -> int:
+        """Number of those that an earlier attempt had stored."""
+        return self._publisher.duplicates + self._repeated
+
+    async def __aenter__(self) -> KvBatchWriter:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._publisher.__aexit__(kind, error, traceback)
+
+    async def send(self, messages: MessageColumns) -> None:
+        """Send entries, in order; returns when all were sent, before their PubAcks arrive.
+
+        Raises:
+            WrongLastSequenceError: a conflict, unless they are skipped.
+            as :meth:`BatchPublisher.send`.
+        """
+        await self._publisher.send(messages)
+        await self._resolve_conflicts()
+
+    async def flush(self) -> None:
+        """Wait until each entry is stored, or skipped.
+
+        Raises: as :meth:`send`.
+        """
+        await self._publisher.flush()
+        while self._conflicts:
+            await self._resolve_conflicts()
+            await self._publisher.flush()
+
+    def _on_rejected(self, rejection: Rejection) -> None:
+        if not isinstance(rejection.error, WrongLastSequenceError):
+            raise rejection.error
+        self._conflicts.append(rejection)
+
+    async def _resolve_conflicts(self) -> None:
+        conflicts, self._conflicts = self._conflicts, []
+        # In the order of the rows, so that the first conflict is the one that is reported.
+        again = [m for m in await gather_limited(self._resolve, conflicts) if m is not None]
+        for message in again:
+            await self._publisher.send(message)
+
+    async def _resolve(self, rejection: Rejection) -> MessageColumns | None:
+        """Returns the message to send again; None if the conflict is resolved."""
+        error, message = rejection.error, rejection.message
+        assert isinstance(error, WrongLastSequenceError)
+        assert message.headers is not None
+        block = message.headers[0].as_py()
+        headers = parse_headers(block)
+        message_id = headers.get(MSG_ID)
+        expected = int(headers.get(EXPECTED_LAST_SUBJECT_SEQUENCE) or 0)
+        key = rejection.subject.rpartition(f"$KV.{self._bucket.write_bucket}.")[2]
+        last = await last_message_after(self._jetstream, self._bucket, key, error)
+        same = last is not None and last.headers and parse_headers(last.headers).get(MSG_ID)
+        if message_id and same == message_id:
+            self._repeated += 1
+            return None
+        entry = None if last is None else entry_from_message(last, self._bucket)
+        creates = message_id is not None and (expected == 0 or message_id in self._creations)
+        if creates and (entry is None or entry.is_marker):
+            attempts = self._creations.get(message_id or "", 0) + 1
+            if attempts <= _CREATE_ATTEMPTS:
+                self._creations[message_id or ""] = attempts
+                revision = 0 if entry is None else entry.revision
+                return message.with_headers(
+                    replace_value(block, EXPECTED_LAST_SUBJECT_SEQUENCE, str(revision))
+                )
+        if self._skip_conflicts:
+            self.skipped += 1
+            return None
+        found = "missing" if entry is None else f"revision {entry.revision} ({entry.operation})"
+        raise WrongLastSequenceError(
+            f"could not write key {key!r} of bucket {self._bucket.name!r}: the key's last entry is "
+            f"{found}, expected revision {0 if creates else expected} (code 400, err_code "
+            f"{error.err_code})",
+            error.code,
+            error.err_code,
+            None if entry is None else entry.revision,
+        ) from error

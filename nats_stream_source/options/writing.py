@@ -1,0 +1,306 @@
+"""The options of ``df.write`` and ``df.writeStream``, for both formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.errors import OptionError
+from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.subjects import (
+    check_bucket,
+    check_stream,
+    check_subject_filters,
+    check_written_subject,
+)
+from nats_stream_source.options import converters
+from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
+from nats_stream_source.options.connection import CONNECTION, connection_settings
+from nats_stream_source.options.hints import option_hints, option_names
+from nats_stream_source.options.table import Option, parse
+
+DEFAULT_MAX_IN_FLIGHT = 4096
+
+
+class OnConflict(Enum):
+    """What a row does whose ``expected_revision`` is not the key's."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class MessageId(Enum):
+    """Which messages get a ``Nats-Msg-Id``."""
+
+    NONE = "none"
+    AUTO = "auto"
+
+
+_WRITING: tuple[Option, ...] = (
+    Option(
+        "ifMissing",
+        "`error` or `create`",
+        converters.one_of("error", "create"),
+        "error",
+        "What to do if the bucket or stream does not exist. Default: `error`; `create` creates it "
+        "with the options `replicas`, `storage`, `ttl` and `duplicateWindow`, a bucket also with "
+        "`history` and `limitMarkerTtl`, a stream with `subjects`.",
+    ),
+    Option(
+        "replicas",
+        "integer",
+        converters.replica_count,
+        None,
+        "Replicas of a bucket or stream that is created. Default: 1; at most 5.",
+    ),
+    Option(
+        "storage",
+        "`file` or `memory`",
+        converters.one_of("file", "memory"),
+        None,
+        "Storage of a bucket or stream that is created. Default: `file`.",
+    ),
+    Option(
+        "ttl",
+        "duration in seconds",
+        converters.long_duration,
+        None,
+        "Age at which a created bucket or stream removes a message. Default: no limit. The column "
+        "`ttl` sets it for single rows.",
+    ),
+    Option(
+        "duplicateWindow",
+        "duration in seconds",
+        converters.long_duration,
+        None,
+        "Time during which a created bucket or stream recognises a message id that it has stored. "
+        "Default: 120. Set it longer than a restart of the query takes.",
+    ),
+    Option(
+        "messageId",
+        "`none` or `auto`",
+        converters.one_of("none", "auto"),
+        "none",
+        "Whether each message has a `Nats-Msg-Id` of the query, micro-batch, partition, row and "
+        "content, so that a repeated task is stored once within the duplicate window. Default: "
+        "`none`.",
+    ),
+    Option(
+        "maxInFlight",
+        "integer",
+        converters.in_flight_count,
+        DEFAULT_MAX_IN_FLIGHT,
+        "Maximum number of messages of a task that wait for their PubAcks. Default: 4096; at most "
+        "10,000, the number of messages that a stream buffers.",
+    ),
+)
+
+KV_WRITE: tuple[Option, ...] = (
+    Option(
+        "bucket",
+        "string",
+        converters.single_name,
+        None,
+        "Name of the bucket. Required.",
+        advice="write the name of one bucket",
+    ),
+    Option(
+        "onConflict",
+        "`fail` or `skip`",
+        converters.one_of("fail", "skip"),
+        "fail",
+        "What a row does whose `expected_revision` is not the revision of its key. Default: "
+        "`fail`; `skip` writes the other rows and logs the number of skipped ones.",
+    ),
+    Option(
+        "history",
+        "integer",
+        converters.history_depth,
+        None,
+        "Revisions per key of a bucket that is created. Default: 1; at most 64.",
+    ),
+    Option(
+        "limitMarkerTtl",
+        "duration in seconds",
+        converters.long_duration,
+        None,
+        "Time that a created bucket keeps the marker of an expired key. Default: none, and rows "
+        "cannot have a `ttl`. At least 1; requires server 2.11.",
+    ),
+    *_WRITING,
+)
+
+STREAM_WRITE: tuple[Option, ...] = (
+    Option(
+        "stream",
+        "string",
+        converters.single_name,
+        None,
+        "Name of the stream that must store the rows. Required.",
+        advice="write the name of one stream",
+    ),
+    Option(
+        "subject",
+        "subject",
+        converters.subject,
+        None,
+        "Subject of all rows. Default: the column `subject`.",
+    ),
+    Option(
+        "subjects",
+        "list of subject filters",
+        converters.string_list,
+        (),
+        "Subjects of a stream that is created. Default: the option `subject`.",
+    ),
+    *_WRITING,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonWriteOptions:
+    """The options that both formats have.
+
+    Attributes:
+        create: whether a missing bucket or stream is created.
+        ttl, duplicate_window: seconds; None for the default.
+    """
+
+    create: bool = False
+    replicas: int = 1
+    storage: str = "file"
+    ttl: float | None = None
+    duplicate_window: float | None = None
+    message_id: MessageId = MessageId.NONE
+    max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> CommonWriteOptions:
+        """From parsed values."""
+        return cls(
+            create=values["ifMissing"] == "create",
+            replicas=values["replicas"] or 1,
+            storage=values["storage"] or "file",
+            ttl=values["ttl"],
+            duplicate_window=values["duplicateWindow"],
+            message_id=MessageId(values["messageId"]),
+            max_in_flight=values["maxInFlight"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KvWriteOptions:
+    """The parsed and validated options of a write to ``nats_kv``.
+
+    Attributes:
+        config: the bucket that ``ifMissing=create`` creates.
+    """
+
+    connection: ConnectionSettings
+    bucket: str
+    on_conflict: OnConflict
+    config: KeyValueConfig
+    common: CommonWriteOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWriteOptions:
+    """The parsed and validated options of a write to ``nats_stream``.
+
+    Attributes:
+        subject: of all rows; None: the column ``subject`` has them.
+        subjects: of a stream that ``ifMissing=create`` creates.
+    """
+
+    connection: ConnectionSettings
+    stream: str
+    subject: str | None
+    subjects: tuple[str, ...]
+    common: CommonWriteOptions
+
+
+_QUERY_OPTIONS = (
+    "checkpointlocation",
+    "asyncprogresstrackingenabled",
+    "asyncprogresstrackingcheckpointintervalms",
+)
+
+
+def without_query_options(given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a sink: ``df.writeStream`` also passes those of the query itself."""
+    return {name: text for name, text in given.items() if name.lower() not in _QUERY_OPTIONS}
+
+
+def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
+    """Parse and validate the options of a write to ``nats_kv``.
+
+    Raises:
+        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
+        InvalidNameError: the bucket violates ADR-8.
+        ConfigurationError: the properties of a bucket to create are invalid.
+    """
+    with option_hints(option_names(CONNECTION + KV_WRITE)):
+        values = parse(given, CONNECTION + KV_WRITE, KV_WRITE_ADVICE)
+        if values["bucket"] is None:
+            raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
+        _check_creation(values, ("history", "limitMarkerTtl"))
+        common = CommonWriteOptions.of(values)
+        config = KeyValueConfig(
+            bucket=check_bucket(values["bucket"]),
+            history=values["history"] or 1,
+            ttl=common.ttl,
+            storage="memory" if common.storage == "memory" else "file",
+            replicas=common.replicas,
+            limit_marker_ttl=values["limitMarkerTtl"],
+            duplicate_window=common.duplicate_window,
+        )
+        return KvWriteOptions(
+            connection=connection_settings(values),
+            bucket=config.bucket,
+            on_conflict=OnConflict(values["onConflict"]),
+            config=config,
+            common=common,
+        )
+
+
+def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
+    """Parse and validate the options of a write to ``nats_stream``.
+
+    Raises:
+        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
+        InvalidNameError: the stream or a subject is invalid.
+    """
+    with option_hints(option_names(CONNECTION + STREAM_WRITE)):
+        values = parse(given, CONNECTION + STREAM_WRITE, STREAM_WRITE_ADVICE)
+        if values["stream"] is None:
+            raise OptionError("option 'stream' is missing: the name of the JetStream stream")
+        _check_creation(values, ("subjects",))
+        common, subject = CommonWriteOptions.of(values), values["subject"]
+        subjects = values["subjects"] or ((subject,) if subject else ())
+        if common.create and not subjects:
+            raise OptionError(
+                "option 'subjects' is missing: ifMissing=create needs the subjects of the stream, "
+                "for example 'orders.>'"
+            )
+        return StreamWriteOptions(
+            connection=connection_settings(values),
+            stream=check_stream(values["stream"]),
+            subject=None if subject is None else check_written_subject(subject),
+            subjects=tuple(check_subject_filters(subjects)),
+            common=common,
+        )
+
+
+def _check_creation(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    """Raise OptionError for a property of a new bucket or stream without ``ifMissing=create``."""
+    if values["ifMissing"] == "create":
+        return
+    for name in (*names, "replicas", "storage", "ttl", "duplicateWindow"):
+        if values[name] not in (None, ()):
+            raise OptionError(
+                f"option {name!r} has no effect without ifMissing=create: the properties of an "
+                f"existing bucket or stream do not change; add ifMissing=create or remove {name!r}"
+            )

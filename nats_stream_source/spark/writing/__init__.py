@@ -1,0 +1,1 @@
+"""Writing: rows of a DataFrame as messages of a bucket or a stream (executors)."""

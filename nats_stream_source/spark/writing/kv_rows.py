@@ -1,0 +1,140 @@
+"""Rows of ``nats_kv`` as messages: keys, values, operations, revisions, TTLs and headers."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.errors import InvalidNameError, TtlNotSupportedError
+from nats_stream_source.jetstream.publish.pub_ack import (
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    MSG_ID,
+    ROLLUP,
+    TTL,
+)
+from nats_stream_source.jetstream.subjects import RESERVED
+from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
+from nats_stream_source.wire.headers import KV_OPERATION
+from nats_stream_source.wire.publish import headers
+from nats_stream_source.wire.publish.frames import MessageColumns
+
+_BINARY, _STRING = pa.binary(), pa.string()
+_NO_BYTES = pa.scalar(b"", _BINARY)
+_KEY = r"^(?:[-/_=a-zA-Z0-9]+)(?:\.[-/_=a-zA-Z0-9]+)*$"
+_OPERATIONS = pa.array(["PUT", "DEL", "PURGE"])
+
+
+class KvRowEncoder(RowEncoder):
+    """Rows of ``nats_kv``: keys, values, operations, revisions, TTLs and headers.
+
+    Args:
+        prefix: the part of each subject before the key.
+        no_ttl: why the bucket does not accept a TTL; empty if it does.
+    """
+
+    _name = "key"
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        ids: MessageIds,
+        max_message_size: int | None,
+        no_ttl: str = "",
+    ) -> None:
+        super().__init__(f"bucket {bucket!r}", ids, max_message_size)
+        self._prefix = prefix
+        self._no_ttl = no_ttl
+
+    def encode(self, batch: pa.RecordBatch, position: Position) -> MessageColumns:
+        """The messages of a record batch.
+
+        Raises:
+            InvalidNameError: a key is null or not valid (ADR-8).
+            ConfigurationError: a value is null, an operation is unknown, a revision or TTL is out
+                of range, or a header cannot be sent.
+            TtlNotSupportedError: the bucket does not accept a TTL.
+            MessageTooLargeError: a message exceeds a limit of the server or the bucket.
+        """
+        keys = self._column(batch, "key")
+        assert keys is not None, "the driver has checked the columns"
+        self._require(
+            pc.match_substring_regex(keys, _KEY), position, keys,
+            "expected letters, digits and '-/_=.' only, not starting or ending with '.', no '..' "
+            "(ADR-8)", InvalidNameError,
+        )  # fmt: skip
+        self._require(
+            pc.invert(pc.starts_with(keys, RESERVED)), position, keys,
+            f"keys that start with {RESERVED!r} are reserved (ADR-8)", InvalidNameError,
+        )  # fmt: skip
+        fields: list[pa.Array] = []
+        payloads = self._values(batch, keys, position, fields)
+        revisions = self._revisions(batch, keys, position, fields)
+        self._ttls(batch, keys, position, fields)
+        fields += self._header_fields(batch, position, keys)
+        if self._ids.every or revisions is not None:
+            ids = self._message_ids(position, keys, payloads, fields)
+            if not self._ids.every and revisions is not None:
+                ids = pc.if_else(revisions.is_valid(), ids, pa.scalar(None, _STRING))
+            fields.append(headers.field(MSG_ID, ids))
+        return self._messages(keys, self._prefix, payloads, fields, position)
+
+    def _values(
+        self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
+    ) -> pa.Array:
+        values = self._column(batch, "value")
+        values = pa.nulls(len(keys), _BINARY) if values is None else values.cast(_BINARY)
+        operations = self._column(batch, "operation")
+        put: pa.Array | None = None
+        if operations is not None:
+            operations = operations.fill_null("PUT")
+            self._require(
+                pc.is_in(operations, _OPERATIONS), position, keys,
+                "the operation is unknown, expected 'PUT', 'DEL', 'PURGE' or null",
+            )  # fmt: skip
+            put = pc.equal(operations, "PUT")
+            if pc.all(put).as_py() is not False:
+                put = None
+        valid = values.is_valid() if put is None else pc.or_(values.is_valid(), pc.invert(put))
+        self._require(
+            valid, position, keys,
+            "the value is null; write an empty value as '', or the operation 'DEL' to delete the "
+            "key",
+        )  # fmt: skip
+        if put is None:
+            return values
+        assert operations is not None
+        null = pa.scalar(None, _STRING)
+        fields.append(headers.field(KV_OPERATION, pc.if_else(put, null, operations)))
+        purge = pc.equal(operations, "PURGE")
+        fields.append(headers.field(ROLLUP, pc.if_else(purge, pa.scalar("sub"), null)))
+        return pc.if_else(put, values, _NO_BYTES)
+
+    def _revisions(
+        self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
+    ) -> pa.Array | None:
+        revisions = self._column(batch, "expected_revision")
+        if revisions is None or revisions.null_count == len(revisions):
+            return None
+        self._require(
+            pc.greater_equal(revisions, 0).fill_null(True), position, keys,
+            "expected_revision is negative, expected 0 for a key that does not exist, or a "
+            "revision",
+        )  # fmt: skip
+        fields.append(headers.field(EXPECTED_LAST_SUBJECT_SEQUENCE, revisions))
+        return revisions
+
+    def _ttls(
+        self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
+    ) -> None:
+        ttls = self._column(batch, "ttl")
+        if ttls is None or ttls.null_count == len(ttls):
+            return
+        if self._no_ttl:
+            self._require(ttls.is_null(), position, keys, self._no_ttl, TtlNotSupportedError)
+        self._require(
+            pc.greater_equal(ttls, 1).fill_null(True), position, keys,
+            "ttl is less than 1, expected seconds",
+        )  # fmt: skip
+        seconds = pc.binary_join_element_wise(ttls.cast(_STRING), pa.scalar("s"), "")
+        fields.append(headers.field(TTL, seconds))

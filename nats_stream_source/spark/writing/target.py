@@ -1,0 +1,142 @@
+"""The bucket or stream that is written to: found, created if missing, and refused if read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
+from nats_stream_source.errors import (
+    ApiError,
+    BucketNotFoundError,
+    ConfigurationError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.logs import field_logger
+from nats_stream_source.options.writing import (
+    CommonWriteOptions,
+    KvWriteOptions,
+    MessageId,
+    StreamWriteOptions,
+)
+
+log = field_logger(__name__)
+
+_NANOSECONDS = 1_000_000_000  # per second
+_STREAM_EXISTS = 10058
+_SHORT_WINDOW = 120 * _NANOSECONDS  # the server's default; a restart may take longer than less
+
+
+async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamInfo:
+    """The stream of the bucket; creates the bucket if it is missing and ``ifMissing=create``.
+
+    Raises:
+        BucketNotFoundError: the bucket does not exist.
+        ConfigurationError: the bucket is a mirror, or sealed.
+        ApiError: the server rejected the creation.
+    """
+    name = options.bucket
+    try:
+        info = await bucket_stream_info(jetstream, name)
+    except BucketNotFoundError:
+        if not options.common.create:
+            raise
+        # Another task may create it at the same time, with the same properties.
+        await KeyValue.create_bucket(jetstream, options.config)
+        info = await bucket_stream_info(jetstream, name)
+    KeyValueConfig.of(info.config)  # raises UnsupportedStreamError for a stream that is no bucket
+    bucket = Bucket.from_stream_config(name, info.config)
+    if info.config.get("mirror"):
+        raise ConfigurationError(
+            f"could not write to bucket {name!r}: it is a mirror, which is read-only; write to the "
+            f"mirrored bucket {bucket.write_bucket!r}",
+            settings=("bucket",),
+        )
+    _check(info, f"bucket {name!r}", options.common)
+    return info
+
+
+async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> StreamInfo:
+    """The stream; creates it if it is missing and ``ifMissing=create``.
+
+    Raises:
+        StreamNotFoundError: the stream does not exist.
+        ConfigurationError: the stream is a mirror, sealed, or has no subjects.
+        ApiError: the server rejected the creation.
+    """
+    name = options.stream
+    try:
+        info = await jetstream.stream_info(name)
+    except StreamNotFoundError:
+        if not options.common.create:
+            raise
+        await _create_stream(jetstream, options)
+        info = await jetstream.stream_info(name)
+    if info.config.get("mirror") or not info.config.get("subjects"):
+        raise ConfigurationError(
+            f"could not write to stream {name!r}: it does not have subjects, because it stores the "
+            f"messages of other streams; write to one of those",
+            settings=("stream",),
+        )
+    _check(info, f"stream {name!r}", options.common)
+    return info
+
+
+def writable_subjects(info: StreamInfo, options: StreamWriteOptions) -> tuple[str, ...]:
+    """The subjects of the stream as writers see them; empty if an import may have renamed them."""
+    prefix = options.connection.api_prefix
+    if prefix == DEFAULT_API_PREFIX or (prefix.startswith("$JS.") and prefix.endswith(".API")):
+        return tuple(info.config["subjects"])
+    return ()
+
+
+def max_message_size(info: StreamInfo, max_payload: int) -> int:
+    """The largest message, headers included, that server and stream accept, in bytes."""
+    limit = info.config.get("max_msg_size", -1)
+    return min(limit, max_payload) if limit > 0 else max_payload
+
+
+async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> None:
+    common = options.common
+    config: dict[str, Any] = {
+        "name": options.stream,
+        "subjects": list(options.subjects),
+        "retention": "limits",
+        "storage": common.storage,
+        "num_replicas": common.replicas,
+        "max_age": _nanoseconds(common.ttl),
+        "duplicate_window": _nanoseconds(common.duplicate_window),
+        "allow_direct": True,
+    }
+    # Another writer may create it at the same time. With other subjects than these, the first row
+    # on a subject that it lacks is an error.
+    try:
+        await jetstream.call(f"STREAM.CREATE.{options.stream}", config)
+    except ApiError as error:
+        if error.err_code != _STREAM_EXISTS:
+            raise
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else round(seconds * _NANOSECONDS)
+
+
+def _check(info: StreamInfo, target: str, common: CommonWriteOptions) -> None:
+    config: Mapping[str, Any] = info.config
+    if config.get("sealed"):
+        raise ConfigurationError(
+            f"could not write to {target}: its stream is sealed, which is read-only and permanent; "
+            f"write to another one"
+        )
+    window = config.get("duplicate_window", 0)
+    if common.message_id is MessageId.AUTO and window < _SHORT_WINDOW:
+        log.warning(
+            "duplicate window is shorter than a restart may take",
+            target=target,
+            seconds=window / _NANOSECONDS,
+            expected=_SHORT_WINDOW // _NANOSECONDS,
+        )

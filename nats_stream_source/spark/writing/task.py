@@ -1,0 +1,146 @@
+"""Writes the rows of one task: the part of a sink that runs on executors, without Spark's classes.
+
+A task encodes each record batch as columns, sends it, and reads the next one while PubAcks arrive.
+It ends when each of its rows has its PubAck, or was skipped because of a conflict; otherwise it
+fails with a named error. The rows that were sent before the failure may be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
+from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.options.writing import (
+    KvWriteOptions,
+    MessageId,
+    OnConflict,
+    StreamWriteOptions,
+)
+from nats_stream_source.spark.reading.event_loop import cached_runner
+from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
+from nats_stream_source.spark.writing.rows import MessageIds, Position
+from nats_stream_source.spark.writing.stream_rows import StreamRowEncoder
+from nats_stream_source.spark.writing.target import (
+    max_message_size,
+    open_bucket,
+    open_stream,
+    writable_subjects,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What a task has written.
+
+    Attributes:
+        stored: number of rows that are stored.
+        duplicates: number of those that were stored before, by an earlier attempt.
+        skipped: number of rows that were not stored because of a conflict.
+    """
+
+    stored: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    encoder: KvRowEncoder | StreamRowEncoder
+    writer: KvBatchWriter | BatchPublisher
+
+
+def write_task(
+    options: KvWriteOptions | StreamWriteOptions,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    job: str,
+    partition: int,
+) -> TaskResult:
+    """Write all rows of ``batches``, in order.
+
+    Args:
+        job: identifies the job, or the query and its micro-batch, in message ids.
+        partition: the number of the task's partition.
+
+    Raises:
+        the errors of ``rows``, ``target`` and :meth:`BatchPublisher.send`.
+    """
+    runner = cached_runner(options.connection)
+    ids = MessageIds(job, options.common.message_id is MessageId.AUTO)
+
+    async def write() -> AsyncIterator[None]:
+        """Write one record batch at a time; Spark produces the next one in between."""
+        jetstream = await runner.connection.jetstream()
+        position = Position(partition)
+        async with _open(jetstream, options, ids) as sink:
+            for batch in batches:
+                await sink.writer.send(sink.encoder.encode(batch, position))
+                position.row += batch.num_rows
+                yield
+            await sink.writer.flush()
+            results.append(
+                TaskResult(
+                    sink.writer.stored,
+                    sink.writer.duplicates,
+                    sink.writer.skipped if isinstance(sink.writer, KvBatchWriter) else 0,
+                )
+            )
+
+    results: list[TaskResult] = []
+    for _ in runner.iterate(write()):
+        pass
+    return results[0]
+
+
+@asynccontextmanager
+async def _open(
+    jetstream: JetStream, options: KvWriteOptions | StreamWriteOptions, ids: MessageIds
+) -> AsyncIterator[_Sink]:
+    common, max_payload = options.common, jetstream.connection.client.max_payload
+    if isinstance(options, KvWriteOptions):
+        info = await open_bucket(jetstream, options)
+        bucket = Bucket.from_stream_config(options.bucket, info.config)
+        no_ttl = "" if bucket.allows_message_ttl else await _why_no_ttl(jetstream)
+        kv_encoder = KvRowEncoder(
+            bucket.name,
+            bucket.write_prefix(options.connection.api_prefix),
+            ids,
+            max_message_size(info, max_payload),
+            no_ttl,
+        )
+        async with KvBatchWriter(
+            jetstream,
+            bucket,
+            skip_conflicts=options.on_conflict is OnConflict.SKIP,
+            max_in_flight=common.max_in_flight,
+        ) as kv_writer:
+            yield _Sink(kv_encoder, kv_writer)
+        return
+    info = await open_stream(jetstream, options)
+    encoder = StreamRowEncoder(
+        options.stream,
+        options.subject,
+        writable_subjects(info, options),
+        ids,
+        max_message_size(info, max_payload),
+    )
+    async with BatchPublisher(
+        jetstream, options.stream, max_in_flight=common.max_in_flight
+    ) as writer:
+        yield _Sink(encoder, writer)
+
+
+async def _why_no_ttl(jetstream: JetStream) -> str:
+    if await jetstream.api_level() < 1:
+        return "a ttl needs nats-server 2.11 or newer; upgrade the server or drop the column 'ttl'"
+    return (
+        "the bucket does not accept a ttl; update it with limit_marker_ttl (create it with "
+        "limitMarkerTtl), or drop the column 'ttl'"
+    )

@@ -1,0 +1,153 @@
+"""Spark's writer interfaces: connects ``df.write`` and ``df.writeStream`` to the task.
+
+Spark creates the writer on the driver, pickles it for the tasks, and calls ``commit`` or ``abort``
+on the driver with the messages of the tasks. For a streaming query it creates one for the tasks and
+another one for the commit of each micro-batch, so the query and the micro-batch come from the
+task's properties. ``commit`` has nothing to do but to report: each row was stored by its task.
+
+Spark 4.0 passes rows instead of record batches to the writer of a streaming query; they are
+collected into record batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyspark.sql.datasource
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from nats_stream_source.logs import field_logger
+from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = field_logger(__name__)
+
+ARROW_STREAM_WRITER: type[Any] | None = getattr(
+    pyspark.sql.datasource, "DataSourceStreamArrowWriter", None
+)
+"""Spark's Arrow writer of streaming queries; None before Spark 4.1."""
+
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+_ROWS = 10_000  # of a record batch that is collected from rows, as Spark's own
+
+
+@dataclass
+class NatsCommitMessage(WriterCommitMessage):
+    """What a task has written: see ``TaskResult``."""
+
+    stored: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+
+
+class NatsBatchWriter(DataSourceArrowWriter):
+    """``df.write``: one job, whose tasks Spark may repeat."""
+
+    def __init__(self, options: KvWriteOptions | StreamWriteOptions) -> None:
+        self._options = options
+        self._job = uuid.uuid4().hex[:16]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> NatsCommitMessage:
+        """Write the rows of one task; returns when each one has its PubAck."""
+        return _write(self._options, iterator, self._job)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Report what the job has written."""
+        _report(self._options, messages)
+
+
+class StreamWriterBase:
+    """``df.writeStream``: the micro-batches of a query, which a restart may repeat."""
+
+    def __init__(self, options: KvWriteOptions | StreamWriteOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Report what the micro-batch has written."""
+        _report(self._options, messages, batch=batchId)
+
+
+def stream_writer(
+    options: KvWriteOptions | StreamWriteOptions, schema: StructType
+) -> DataSourceStreamWriter:
+    """The writer of a streaming query for the installed version of Spark."""
+    if ARROW_STREAM_WRITER is None:
+        return NatsStreamRowWriter(options, schema)
+    from nats_stream_source.spark.writing.stream_writer_v41 import NatsStreamArrowWriter
+
+    return NatsStreamArrowWriter(options, schema)
+
+
+class NatsStreamRowWriter(StreamWriterBase, DataSourceStreamWriter):
+    """The writer of a streaming query on Spark 4.0."""
+
+    def write(self, iterator: Iterator[Any]) -> NatsCommitMessage:
+        """Write the rows of one task; returns when each one has its PubAck."""
+        return write_micro_batch(self._options, _record_batches(iterator, self._schema))
+
+
+def write_micro_batch(
+    options: KvWriteOptions | StreamWriteOptions, batches: Iterator[pa.RecordBatch]
+) -> NatsCommitMessage:
+    """Write the rows of one task of a streaming query."""
+    context = TaskContext.get()
+    assert context is not None, "Spark calls writers in tasks"
+    query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+    # Without them (a vendor's Spark) the ids of a repeated micro-batch differ: rows are stored
+    # twice, and none is lost.
+    job = f"{query}.{batch}" if query and batch else uuid.uuid4().hex[:16]
+    return _write(options, batches, job)
+
+
+def _write(
+    options: KvWriteOptions | StreamWriteOptions, batches: Iterator[pa.RecordBatch], job: str
+) -> NatsCommitMessage:
+    from nats_stream_source.spark.writing.task import write_task
+
+    context = TaskContext.get()
+    assert context is not None, "Spark calls writers in tasks"
+    result = write_task(options, batches, job=job, partition=context.partitionId())
+    return NatsCommitMessage(result.stored, result.duplicates, result.skipped)
+
+
+def _record_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    arrow_schema = to_arrow_schema(schema)
+    while chunk := list(itertools.islice(rows, _ROWS)):
+        columns = zip(*chunk, strict=True)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, arrow_schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+
+
+def _report(
+    options: KvWriteOptions | StreamWriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    batch: int | None = None,
+) -> None:
+    done = [message for message in messages if isinstance(message, NatsCommitMessage)]
+    skipped = sum(message.skipped for message in done)
+    log.log(
+        logging.WARNING if skipped else logging.DEBUG,
+        "rows were skipped because of conflicts" if skipped else "rows were written",
+        target=options.bucket if isinstance(options, KvWriteOptions) else options.stream,
+        batch=batch,
+        stored=sum(message.stored for message in done),
+        duplicates=sum(message.duplicates for message in done),
+        skipped=skipped,
+    )

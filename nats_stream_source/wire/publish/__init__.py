@@ -1,0 +1,1 @@
+"""Publishing as columns: frames and header blocks from Arrow arrays, PubAcks as arrays. Pure."""

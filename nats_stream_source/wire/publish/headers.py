@@ -1,0 +1,118 @@
+"""Header blocks to publish, as one column: from named columns and from maps of headers.
+
+A block is ``NATS/1.0``, one line ``name: value`` for each value, and an empty line (ADR-4). Each
+*field* of a block is a column of lines; a row in which a field is null lacks the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BINARY = pa.binary()
+_NAME = r"^[!-9;-~]+$"
+_VALUE = r"^(?:[^\s][^\r\n]*)?$"
+_INTERPRETED = r"(?i)^(?:nats-|kv-operation$)"
+
+
+def field(name: str, values: pa.Array) -> pa.Array:
+    """The lines of one header: ``pa.binary()``, null where ``values`` is null.
+
+    Args:
+        name: the header's name.
+        values: strings or integers.
+    """
+    return pc.binary_join_element_wise(
+        _scalar(f"{name}: ".encode()), values.cast(pa.string()).cast(_BINARY), _scalar(b"\r\n"),
+        _scalar(b""),
+    )  # fmt: skip
+
+
+def map_fields(maps: pa.Array) -> pa.Array:
+    """The lines of the headers in ``MAP<STRING, ARRAY<STRING>>``: ``pa.binary()``.
+
+    Null where a row does not have a header. Headers that JetStream or a bucket interprets
+    (``Nats-...`` and ``KV-Operation``) are left out: those of a message that was read describe that
+    message, and would change what the stream does with the new one.
+
+    Raises:
+        ValueError: a name or a value cannot be sent; the text has the row.
+    """
+    rows, names, values = _flatten(maps)
+    kept = pc.invert(pc.match_substring_regex(names, _INTERPRETED))
+    if not pc.all(kept).as_py():
+        rows, names, values = rows[kept.to_numpy(False)], names.filter(kept), values.filter(kept)
+    _check(names, _NAME, rows, "a header's name must be visible ASCII characters without ':'")
+    _check(
+        values,
+        _VALUE,
+        rows,
+        "a header's value must be a string without line breaks and without white space before it",
+    )
+    lines = pc.binary_join_element_wise(
+        names.cast(_BINARY), _scalar(b": "), values.cast(_BINARY), _scalar(b"\r\n"), _scalar(b"")
+    )
+    borders = np.searchsorted(rows, np.arange(len(maps) + 1)).astype(np.int32)
+    blocks = pc.binary_join(pa.ListArray.from_arrays(pa.array(borders), lines), _scalar(b""))
+    return pc.if_else(pa.array(borders[1:] > borders[:-1]), blocks, pa.scalar(None, _BINARY))
+
+
+def blocks(fields: Sequence[pa.Array]) -> pa.Array | None:
+    """Header blocks of columns of lines: ``pa.binary()``, null where all fields are null.
+
+    Returns None if that is every row.
+    """
+    fields = [one for one in fields if one.null_count < len(one)]
+    if not fields:
+        return None
+    joined = pc.binary_join_element_wise(
+        _scalar(b"NATS/1.0\r\n"), *fields, _scalar(b"\r\n"), _scalar(b""), null_handling="skip"
+    )
+    if all(one.null_count for one in fields):
+        present = fields[0].is_valid()
+        for one in fields[1:]:
+            present = pc.or_(present, one.is_valid())
+        joined = pc.if_else(present, joined, pa.scalar(None, _BINARY))
+    return joined
+
+
+def replace_value(block: bytes, name: str, value: str) -> bytes:
+    """A header block in which the field ``name``, which it has, has another value."""
+    before, found, after = block.partition(f"\r\n{name}: ".encode())
+    return before + found + value.encode() + after[after.index(b"\r\n") :]
+
+
+def _flatten(maps: pa.Array) -> tuple[np.ndarray, pa.Array, pa.Array]:
+    """Row, name and value of each header, in order; a null list or map has none."""
+    # Offsets instead of flatten(): the rows of a null map or list may still have elements.
+    lists = pa.ListArray.from_arrays(
+        pa.array(_offsets(maps)), pa.array(np.arange(len(maps.items), dtype=np.int64))
+    )
+    valid = np.ones(len(maps), bool) if not maps.null_count else maps.is_valid().to_numpy(False)
+    entry_rows = lists.value_parent_indices().to_numpy()
+    entries = lists.flatten().to_numpy()
+    keep = valid[entry_rows]
+    entry_rows, entries = entry_rows[keep], entries[keep]
+    items = maps.items.take(pa.array(entries))
+    names = maps.keys.take(pa.array(entries))
+    parents = items.value_parent_indices().to_numpy()
+    return entry_rows[parents], names.take(pa.array(parents)), items.flatten()
+
+
+def _offsets(maps: pa.Array) -> np.ndarray:
+    return np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4)
+
+
+def _check(column: pa.Array, pattern: str, rows: np.ndarray, expected: str) -> None:
+    good = pc.match_substring_regex(column, pattern).fill_null(False)
+    if pc.all(good).as_py() is not False:
+        return
+    first = pc.index(good, False).as_py()
+    raise ValueError(f"row {rows[first]}: {column[first].as_py()!r} cannot be sent: {expected}")
+
+
+def _scalar(value: bytes) -> pa.Scalar:
+    return pa.scalar(value, _BINARY)

@@ -1,0 +1,51 @@
+"""The examples of docs/writing.md run, and do what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.spark.writing.columns import KV_COLUMNS, STREAM_COLUMNS, WriteColumns
+from tests.support.nats.buckets import api
+from tests.support.paths import ROOT
+from tests.support.query_driver.batch import read_batch
+
+PAGE = (ROOT / "docs/writing.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("section", "columns"), [("Into a bucket", KV_COLUMNS), ("Into a stream", STREAM_COLUMNS)]
+)
+def test_columns(section: str, columns: WriteColumns) -> None:
+    text = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    shown = dict(re.findall(r"^\| `(\w+)` \| ([A-Z<>, or]+) \|", text, re.MULTILINE))
+    assert shown == dict(columns.types)
+    assert all(f"`{name}`" in text for name in columns.ignored)
+
+
+def test_examples(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = shared_server.url
+    api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    names: dict[str, Any] = {"spark": spark, "checkpoint": str(tmp_path / "checkpoint")}
+    for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(example.replace("nats://127.0.0.1:4222", url), names)
+    values = {row["key"]: bytes(row["value"]) for row in read_batch(url, bucket="fleet")}
+    assert values == {"truck.1": b"48.1,11.5", "truck.2": b"48.2,11.6"}
+    for copy in ("copy", "shouting"):
+        assert values == {
+            row["key"]: bytes(row["value"]) for row in read_batch(url, bucket=copy)
+        }, copy
+    orders = api(url, "STREAM.INFO.ORDERS")["state"]
+    assert orders["messages"] == 10_001
+    printed = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert capsys.readouterr().out == printed[-1]
