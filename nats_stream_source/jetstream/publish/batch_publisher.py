@@ -302,14 +302,14 @@ class BatchPublisher:
             mine = (index >= 0) & (index < len(chunk.frames))
             stored = mine & (acks.seq >= 0)
             if stored.any():
-                self._mark(chunk, index[stored])
+                self.stored += self._mark(chunk, index[stored])
             for i in np.flatnonzero(mine & ~stored).tolist():
                 self._process_one(chunk, int(index[i]), frames, i)
 
     def _mark(self, chunk: Chunk, index: NDArray[np.int64]) -> int:
+        """Mark messages as done; returns how many of them were not."""
         if new := chunk.mark(index):
             self._waited, self._retries = 0.0, 0
-        self.stored += new
         return new
 
     def _process_one(self, chunk: Chunk, index: int, frames: Frames, i: int) -> None:
@@ -327,7 +327,7 @@ class BatchPublisher:
             if error.err_code in _TRANSIENT:
                 self._go_back = error
                 return
-            self.stored -= self._mark(chunk, np.array([index]))
+            self._mark(chunk, np.array([index]))
             message = chunk.messages.slice(index, index + 1)
             self._on_rejected(Rejection(chunk.frames.first_serial + index, message, error))
             return
@@ -344,7 +344,7 @@ class BatchPublisher:
             self.duplicates += 1
         elif not self._learned:
             self._learned = pub_acks.learn(payload)
-        self._mark(chunk, np.array([index]))
+        self.stored += self._mark(chunk, np.array([index]))
 
     # -- errors ---------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ def encode(messages: MessageColumns, reply_prefix: str, first_serial: int) -> En
         )  # fmt: skip
     offsets = np.frombuffer(frames.buffers()[1], np.int32, n + 1, frames.offset * 4)
     data = frames.buffers()[2]
-    buffer = memoryview(data if data is not None else b"")
+    buffer = memoryview(b"" if data is None else data)[: int(offsets[-1])]
     return EncodedFrames(first_serial, buffer, offsets[1:].astype(np.int64))
 
 

@@ -1,0 +1,193 @@
+"""Columns of messages with PubAcks on a real server: all are stored, in order, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import (
+    MessageTooLargeError,
+    PermissionDeniedError,
+    PublishError,
+    StreamFullError,
+    StreamNotFoundError,
+    UnexpectedStreamError,
+)
+from nats_stream_source.jetstream import JetStream, connect
+from nats_stream_source.jetstream.publish import batch_publisher, window
+from nats_stream_source.jetstream.publish.batch_publisher import (
+    BatchPublisher,
+    MessageColumns,
+    Rejection,
+)
+from nats_stream_source.wire.publish.headers import blocks, field
+from tests.support.nats.buckets import api
+
+
+def create(url: str, name: str, **config: Any) -> None:
+    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+
+
+def count(url: str, name: str) -> int:
+    return int(api(url, f"STREAM.INFO.{name}")["state"]["messages"])
+
+
+def columns(
+    name: str, values: list[bytes], ids: list[str] | None = None, first: int = 0
+) -> MessageColumns:
+    subjects = pa.array([f"{name}.{first + i}" for i in range(len(values))])
+    headers = None if ids is None else blocks([field("Nats-Msg-Id", pa.array(ids))])
+    return MessageColumns(subjects, pa.array(values, pa.binary()), headers)
+
+
+async def publish(publisher: BatchPublisher, messages: MessageColumns) -> None:
+    await publisher.send(messages)
+    await publisher.flush()
+
+
+@asynccontextmanager
+async def publishing(
+    url: str, stream: str, **settings: Any
+) -> AsyncIterator[tuple[JetStream, BatchPublisher]]:
+    async with (
+        connect(url) as jetstream,
+        BatchPublisher(jetstream, stream, **settings) as publisher,
+    ):
+        yield jetstream, publisher
+
+
+async def stored(jetstream: JetStream, stream: str, count: int) -> list[tuple[str, bytes]]:
+    found = [await jetstream.message(stream, seq=seq) for seq in range(1, count + 1)]
+    return [(message.subject, message.data) for message in found]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 7, 4096])
+async def test_all_are_stored_in_order(shared_server: NatsServer, max_in_flight: int) -> None:
+    url, name = shared_server.url, f"order{max_in_flight}"
+    create(url, name)
+    async with publishing(url, name, max_in_flight=max_in_flight) as (jetstream, publisher):
+        await publisher.send(columns(name, [b"%d" % i for i in range(60)]))
+        await publisher.send(columns(name, []))
+        await publish(publisher, columns(name, [b"x" * 1000] * 40, first=60))
+        assert (publisher.stored, publisher.duplicates) == (100, 0)
+        assert repr(publisher) == (
+            f"<BatchPublisher to '{name}', 100 stored, <Window 0 of {max_in_flight} in flight>>"
+        )
+        expected = [(f"{name}.{i}", b"%d" % i if i < 60 else b"x" * 1000) for i in range(100)]
+        assert await stored(jetstream, name, 100) == expected
+
+
+async def test_pieces_and_windows_smaller_than_a_message(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large messages are sent alone, also those that exceed every limit on bytes."""
+    url, name = shared_server.url, "pieces"
+    create(url, name)
+    monkeypatch.setattr(batch_publisher, "_CHUNK_BYTES", 3000)
+    monkeypatch.setattr(window, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(window, "MAX_BYTES", 1500)
+    values = [b"x" * size for size in (10, 2000, 400, 400, 5000, 0, 700, 1, 1, 1)] * 5
+    async with publishing(url, name) as (jetstream, publisher):
+        await publish(publisher, columns(name, values))
+        assert [data for _, data in await stored(jetstream, name, 50)] == values
+
+
+async def test_duplicates_count_as_stored(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, "dup"
+    create(url, name)
+    async with publishing(url, name) as (_, publisher):
+        ids = [f"id{i}" for i in range(20)]
+        for _ in range(2):
+            await publish(publisher, columns(name, [b"v"] * 20, ids))
+        assert (publisher.stored, publisher.duplicates) == (40, 20)
+    assert count(url, name) == 20
+
+
+async def test_rejections(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, "reject"
+    create(url, name)
+    expected = field("Nats-Expected-Last-Subject-Sequence", pa.array([None, 5, 3, 7, 0]))
+    messages = MessageColumns(
+        columns(name, [b"v"] * 5).subjects, pa.array([b"v"] * 5), blocks([expected])
+    )
+    rejected: list[Rejection] = []
+    async with publishing(url, name, on_rejected=rejected.append) as (_, publisher):
+        await publisher.send(columns(name, [b"v"] * 3))
+        await publisher.send(messages)
+        await publisher.flush()
+        assert publisher.stored == 3 + 3
+    found = [(one.row, one.subject, one.error.err_code) for one in rejected]
+    assert found == [(4, f"{name}.1", 10071), (6, f"{name}.3", 10071)]
+
+
+async def test_a_full_stream(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, "full"
+    create(url, name, max_msgs=10, discard="new")
+    async with publishing(url, name) as (_, publisher):
+        with pytest.raises(StreamFullError, match=rf"'{name}\.10'.*maximum messages exceeded"):
+            await publish(publisher, columns(name, [b"v"] * 20))
+    assert count(url, name) == 10
+
+
+async def test_messages_too_large(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, "large"
+    create(url, name, max_msg_size=100)
+    async with publishing(url, name) as (jetstream, publisher):
+        limit = jetstream.connection.client.max_payload
+        with pytest.raises(MessageTooLargeError, match=rf"'{name}\.1': .*max_payload of {limit}"):
+            await publisher.send(columns(name, [b"", b"x" * (limit + 1)]))
+        assert count(url, name) == 0, "none was sent"
+        with pytest.raises(PublishError, match="message size exceeds maximum allowed"):
+            await publish(publisher, columns(name, [b"x" * 101]))
+
+
+async def test_another_stream_has_the_subject(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create(url, "mine")
+    create(url, "theirs")
+    async with publishing(url, "mine") as (_, publisher):
+        with pytest.raises(UnexpectedStreamError, match=r"'theirs' has stored .*'theirs\.0'"):
+            await publish(publisher, columns("theirs", [b""]))
+
+
+async def test_a_stream_that_does_not_exist(shared_server: NatsServer) -> None:
+    async with publishing(shared_server.url, "nope") as (_, publisher):
+        with pytest.raises(StreamNotFoundError, match="nope"):
+            await publish(publisher, columns("nope", [b""]))
+
+
+async def test_a_subject_that_is_denied(tmp_path: Any) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(
+        "authorization { users = [{ user: a, password: a }, { user: u, password: p, "
+        'permissions: { publish: { deny: "S.9" } } }] }'
+    )
+    with NatsServer(config=config) as server:
+        url = server.url.replace("nats://", "nats://a:a@")
+        create(url, "S")
+        async with (
+            connect(server.url, user="u", password="p") as jetstream,
+            BatchPublisher(jetstream, "S") as publisher,
+        ):
+            with pytest.raises(PermissionDeniedError, match=r"'S\.9'"):
+                await publish(publisher, columns("S", [b"v"] * 20))
+
+
+async def test_publishers_share_a_connection(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create(url, "one")
+    create(url, "two")
+    async with publishing(url, "one") as (jetstream, first):
+        async with BatchPublisher(jetstream, "two") as second:
+            for _ in range(3):
+                await first.send(columns("one", [b"v"] * 50))
+                await second.send(columns("two", [b"v"] * 30))
+            await second.flush()
+        await first.flush()
+        assert (first.stored, second.stored) == (150, 90)
+        assert jetstream.connection.denial_listeners == [first._on_denied]

@@ -1,0 +1,100 @@
+"""PubAcks as columns: only responses of the learned form are numbers, whatever else arrives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.publish.pub_acks import learn, parse
+
+LONG, SHORT = "_INBOX.aVUZ6Q2wVGmW8JSxrDFKLq.", "_I."
+USUAL = b'{"stream":"ORDERS","seq":7}'
+LEARNED = learn(USUAL)
+
+PAYLOADS: list[tuple[bytes, int]] = [
+    (b'{"stream":"ORDERS","seq":1}', 1),
+    (b'{"stream":"ORDERS","seq":999999999999999999}', 999999999999999999),
+    (b'{"stream":"ORDERS","seq":9999999999999999999}', -1),  # 19 digits: left to the caller
+    (b'{"stream":"ORDERS","seq":1,"duplicate": true}', -1),
+    (b'{"stream":"OTHERS","seq":1}', -1),
+    (b'{"stream":"ORDERS","seq":}', -1),
+    (b'{"stream":"ORDERS","seq":1', -1),
+    (b'{"stream":"ORDERS","seq":-1}', -1),
+    (b'{"stream":"ORDERS","seq":1 }', -1),
+    (b'{"error":{"code":503},"stream":"ORDERS","seq":0}', -1),
+    (b"", -1),
+    (b"+OK", -1),
+]
+
+
+def received(prefix: str, messages: list[tuple[bytes, bytes]]) -> Frames:
+    return Framer().feed(
+        b"".join(
+            b"MSG %s%s 1 %d\r\n%s\r\n" % (prefix.encode(), token, len(payload), payload)
+            for token, payload in messages
+        )
+    )
+
+
+@pytest.mark.parametrize("prefix", [LONG, SHORT])
+def test_sequences(prefix: str) -> None:
+    frames = received(prefix, [(b"%d" % i, p) for i, (p, _) in enumerate(PAYLOADS)])
+    acks = parse(frames, prefix.encode(), LEARNED)
+    assert acks.serial.tolist() == list(range(len(PAYLOADS)))
+    assert acks.seq.tolist() == [seq for _, seq in PAYLOADS]
+
+
+@pytest.mark.parametrize("prefix", [LONG, SHORT])
+def test_serials(prefix: str) -> None:
+    tokens = [b"0", b"17", b"123456789012345678", b"x", b"1x", b"-1", b"1.2"]
+    acks = parse(received(prefix, [(t, USUAL) for t in tokens]), prefix.encode(), LEARNED)
+    assert acks.serial.tolist() == [0, 17, 123456789012345678, -1, -1, -1, -1]
+
+
+def test_a_message_with_headers_is_not_a_pub_ack() -> None:
+    block = b"NATS/1.0 503\r\n\r\n"
+    size = len(block)
+    frame = b"HMSG %s3 1 %d %d\r\n%s\r\n" % (LONG.encode(), size, size, block)
+    both = b"HMSG %s4 1 %d %d\r\n%s%s\r\n" % (
+        LONG.encode(),
+        size,
+        size + len(USUAL),
+        block,
+        USUAL,
+    )
+    acks = parse(Framer().feed(frame + both), LONG.encode(), LEARNED)
+    assert acks.serial.tolist() == [3, 4]
+    assert acks.seq.tolist() == [-1, -1]
+
+
+def test_nothing_is_parsed_before_a_form_is_learned() -> None:
+    acks = parse(received(LONG, [(b"1", USUAL)]), LONG.encode(), b"")
+    assert acks.seq.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("payload", "learned"),
+    [
+        (USUAL, b'{"stream":"ORDERS","seq":'),
+        (b'{"stream":"S","domain":"hub","seq":3}', b'{"stream":"S","domain":"hub","seq":'),
+        (b'{"seq":3,"stream":"S"}', b""),
+        (b'{"stream":"S","seq": 3}', b""),
+        (b'{"stream":"S"}', b""),
+    ],
+)
+def test_learning(payload: bytes, learned: bytes) -> None:
+    assert learn(payload) == learned
+
+
+@given(st.lists(st.sampled_from([*[p for p, _ in PAYLOADS], b"\xff\x00", b"}" * 40]), max_size=30))
+def test_a_number_is_never_wrong(payloads: list[bytes]) -> None:
+    frames = received(LONG, [(b"%d" % i, p) for i, p in enumerate(payloads)])
+    for payload, seq in zip(
+        payloads, parse(frames, LONG.encode(), LEARNED).seq.tolist(), strict=True
+    ):
+        if seq >= 0:
+            assert json.loads(payload) == {"stream": "ORDERS", "seq": seq}
