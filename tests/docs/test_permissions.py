@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
@@ -21,11 +22,17 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyExistsError, PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.store import KeyValue
-from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
+from nats_stream_source.options.writing import (
+    KvWriteOptions,
+    StreamWriteOptions,
+    kv_write_options,
+    stream_write_options,
+)
 from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import run_to_the_end
@@ -268,26 +275,77 @@ def test_consumers_of_some_keys_only(server: NatsServer) -> None:
         read(server, "narrow", keys="*.1")
 
 
-async def publish(server: NatsServer, user: str) -> int:
-    settings = connection_settings(
-        parse({**options(server, user), "inboxPrefix": "_INBOX"}, CONNECTION)
+def write(server: NatsServer, user: str, bucket: str = "fleet", revision: int | None = None) -> int:
+    """How many rows a task of a sink has stored."""
+    given = {**options(server, user), "bucket": bucket, "ifMissing": "create"}
+    rows = pa.record_batch(
+        {
+            "key": pa.array(["b.1", "b.2"]),
+            "value": pa.array([b"x", b"y"]),
+            "expected_revision": pa.array([None, revision], pa.int64()),
+        }
     )
-    connection = await Connection.open(settings)
+    return stored(kv_write_options({**given, "onConflict": "skip"}), rows)
+
+
+def write_stream(server: NatsServer, user: str, stream: str = "ORDERS") -> int:
+    given = {**options(server, user), "stream": stream, "ifMissing": "create"}
+    rows = pa.record_batch({"data": pa.array([b"x", b"y"])})
+    written = {"subject": f"{stream.lower()}.1", "subjects": f"{stream.lower()}.>"}
+    return stored(stream_write_options({**given, **written}), rows)
+
+
+def stored(given: KvWriteOptions | StreamWriteOptions, rows: pa.RecordBatch) -> int:
     try:
-        return (await connection.service(Publisher).publish("$KV.fleet.b.1", b"x")).seq
+        return write_task(given, iter([rows]), job="job", partition=0).stored
     finally:
-        await connection.close()
+        close_cached_runners()
 
 
 def test_writing_needs_no_more(server: NatsServer) -> None:
-    assert asyncio.run(publish(server, "writer")) > ENTRIES
+    assert write(server, "write_kv") == 2
+    assert write(server, "write_kv", revision=10**6) == 1, "one is skipped because of a conflict"
+    assert write_stream(server, "write_stream") == 2
+    assert not violations(server, "write_kv")
+    assert not violations(server, "write_stream")
 
 
-@pytest.mark.parametrize("subject", ["$KV.fleet.>", "_INBOX.>"])
-def test_what_writing_misses_is_named(server: NatsServer, subject: str) -> None:
-    user = f"writer-{subjects('writer').index(subject)}"
-    with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
-        asyncio.run(publish(server, user))
+@pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("write_kv"))])
+def test_what_writing_a_bucket_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+    if "STREAM.CREATE" not in subject:
+        with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
+            write(server, f"write_kv-{i}", revision=10**6)
+
+
+@pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("write_stream"))])
+def test_what_writing_a_stream_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+    if "STREAM.CREATE" not in subject:
+        with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
+            write_stream(server, f"write_stream-{i}")
+
+
+def test_creating_needs_its_permission(tmp_path: Path) -> None:
+    """On a server without the bucket and the stream, which the users may create."""
+    entries = [f"{{ user: {name}, password: {name}, {BLOCKS[name]} }}" for name in CREATING]
+    entries += [
+        f"{{ user: {name}-0, password: {name}-0, {without(name, subject)} }}"
+        for name, subject in CREATING.items()
+    ]
+    config = tmp_path / "server.conf"
+    config.write_text("authorization { users: [\n" + "\n".join(entries) + "\n] }")
+    with NatsServer(config=config) as server:
+        with pytest.raises(PermissionDeniedError, match=r"STREAM\.CREATE\.KV_fleet"):
+            write(server, "write_kv-0")
+        with pytest.raises(PermissionDeniedError, match=r"STREAM\.CREATE\.ORDERS"):
+            write_stream(server, "write_stream-0")
+        assert write(server, "write_kv") == 2
+        assert write_stream(server, "write_stream") == 2
+
+
+CREATING = {
+    "write_kv": "$JS.API.STREAM.CREATE.KV_fleet",
+    "write_stream": "$JS.API.STREAM.CREATE.ORDERS",
+}
 
 
 async def use_keys(server: NatsServer, user: str, key: str = "a.own") -> None:

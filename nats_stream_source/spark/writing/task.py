@@ -107,7 +107,7 @@ async def _open(
     if isinstance(options, KvWriteOptions):
         info = await open_bucket(jetstream, options)
         bucket = Bucket.from_stream_config(options.bucket, info.config)
-        no_ttl = "" if bucket.allows_message_ttl else await _why_no_ttl(jetstream)
+        no_ttl = "" if bucket.allows_message_ttl else _why_no_ttl(jetstream)
         kv_encoder = KvRowEncoder(
             bucket.name,
             bucket.write_prefix(options.connection.api_prefix),
@@ -137,9 +137,13 @@ async def _open(
         yield _Sink(encoder, writer)
 
 
-async def _why_no_ttl(jetstream: JetStream) -> str:
-    if await jetstream.api_level() < 1:
-        return "a ttl needs nats-server 2.11 or newer; upgrade the server or drop the column 'ttl'"
+def _why_no_ttl(jetstream: JetStream) -> str:
+    version = jetstream.connection.client.connected_server_version
+    if (version.major, version.minor) < (2, 11):
+        return (
+            f"a ttl needs nats-server 2.11 or newer, found {version.major}.{version.minor}; "
+            f"upgrade the server or drop the column 'ttl'"
+        )
     return (
         "the bucket does not accept a ttl; update it with limit_marker_ttl (create it with "
         "limitMarkerTtl), or drop the column 'ttl'"
