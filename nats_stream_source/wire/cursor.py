@@ -11,6 +11,8 @@ state       input                                                  to       acti
 ==========  =====================================================  =======  ========================
 IDLE        created()                                              READING
 READING     deliver: consumer_seq is not the next one              IDLE     rebuild (GAP)
+READING     the same, while a list is incomplete                   READING  keep the rows behind it
+READING     a list ends, and rows of it are missing                IDLE     rebuild (GAP)
 READING     deliver: stream_seq does not grow, outside a list      READING  fail (ProtocolError)
 READING     deliver: stream_seq <= position                        READING  skip the row
 READING     deliver: position < stream_seq <= end                  READING  keep the row
@@ -33,6 +35,12 @@ that were written while the list was made. And nats-server 2.10 moves a start po
 last sequence back to that sequence. The sequences of other consumers always grow, also from one
 call of :meth:`Cursor.deliver` to the next. A sequence that does not grow may belong to another
 message than it states, and the message that it replaced would be taken for deleted.
+
+Why a gap does not end a list (``last_per_subject``): the next consumer starts the list again. At a
+loss of one frame in a hundred, no consumer would get through a list of some thousand subjects. So
+the rows behind a gap are kept, the next consumer adds the missing ones, and the list is complete
+when all of it is covered (``list_coverage``). The rows keep their order: ``position`` is the last
+row before the first one that is missing, and the reader holds back the rows behind it.
 
 Why the reply to flow control may be deferred: messages beyond ``end`` waste bandwidth, and each
 reply lets the server send up to twice as much. The server requests a reply when half of its window
@@ -61,6 +69,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
+from nats_stream_source.wire.list_coverage import ListCoverage
 
 
 class State(Enum):
@@ -87,13 +96,15 @@ class Rebuild(Enum):
 class CursorAction:
     """The action that one input requires.
 
-    Of the delivered messages, those from index ``first`` up to ``stop`` are rows. ``reply`` is the
-    subject to which the reader publishes an empty message (flow control), or None.
+    Of the delivered messages, those from index ``first`` up to ``stop`` are rows; if ``rows`` is
+    not None, only those of them for which it is true. ``reply`` is the subject to which the reader
+    publishes an empty message (flow control), or None.
     """
 
     first: int = 0
     stop: int = 0
     reply: str | None = None
+    rows: NDArray[np.bool_] | None = None
 
 
 _NO_ACTION = CursorAction()
@@ -108,13 +119,14 @@ class Cursor:
             is complete when the server has scanned this sequence. 0 for consumers without a list.
 
     Attributes:
-        position: the stream sequence up to which rows were kept; a rebuild resumes after it.
+        position: the stream sequence up to which all rows were kept; a rebuild resumes after it.
         consumer_seq: the last consumer sequence of the current consumer.
-        seen_through: the last stream sequence that the server has reported as scanned.
+        seen_through: the last stream sequence that the server has reported as scanned, and before
+            which no row of a list is missing.
         kept: the number of rows kept.
         rebuilds: the reasons of all rebuilds, in order.
-        failed_rebuilds: rebuilds since the last progress: a higher ``seen_through``, or a heartbeat
-            of a consumer that has nothing more to deliver.
+        failed_rebuilds: rebuilds since the last progress: a higher ``seen_through``, more rows of a
+            list, or a heartbeat of a consumer that has nothing more to deliver.
     """
 
     def __init__(self, start: int, end: int, list_through: int = 0) -> None:
@@ -134,6 +146,8 @@ class Cursor:
         self._deferred_reply: str | None = None
         self._window_start = start
         self._list_through = list_through
+        self._coverage = ListCoverage(start)
+        self._run_start = start  # no row is missing between it and the last delivery
         self._idle_heartbeats = 0  # of the current consumer, without a delivery
         self._heartbeat_limit = _LIST_HEARTBEATS  # rebuild at so many while a list is incomplete
 
@@ -148,6 +162,11 @@ class Cursor:
         """Whether all rows of the range were delivered."""
         return self.state is State.DONE
 
+    @property
+    def listing(self) -> bool:
+        """Whether a list is incomplete."""
+        return self._coverage.prefix < self._list_through
+
     def created(self) -> None:
         """A new consumer was created and delivers the messages after ``position``."""
         if self.state is not State.IDLE:
@@ -158,6 +177,7 @@ class Cursor:
         self._reply_confirmed = False
         self._deferred_reply = None
         self._window_start = self.position
+        self._run_start = self.start
         self._idle_heartbeats = 0
 
     def deliver(
@@ -167,13 +187,16 @@ class Cursor:
 
         Args:
             consumer_seq, stream_seq: the numbers of their ACK subjects, n each. Where the sequences
-                of a list do not grow, the reader makes another call.
+                of a list do not grow, or consumer sequences are missing or repeated in it, the
+                reader makes another call.
 
         Raises:
             ProtocolError: the stream sequences do not grow although the consumer sequences do.
         """
         if self.state is not State.READING or not len(consumer_seq):
             return _NO_ACTION
+        if self.listing:
+            return self._deliver_list(consumer_seq, stream_seq)
         expected = np.arange(self.consumer_seq + 1, self.consumer_seq + 1 + len(consumer_seq))
         gaps = np.flatnonzero(consumer_seq != expected)
         contiguous = int(gaps[0]) if len(gaps) else len(consumer_seq)
@@ -182,8 +205,7 @@ class Cursor:
             return _NO_ACTION
         stream_seq = stream_seq[:contiguous]
         previous = 0 if self._list_through else self._delivered
-        if stream_seq[0] <= previous or (np.diff(stream_seq) <= 0).any():
-            raise ProtocolError("an ordered consumer's stream sequences went backwards")
+        self._check_growth(previous, stream_seq)
         self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))
         stop = int(np.searchsorted(stream_seq, self.end, side="right"))
@@ -198,6 +220,40 @@ class Cursor:
             self.lost(Rebuild.GAP)
         return CursorAction(first, max(first, stop))
 
+    def _deliver_list(
+        self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]
+    ) -> CursorAction:
+        """Receive consecutive messages of a list, of which earlier ones may be missing."""
+        repeated = int(np.searchsorted(consumer_seq, self.consumer_seq, side="right"))
+        if repeated == len(consumer_seq):
+            return _NO_ACTION
+        self._check_growth(0, stream_seq)
+        if consumer_seq[repeated] > self.consumer_seq + 1:
+            self._run_start = int(stream_seq[repeated]) - 1
+        self.consumer_seq, last = int(consumer_seq[-1]), int(stream_seq[-1])
+        self._run_start = min(self._run_start, int(stream_seq[repeated]) - 1)
+        self._delivered = last
+        stop = int(np.searchsorted(stream_seq, self.end, side="right"))
+        rows = self._coverage.missing(stream_seq[:stop])
+        rows[:repeated] = False
+        self.kept += int(np.count_nonzero(rows))
+        row = int(stream_seq[stop - 1]) if stop else self._run_start
+        self._advance(last, row)
+        self._end_list(last)
+        return CursorAction(0, stop, rows=rows)
+
+    def _end_list(self, scanned: int) -> None:
+        """The current consumer has scanned a part of the list: end it where it has no more rows."""
+        if self._coverage.prefix >= self.end:
+            self.state = State.DONE
+        elif self.listing and scanned >= min(self.end, self._list_through):
+            self.lost(Rebuild.GAP)
+
+    @staticmethod
+    def _check_growth(previous: int, stream_seq: NDArray[np.int64]) -> None:
+        if stream_seq[0] <= previous or (np.diff(stream_seq) <= 0).any():
+            raise ProtocolError("an ordered consumer's stream sequences went backwards")
+
     def heartbeat(self, last_consumer: int, last_stream: int, stalled: str | None) -> CursorAction:
         """Receive a heartbeat.
 
@@ -210,9 +266,13 @@ class Cursor:
         if last_consumer != self.consumer_seq:
             self.lost(Rebuild.GAP)
             return _NO_ACTION
+        listing = self.listing
         self._advance(last_stream)
-        if last_stream >= self.end:
+        if listing:
+            self._end_list(last_stream)
+        elif last_stream >= self.end:
             self.state = State.DONE
+        if self.state is not State.READING:
             return _NO_ACTION
         if stalled is None:
             # The consumer works and has nothing to deliver.
@@ -271,9 +331,16 @@ class Cursor:
         self.rebuilds.append(reason)
         self.failed_rebuilds += 1
 
-    def _advance(self, stream_seq: int) -> None:
-        if stream_seq > self.seen_through:
-            self.seen_through = stream_seq
+    def _advance(self, stream_seq: int, row: int = 0) -> None:
+        """The server has scanned up to ``stream_seq``; in a list ``row`` is the last row."""
+        if self.listing:
+            progress = self._coverage.add(self._run_start, stream_seq, row)
+            self.position = max(self.position, min(self._coverage.last_row, self.end))
+            self.seen_through = max(self.seen_through, self._coverage.prefix)
+        else:
+            progress = stream_seq > self.seen_through
+            self.seen_through = max(self.seen_through, stream_seq)
+        if progress:
             self.failed_rebuilds = 0
             # Delivery continued: a stall that is reported later is another one.
             self._last_reply = None if self._reply_confirmed else self._last_reply

@@ -3,7 +3,9 @@
 The subscribe workflow of an ordered consumer (ADR-15), for every range: subscribe to a new inbox,
 create an ephemeral push consumer with flow control and idle heartbeats (``consumer``), pass every
 frame to the cursor, do what it returns, delete the consumer. When the cursor abandons a consumer
-(a gap, missed heartbeats, a reconnect, …), the next one starts after the last kept row.
+(a gap, missed heartbeats, a reconnect, …), the next one starts after the last kept row. A list
+(``last_per_subject``) starts again; rows behind a missing one are held back until it arrives, up to
+``_MAX_HELD_BYTES``.
 
 Waiting. Messages and heartbeats arrive through an :class:`Inbox`. Only the time that is spent
 waiting for it is counted: while Spark requests no rows, the event loop does not run and no timeout
@@ -31,6 +33,7 @@ from collections.abc import AsyncGenerator
 
 import nats.errors
 import numpy as np
+from numpy.typing import NDArray
 
 from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.aio.tasks import run_to_completion
@@ -51,12 +54,14 @@ from nats_stream_source.wire.columns import ack_tokens, is_delivery, with_acks
 from nats_stream_source.wire.cursor import Cursor, CursorAction, Rebuild, State
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
+from nats_stream_source.wire.held_rows import HeldRows
 from nats_stream_source.wire.status import ConsumerStatus
 
 log = field_logger(__name__)
 
 _FLOW_CONTROL_DELAY = 0.05  # seconds that a reply is delayed near the end of a range
 _MAX_UNBOUND = 2  # consumers whose deliver subject has no subscriber, after a lost one
+_MAX_HELD_BYTES = 64 << 20  # of the rows of a list behind a missing row
 _BACKOFF = Backoff(0.02, 2.0)  # before a rebuild that follows rebuilds without progress
 
 _ADVICE = {
@@ -87,6 +92,7 @@ class OrderedReader:
         self.cursor = Cursor(request.start, request.end, list_through)
         self._consumer = EphemeralConsumer(connections, request)
         self._batcher = FrameBatcher(request.batch_rows, request.batch_bytes)
+        self._held = HeldRows()
         self._stalled = False
         self._rebuild_detail = ""
         self._seconds_without_progress = 0.0
@@ -241,16 +247,34 @@ class OrderedReader:
         tokens = ack_tokens(frames)
         boundaries: list[int] = []
         if self.request.last_per_subject:
-            boundaries = (np.flatnonzero(np.diff(tokens.stream_seq) <= 0) + 1).tolist()
-        merged_filter = self._consumer.merged_filter
+            seqs = tokens.stream_seq
+            ends = (np.diff(seqs) <= 0) | (np.diff(tokens.consumer_seq) != 1)
+            boundaries = (np.flatnonzero(ends) + 1).tolist()
         for begin, end in itertools.pairwise((0, *boundaries, len(frames))):
             step = self.cursor.deliver(tokens.consumer_seq[begin:end], tokens.stream_seq[begin:end])
             if step.stop > step.first:
-                kept = frames.select(slice(begin + step.first, begin + step.stop))
-                if merged_filter is not None:
-                    kept = merged_filter.select(kept)
-                if len(kept):
-                    self._batcher.add(kept)
+                rows = slice(begin + step.first, begin + step.stop)
+                self._keep(frames.select(rows), tokens.stream_seq[rows], step.rows)
+
+    def _keep(
+        self, frames: Frames, stream_seq: NDArray[np.int64], rows: NDArray[np.bool_] | None
+    ) -> None:
+        """Pass kept rows on; hold back those of a list behind a missing row."""
+        if rows is not None and not rows.all():
+            frames, stream_seq = frames.select(rows), stream_seq[rows]
+        if self._consumer.merged_filter is not None:
+            # Before rows are held back: the next consumer may have another filter.
+            frames = self._consumer.merged_filter.select(frames)
+            stream_seq = ack_tokens(frames).stream_seq
+        position = self.cursor.position
+        if len(self._held) or (stream_seq.size and stream_seq[-1] > position):
+            added = len(frames)
+            self._held.add(frames, stream_seq)
+            frames = self._held.release(position)
+            if added and self._held.nbytes > _MAX_HELD_BYTES and self.cursor.listing:
+                self._abandon_consumer(Rebuild.GAP, "too many rows follow a missing row")
+        if len(frames):
+            self._batcher.add(frames)
 
     async def _process_status(self, frames: Frames, index: int) -> None:
         """Process a frame that is not a delivery: a status message of the consumer (ADR-15)."""

@@ -24,7 +24,8 @@ def deliver(target: Cursor, *pairs: tuple[int, int]) -> list[int]:
     consumer_seq = np.array([pair[0] for pair in pairs], dtype=np.int64)
     stream_seq = np.array([pair[1] for pair in pairs], dtype=np.int64)
     step = target.deliver(consumer_seq, stream_seq)
-    return [int(one) for one in stream_seq[step.first : step.stop]]
+    rows = stream_seq[step.first : step.stop]
+    return (rows if step.rows is None else rows[step.rows]).tolist()
 
 
 CASES = {

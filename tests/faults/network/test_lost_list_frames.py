@@ -1,0 +1,73 @@
+"""A long list of last messages whose frames are lost or doubled: it is complete, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import KeyValue, connect
+from nats_stream_source.jetstream.ordered import reader
+from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.proxy.fault_proxy import Proxy, Twice
+from tests.support.proxy.verdicts import Share
+
+KEYS = 4000
+
+
+@pytest.fixture(scope="module")
+def bucket(shared_server: NatsServer) -> str:
+    """A bucket with a history, so that readers request a list; every third key has two entries."""
+    create_bucket(shared_server.url, "long", 3)
+    entries = [(f"k{i}", b"old") for i in range(0, KEYS, 3)]
+    put_many(shared_server.url, "long", entries + [(f"k{i}", b"%d" % i) for i in range(KEYS)])
+    return "long"
+
+
+@asynccontextmanager
+async def opened(proxy: Proxy, bucket: str) -> AsyncIterator[KeyValue]:
+    async with connect(proxy.url) as jetstream:
+        yield await KeyValue.open(jetstream, bucket)
+
+
+FAULTS = {
+    "0.4 % lost": Share(0.004, seed=1),
+    "1 % lost": Share(0.01, seed=2),
+    "1 % doubled": Share(0.01, seed=3, outcome=Twice()),
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+async def test_a_watch_gets_every_key(shared_server: NatsServer, bucket: str, how: str) -> None:
+    harm = FAULTS[how]
+    with Proxy(shared_server.port, harm) as proxy:
+        async with opened(proxy, bucket) as kv:
+            found: list[tuple[str, bytes, int]] = []
+            async with kv.watch() as watch:
+                async for entry in watch:
+                    if entry is None:
+                        break
+                    found.append((entry.key, entry.value, entry.revision))
+        assert harm.done > 5
+        assert len(proxy.created) < 12
+        assert set(proxy.created) == set(proxy.deleted)
+    assert {key: value for key, value, _ in found} == {f"k{i}": b"%d" % i for i in range(KEYS)}
+    revisions = [revision for _, _, revision in found]
+    assert all(one < other for one, other in itertools.pairwise(revisions)), "in order, once"
+
+
+async def test_few_rows_may_wait_in_memory(
+    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a full memory the list is read in several parts, each from its beginning."""
+    monkeypatch.setattr(reader, "_MAX_HELD_BYTES", 30_000)
+    harm = Share(0.004, seed=4)
+    with Proxy(shared_server.port, harm) as proxy:
+        async with opened(proxy, bucket) as kv:
+            keys = await asyncio.wait_for(kv.keys(), 120)
+        assert harm.done > 5
+    assert sorted(keys) == sorted(f"k{i}" for i in range(KEYS))
