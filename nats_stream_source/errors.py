@@ -333,6 +333,10 @@ class MissedHeartbeatError(SubscriptionError):
     """Nothing was received for three heartbeat intervals: the consumer may be lost."""
 
 
+class SingleResponseError(SubscriptionError):
+    """An account import passes only the first responses to a pull request."""
+
+
 class ConsumerGapError(SubscriptionError):
     """The consumer sequence has a gap: delivered messages were not received."""
 

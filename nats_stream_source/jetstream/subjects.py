@@ -125,6 +125,11 @@ def write_prefix(bucket: str, api_prefix: str) -> str:
     return write_subject(key_subject(bucket, ""), api_prefix)
 
 
+def is_account_import(api_prefix: str) -> bool:
+    """Whether an API prefix is that of an account's import: neither the default nor a domain's."""
+    return not re.fullmatch(r"\$JS\.(?:[^.]+\.)?API", api_prefix)
+
+
 def overlap(one: str, other: str) -> bool:
     """Whether both filters match a common subject."""
     left, right = one.split("."), other.split(".")

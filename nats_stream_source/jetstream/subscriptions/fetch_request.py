@@ -5,6 +5,13 @@ A request ends when all requested messages were received, or when the server rep
 no more: status 404 or 408, which the caller does not see, or an error. A request of half a second
 or longer requests heartbeats, and three missed heartbeats raise MissedHeartbeatError. A shorter
 request fails ``request_timeout`` after its expiry.
+
+A service import of another account passes one response to a request. If its export has the response
+type "stream", it passes the responses up to the first empty message
+(docs/internals/measurements.md, Servers 15). Nothing arrives after that. So if heartbeats are
+missing on a live connection, after a response and over an import, the error is
+SingleResponseError. A request for one message over an import does without heartbeats: its one
+response is the message, or the status that ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +27,9 @@ from nats_stream_source.errors import (
     MissedHeartbeatError,
     NatsSourceError,
     RequestTimeoutError,
+    SingleResponseError,
 )
+from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.jetstream.subscriptions.bound_consumer import BoundConsumer
 from nats_stream_source.jetstream.subscriptions.buffer import DEFAULT_PENDING_BYTES, MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
@@ -71,7 +80,10 @@ class FetchRequest:
         settings, info = self._connection.settings, consumer.info
         self._subject = f"{settings.api_prefix}.CONSUMER.MSG.NEXT.{info.stream}.{info.name}"
         self._heartbeat: float | None = None
-        if expires is not None and expires >= _MIN_EXPIRES_FOR_HEARTBEAT:
+        self._imported = is_account_import(settings.api_prefix)
+        self._responded = False
+        one_response = self._imported and batch == 1
+        if expires is not None and expires >= _MIN_EXPIRES_FOR_HEARTBEAT and not one_response:
             self._heartbeat = min(expires / 4, _MAX_HEARTBEAT)
 
     def __repr__(self) -> str:
@@ -129,6 +141,7 @@ class FetchRequest:
             return None
         while True:
             item = buffer.next_item()
+            self._responded = self._responded or item is not None
             if isinstance(item, JsMessage):
                 self.received += 1
                 self.remaining -= 1
@@ -181,6 +194,14 @@ class FetchRequest:
         if buffer.has_items or buffer.idle_seconds < limit:
             return
         self.done = True
+        if self._imported and self._responded and await self._connection.alive(_PONG_TIMEOUT):
+            raise SingleResponseError(
+                f"fetch from {self.consumer.label} failed: the account import passed "
+                f"{self.received} of {self.received + self.remaining} messages and nothing more; "
+                f"export '$JS.API.CONSUMER.MSG.NEXT.>' with response_type 'stream' to this account "
+                f"(which passes the messages up to the first empty one), or fetch one message at "
+                f"a time"
+            )
         if self._heartbeat is not None:
             raise MissedHeartbeatError(
                 f"fetch from {self.consumer.label} failed: neither message nor heartbeat for "

@@ -12,7 +12,8 @@ import json
 import nats.errors
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import AckError, NatsSourceError
+from nats_stream_source.errors import AckError, NatsSourceError, RequestTimeoutError
+from nats_stream_source.jetstream.subscriptions.ack_route import AckRoute
 from nats_stream_source.wire.ack_subject import AckReply
 from nats_stream_source.wire.headers import Headers, parse_headers
 
@@ -90,8 +91,8 @@ class JsMessage:
         """Acknowledge the message (``+ACK``): it is not delivered again.
 
         Returns when the acknowledgement is published, which does not confirm that the server
-        received it. All four acknowledgements are ignored after a terminal one, and with ack policy
-        "none".
+        received it; ``ack_route.py`` describes what is noticed. All four acknowledgements are
+        ignored after a terminal one, and with ack policy "none".
 
         Raises:
             AckError: the acknowledgement could not be published; it may be retried.
@@ -137,13 +138,16 @@ class JsMessage:
             return
         self.acked = True  # before the await, as in _publish_ack
         try:
-            await self._connection.request(self.reply, _ACK)
+            route = self._connection.service(AckRoute)
+            await route.request(self.reply, self.metadata.stream, _ACK)
         except NatsSourceError as error:
             self.acked = False
+            hint = ""
+            if isinstance(error, RequestTimeoutError):
+                hint = "; retry or increase 'request_timeout'"
             raise AckError(
-                f"acknowledgement of {self!r} was not confirmed: {error}; retry or increase "
-                f"'request_timeout'",
-                settings=("request_timeout",),
+                f"acknowledgement of {self!r} was not confirmed: {error}{hint}",
+                settings=("request_timeout",) if hint else (),
             ) from error
         except BaseException:
             self.acked = False
@@ -155,10 +159,13 @@ class JsMessage:
         # Set before the await, so that only one of two tasks publishes.
         self.acked = terminal
         try:
-            await self._connection.client.publish(self.reply, payload)
+            route = self._connection.service(AckRoute)
+            await route.publish(self.reply, self.metadata.stream, payload)
         except BaseException as error:  # includes cancellation: the acknowledgement may be retried
             if terminal:
                 self.acked = False
+            if isinstance(error, NatsSourceError):
+                raise AckError(f"acknowledgement of {self!r} failed: {error}") from error
             if not isinstance(error, (nats.errors.Error, OSError)):
                 raise
             raise AckError(

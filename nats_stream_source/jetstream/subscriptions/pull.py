@@ -21,6 +21,7 @@ from nats_stream_source.errors import (
     ConflictStatusError,
     ConnectError,
     NatsSourceError,
+    SingleResponseError,
     SubscriptionClosedError,
 )
 from nats_stream_source.jetstream.subscriptions.bound_consumer import (
@@ -49,8 +50,7 @@ class PullSubscription(BaseSubscription):
     Attributes:
         consumer: the consumer of the subscription.
         batch, expires, max_bytes: size of each request that the iteration sends, in messages,
-        seconds
-            and bytes. Limits of the consumer are respected.
+            seconds and bytes. Limits of the consumer are respected.
     """
 
     def __init__(
@@ -116,8 +116,7 @@ class PullSubscription(BaseSubscription):
             batch: maximum number of messages, at least 1.
             timeout: seconds, 0.001 to 1e9; None to return the available messages without waiting.
             max_bytes: maximum bytes of messages, headers and subjects; a first message that exceeds
-            it
-                raises ConflictStatusError.
+                it raises ConflictStatusError.
 
         Raises:
             ConflictStatusError: 409, for example a request over the consumer's limits;
@@ -125,6 +124,8 @@ class PullSubscription(BaseSubscription):
             NoRespondersStatusError: 503, the consumer does not exist.
             UnknownStatusError: a status that ADR-15 does not define.
             MissedHeartbeatError, RequestTimeoutError: the server did not respond.
+            SingleResponseError: an account import passes only the first responses; the messages of
+                this fetch are delivered again after the consumer's ack wait.
             ConnectError: the connection was lost (retry) or closed.
             PermissionDeniedError: the user lacks the permission to publish requests.
             SubscriptionClosedError: the subscription was closed.
@@ -141,7 +142,8 @@ class PullSubscription(BaseSubscription):
             while (message := await request.next()) is not None:
                 messages.append(message)
         except NatsSourceError as error:
-            if not messages:
+            # The next fetch would lose messages too, so the first one fails.
+            if not messages or isinstance(error, SingleResponseError):
                 raise
             log.warning(
                 "fetch ended early",

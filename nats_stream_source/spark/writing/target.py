@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
 from nats_stream_source.errors import (
     ApiError,
     BucketNotFoundError,
@@ -16,6 +15,7 @@ from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import (
     CommonWriteOptions,
@@ -88,10 +88,9 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
 
 def writable_subjects(info: StreamInfo, options: StreamWriteOptions) -> tuple[str, ...]:
     """The subjects of the stream as writers see them; empty if an import may have renamed them."""
-    prefix = options.connection.api_prefix
-    if prefix == DEFAULT_API_PREFIX or (prefix.startswith("$JS.") and prefix.endswith(".API")):
-        return tuple(info.config["subjects"])
-    return ()
+    if is_account_import(options.connection.api_prefix):
+        return ()
+    return tuple(info.config["subjects"])
 
 
 def max_message_size(info: StreamInfo, max_payload: int) -> int:

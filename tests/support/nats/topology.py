@@ -197,6 +197,7 @@ def adr19_server(
     *,
     streamed: bool = False,
     flow_control: bool = False,
+    acks: bool = False,
     object_store: bool = False,
     options: str = "",
 ) -> Iterator[Adr19Server]:
@@ -206,10 +207,11 @@ def adr19_server(
         binary: the executable, as for :class:`NatsServer`.
         streamed: the API's export allows several answers to a request (``response_type``).
         flow_control: flow-control answers (``$JS.FC.>``) cross from I to A, too.
+        acks: acknowledgements (``$JS.ACK.>``) cross from I to A, too.
         object_store: ``$O.>`` as well, where Object Store writes go.
         options: more lines for the configuration.
     """
-    more = ["$JS.FC.>"] * flow_control
+    more = ["$JS.FC.>"] * flow_control + ["$JS.ACK.>"] * acks
     exports = [f"{{service: '{subject}'}}" for subject in more]
     imports = [f"{{service: {{account: A, subject: '{subject}'}} }}" for subject in more]
     if object_store:

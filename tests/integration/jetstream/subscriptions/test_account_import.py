@@ -1,0 +1,123 @@
+"""Pull requests and acknowledgements of another account: what an import must pass (ADR-19)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import AckError, SingleResponseError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from tests.support.nats.buckets import api, publish
+from tests.support.nats.topology import (
+    ADR19_API_PREFIX,
+    ADR19_INBOX_PREFIX,
+    adr19_server,
+)
+from tests.support.wait import wait_until_async
+
+
+@asynccontextmanager
+async def connected(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
+    connection = await Connection.open(settings)
+    try:
+        yield JetStream(connection)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def importing(**exports: bool) -> AsyncIterator[tuple[str, JetStream]]:
+    """The exporter's address, and account I's JetStream; the stream S has the subjects ``s.>``."""
+    with adr19_server(**exports) as accounts:
+        api(accounts.exporter, "STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+        settings = ConnectionSettings(
+            servers=(accounts.importer,),
+            api_prefix=ADR19_API_PREFIX,
+            inbox_prefix=ADR19_INBOX_PREFIX,
+            request_timeout=2.0,
+        )
+        async with connected(settings) as jetstream:
+            yield accounts.exporter, jetstream
+
+
+IMPORTS = {"one response": False, "responses up to an empty one": True}
+
+
+@pytest.mark.parametrize("streamed", IMPORTS.values(), ids=IMPORTS)
+@pytest.mark.parametrize("timeout", [2.0, None])
+async def test_an_import_that_passes_one_response(streamed: bool, timeout: float | None) -> None:
+    """Nine of ten messages are lost on the way: an error that names the export."""
+    async with importing(streamed=streamed) as (exporter, jetstream):
+        publish(exporter, [(f"s.{i}", b"" if streamed else b"x", None) for i in range(12)])
+        async with await subscribe(jetstream, "s.>", stream="S", pull=True) as pull:
+            with pytest.raises(SingleResponseError, match=r"1 of 10 .*MSG\.NEXT\.>' with resp"):
+                await pull.fetch(10, timeout)
+            assert [len(await pull.fetch(1, 5)) for _ in range(2)] == [1, 1]
+        assert api(exporter, "CONSUMER.NAMES.S")["consumers"] == []
+
+
+async def test_one_message_at_a_time_over_such_an_import() -> None:
+    """Without heartbeats: one would be the one response that arrives."""
+    async with (
+        importing() as (exporter, jetstream),
+        await subscribe(jetstream, "s.>", stream="S", pull=True) as pull,
+    ):
+        assert await pull.fetch(1, 2) == []
+        publish(exporter, [("s.1", b"", None)])
+        assert [one.subject for one in await pull.fetch(1, 5)] == ["s.1"]
+
+
+@pytest.mark.parametrize("acks", [False, True])
+async def test_acknowledgements_over_an_import(acks: bool) -> None:
+    """``$JS.ACK`` is an export of its own (docs/security.md)."""
+    async with (
+        importing(streamed=True, acks=acks) as (exporter, jetstream),
+        await subscribe(jetstream, "s.>", stream="S", pull=True) as pull,
+    ):
+        publish(exporter, [(f"s.{i}", b"x", None) for i in range(10)])
+        messages = await pull.fetch(10, 5)
+        assert len(messages) == 10
+        if acks:
+            for message in messages[:-1]:
+                await message.ack()
+            await messages[-1].ack_sync()
+        else:
+            for call in (messages[0].ack, messages[0].nak, messages[0].ack_sync):
+                with pytest.raises(AckError, match=r"import '\$JS\.ACK\.S\.>' as a service"):
+                    await call()
+        info = await jetstream.consumer_info("S", pull.info.name)
+        assert info["num_ack_pending"] == (0 if acks else 10)
+
+
+async def test_acknowledgements_that_are_denied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server reports it apart from the acknowledgement: it is logged; the next one fails."""
+    config = tmp_path / "server.conf"
+    config.write_text(
+        "authorization { users = [{ user: u, password: p, "
+        'permissions: { publish: { deny: "$JS.ACK.>" } } }] }'
+    )
+    with NatsServer(config=config) as server:
+        settings = ConnectionSettings(servers=(server.url,), user="u", password="p")
+        async with connected(settings) as jetstream:
+            await jetstream.call("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+            await jetstream.connection.service(Publisher).publish("s.1")
+            await jetstream.connection.service(Publisher).publish("s.2")
+            async with await subscribe(jetstream, "s.>", stream="S", pull=True) as pull:
+                first, second = await pull.fetch(2, 5)
+                await first.ack()
+                await wait_until_async(
+                    lambda: "acknowledgements are denied" in caplog.text, "the violation is logged"
+                )
+                with pytest.raises(AckError, match=r"denied the subject '\$JS\.ACK\.>'"):
+                    await second.ack()
+                with pytest.raises(AckError, match=r"denied the subject '\$JS\.ACK"):
+                    await second.ack_sync()
