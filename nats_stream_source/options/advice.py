@@ -22,7 +22,7 @@ def _lower(advice: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): text for name, text in advice.items()}
 
 
-def _from_spark(format_name: str, stream_option: str) -> dict[str, str]:
+def _from_spark(format_name: str, stream_option: str, filter_option: str) -> dict[str, str]:
     """Names that come with an API of Spark, or of its Kafka source."""
     table = (
         "Spark sets it for CREATE TABLE and does not pass a table's options to a Python source; "
@@ -36,12 +36,14 @@ def _from_spark(format_name: str, stream_option: str) -> dict[str, str]:
         "topic": f"write {stream_option!r}",
         "url": "write 'servers'",
         "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
+        "filterPushdown": "Spark reuses one filtered plan for all uses of a DataFrame, so it was "
+        f"removed; set {filter_option!r} or a start, and filter the rows with where(...)",
     }
 
 
 KV_ADVICE = _lower(
     {
-        **_from_spark("nats_kv", "bucket"),
+        **_from_spark("nats_kv", "bucket", "keys"),
         "startingOffsets": "write updatesOnly=true for latest, includeHistory=true for "
         "earliest, or 'startSequence' for a revision; without these the query starts with the last "
         "entry of each key",
@@ -63,7 +65,7 @@ KV_ADVICE = _lower(
 
 STREAM_ADVICE = _lower(
     {
-        **_from_spark("nats_stream", "stream"),
+        **_from_spark("nats_stream", "stream", "filterSubjects"),
         "startingOffsets": "write deliverPolicy=all for earliest, deliverPolicy=new for "
         "latest, or 'startSequence' for a sequence",
         "startingTimestamp": "write 'startTime'",

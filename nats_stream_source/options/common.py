@@ -59,16 +59,6 @@ COMMON: tuple[Option, ...] = (
         False,
         "Whether rows have the column `headers`. Default: `false`.",
     ),
-    Option(
-        "filterPushdown",
-        "boolean",
-        converters.boolean,
-        False,
-        "Whether the source reads only the messages that the DataFrame's filters select. Default: "
-        "`false`. Requires `spark.sql.python.filterPushdown.enabled`, and a DataFrame that is used "
-        "with one set of filters only.",
-        only=Mode.BATCH,
-    ),
 )
 
 
@@ -81,7 +71,6 @@ class CommonOptions:
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
-    filter_pushdown: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommonOptions:
@@ -98,7 +87,6 @@ class CommonOptions:
             min_partitions=min_partitions,
             fail_on_data_loss=values["failOnDataLoss"],
             include_headers=values["includeHeaders"],
-            filter_pushdown=values["filterPushdown"],
         )
 
 

@@ -15,8 +15,7 @@ options                        rows                               splits
 =============================  =================================  =============================
 
 A sequence or time beyond the stream's end is an error: the batch would read less than requested,
-and other rows the next time. Pushed filters (``spark.pushdown``) reduce the range and the subjects,
-and may lie anywhere.
+and other rows the next time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.api import StreamInfo
@@ -49,15 +47,11 @@ from nats_stream_source.spark.planning.start_position import (
     seq_before_time,
 )
 
-if TYPE_CHECKING:  # its imports need a Spark version with filter pushdown
-    from nats_stream_source.spark.pushdown import PushedFilters
-
 
 class BatchPlanner:
     """Plans one batch.
 
     Args:
-        pushed: the filters that Spark pushed down; None for none.
         cores: the number of tasks that run in parallel; by default the driver's cores.
         timer: the time in seconds, for the time limit of ranks.
     """
@@ -67,12 +61,10 @@ class BatchPlanner:
         options: KvOptions | StreamOptions,
         connection: ReusableConnection,
         *,
-        pushed: PushedFilters | None = None,
         cores: int | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options
-        self._pushed = pushed
         self._adapter = format_adapter(options)
         self._leader = Leader(self._adapter, connection)
         self._splitter = RangeSplitter(self._adapter.common, cores or os.cpu_count() or 1, timer)
@@ -90,11 +82,7 @@ class BatchPlanner:
         info = await self._leader.initial_stream_info()
         await self._leader.validate_filters()
         self._validate_positions(info)
-        scope: ReadScope | None = self._leader.scope
-        if self._pushed is not None:
-            scope = self._pushed.narrow(self._leader.scope)
-        if scope is None:
-            return []
+        scope = self._leader.scope
         as_of = await self._as_of_sequence(info)
         if as_of is not None:
             return self._plan_state(info, scope, BatchReadKind.AS_OF, as_of)
@@ -177,8 +165,6 @@ class BatchPlanner:
         chosen = policy is DeliverPolicy.BY_START_SEQUENCE
         if missing_is_loss and chosen and end > start and info.first_seq > start + 1:
             report_aged_out(adapter, info, start + 1, min(info.first_seq - 1, end))
-        if self._pushed is not None:
-            start, end = await self._pushed_range(info, self._pushed, start, end)
         if end <= start:
             return []
         ends = await self._splitter.split_ends(
@@ -204,18 +190,6 @@ class BatchPlanner:
             if options.end_time is not None:
                 return await seq_before_time(await self._leader.jetstream(), info, options.end_time)
         return info.last_seq
-
-    async def _pushed_range(
-        self, info: StreamInfo, pushed: PushedFilters, start: int, end: int
-    ) -> tuple[int, int]:
-        """The part of the range ``(start, end]`` that the pushed filters select."""
-        jetstream = await self._leader.jetstream()
-        start, end = pushed.sequences(start, end)
-        if pushed.since is not None:
-            start = max(start, await seq_before_time(jetstream, info, pushed.since))
-        if pushed.until is not None:
-            end = min(end, await seq_before_time(jetstream, info, pushed.until))
-        return start, end
 
     def _split(
         self,

@@ -1,34 +1,31 @@
 """Batch reads: connects Spark's batch reader interface to the batch planner and the readers.
 
-Spark creates the reader on the driver, pushes filters down to it and requests its partitions, once;
-then it pickles the reader, and each task calls ``read``, again when an attempt fails. The reader
-does not keep state between these calls, and imports planner and readers where they are used (see
+Spark creates the reader on the driver and requests its partitions, once; then it pickles the
+reader, and each task calls ``read``, again when an attempt fails. The reader does not keep state
+between these calls, and imports planner and readers where they are used (see
 ``spark.stream_reader``).
 
 Once means once per DataFrame, not per query (Spark 4.1 to 4.3): every query on one ``load()`` reads
-the partitions that were planned for it last. A query with another filter plans again, also for
-queries without that filter. So filters are pushed only where the option ``filterPushdown`` declares
-that the DataFrame is filtered in one way.
+the partitions that were planned for it last. That is why the reader does not take filters
+(``pushFilters``): a query with a filter plans again, and Spark then reads these partitions for
+queries without the filter too, without a call of Python in between
+(docs/internals/measurements.md, Spark).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nats_stream_source.options import KvOptions, StreamOptions
-from nats_stream_source.spark.compat import check_pushdown
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import BatchReadKind, BatchSplit
 from nats_stream_source.spark.input_partition import NatsInputPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
-
-    from nats_stream_source.spark.pushdown import PushedFilters
 
 
 class BatchReader(DataSourceReader):
@@ -36,7 +33,6 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: KvOptions | StreamOptions) -> None:
         self._options = options
-        self._pushed: PushedFilters | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch."""
@@ -45,7 +41,7 @@ class BatchReader(DataSourceReader):
 
         runner = Runner(self._options.connection)
         try:
-            planner = BatchPlanner(self._options, runner.connection, pushed=self._pushed)
+            planner = BatchPlanner(self._options, runner.connection)
             return [NatsInputPartition(split) for split in runner.plan(planner.splits)]
         finally:
             runner.close()
@@ -65,28 +61,3 @@ class BatchReader(DataSourceReader):
         if split.kind is BatchReadKind.AS_OF:
             return read_as_of(split, adapter)
         return read_split(split.split, adapter)
-
-
-class FilteredReader(BatchReader):
-    """The batch reader of a filtered DataFrame: it reads what the filters select.
-
-    A separate class, since Spark rejects a reader with ``pushFilters`` unless its setting
-    ``spark.sql.python.filterPushdown.enabled`` is on, which is off by default.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Record ``filters`` for the plan; returns all, since Spark applies them to the rows."""
-        from nats_stream_source.spark.pushdown import pushed_filters
-
-        self._pushed = pushed_filters(self._options, filters)
-        return filters
-
-
-def batch_reader(options: KvOptions | StreamOptions) -> BatchReader:
-    """The reader for ``options``.
-
-    Raises:
-        OptionError: ``filterPushdown`` on a Spark version that does not support it.
-    """
-    check_pushdown(options.common)
-    return FilteredReader(options) if options.common.filter_pushdown else BatchReader(options)

@@ -4,7 +4,6 @@
                                        4.0   4.1   4.2   4.3
 =====================================  ====  ====  ====  ====
 streaming and batch reads, Arrow       yes   yes   yes   yes
-``pushFilters``, ``Filter``            no    yes   yes   yes
 admission control: ``latestOffset``    no    no    yes   yes
 with a start and a limit, the end
 reported for the lag,
@@ -20,7 +19,6 @@ from __future__ import annotations
 import importlib.util
 
 import pyspark
-from pyspark.sql.datasource import DataSourceReader
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import CommonOptions
@@ -43,15 +41,3 @@ def check_limits(options: CommonOptions, *, admission_control: bool = ADMISSION_
                 f"{pyspark.__version__}, which does not pass limits to a Python source; remove the "
                 f"option to read all available messages in each micro-batch, or use a newer Spark"
             )
-
-
-def check_pushdown(
-    options: CommonOptions, *, pushdown: bool = hasattr(DataSourceReader, "pushFilters")
-) -> None:
-    """Raise OptionError for ``filterPushdown`` where Spark does not support it."""
-    if options.filter_pushdown and not pushdown:
-        raise OptionError(
-            f"could not push filters down: option 'filterPushdown' needs Spark 4.1 or newer, found "
-            f"{pyspark.__version__}, which does not pass filters to a Python source; remove the "
-            f"option, the rows are the same"
-        )

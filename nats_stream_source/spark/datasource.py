@@ -34,7 +34,7 @@ from nats_stream_source.options.writing import (
     stream_write_options,
     without_query_options,
 )
-from nats_stream_source.spark.batch_reader import batch_reader
+from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, check_limits
 from nats_stream_source.spark.stream_reader import StreamReader
 from nats_stream_source.spark.writing.columns import KV_COLUMNS, STREAM_COLUMNS, check_columns
@@ -92,7 +92,7 @@ class NatsFormat(DataSource):
         """The reader for ``spark.read``."""
         options = self.parse_options(Mode.BATCH)
         self._check_schema(schema)
-        return batch_reader(options)
+        return BatchReader(options)
 
     def _check_schema(self, schema: StructType) -> None:
         """Raise OptionError for columns that the user gave and a read does not return.

@@ -102,7 +102,9 @@ def test_a_message_comes_otherwise(
     harm = Sequences([1, 500, 1000, COUNT], DISORDER[how])
     proxy = read_through(workload, shared_server, harm)
     assert harm.done == 4
-    assert (len(proxy.created) > 1) is (how != "slow")
+    # A list of last messages drops a copy where it detects it; other reads start again.
+    tolerated = how == "slow" or (how == "doubled" and "current" in workload.kind)
+    assert (len(proxy.created) > 1) is not tolerated
 
 
 @pytest.mark.parametrize("size", [10, 60, 600], ids=["subject", "reply", "payload"])

@@ -35,6 +35,7 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "unknown, near": ({"includHistory": "true"}, OptionError, "did you mean 'includeHistory'"),
     "unknown, near a connection's": ({"server": "x"}, OptionError, "did you mean 'servers'"),
     "unknown, near nothing": ({"zzzzqqq": "1"}, OptionError, "unknown option 'zzzzqqq'$"),
+    "removed": ({"filterPushdown": "true"}, OptionError, "it was removed; set 'keys'"),
     "no boolean": (
         {"metaOnly": "yes"},
         OptionError,

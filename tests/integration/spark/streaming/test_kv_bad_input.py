@@ -17,7 +17,6 @@ from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.options import Mode, kv_options
 from tests.support.nats.buckets import create_bucket, put
 from tests.support.spark.scenario import (
-    DEADLINE,
     Create,
     Do,
     ExpectError,
@@ -28,7 +27,6 @@ from tests.support.spark.scenario import (
     play,
     read,
 )
-from tests.support.spark.streaming_query import begin
 
 SECRET = "hunter2-is-secret"
 
@@ -127,24 +125,6 @@ def assert_told(text: str, fragments: tuple[str, ...]) -> None:
 
 def test_names_of_options_are_case_insensitive(scene: Scene) -> None:
     play(scene, Create(), Do(lambda scene: read(scene, {"MAXROWSPERTRIGGER": 5, "KEYS": "a"})))
-
-
-@pytest.mark.parametrize("use", ["write", "writeStream"])
-def test_nothing_is_written(scene: Scene, use: str) -> None:
-    options = {"servers": scene.url, "bucket": scene.bucket}
-
-    def attempt(scene: Scene) -> None:
-        spark = scene.spark
-        if use == "write":
-            rows = spark.range(1)
-            rows.write.format("nats_kv").options(**options).mode("append").save()
-        else:
-            play(scene, Create())
-            query = read(scene, {}).writeStream.format("nats_kv").options(**options)
-            scene.query = begin(query.option("checkpointLocation", str(scene.checkpoint)).start)
-            scene.query.awaitTermination(int(DEADLINE))
-
-    play(scene, ExpectError("OptionError", ("is not supported",), Do(attempt)))
 
 
 # -- the server and what is on it ---------------------------------------------------------------
