@@ -9,17 +9,22 @@ message, and then
   they look for a duplicate (docs/internals/measurements.md), so the id alone does not suffice;
 - the expected revision is 0, and the last message is a marker or was removed: the key does not
   exist, so the write is sent again for that revision, as ``KeyValue.create`` does;
+- the last message has the expected revision: a replicated stream rejected the message because
+  another one on the key was not stored on a majority yet, so the write is sent again;
+- the message had a PubAck before it was sent again: it was stored, and then overwritten;
 - otherwise it is a conflict: an error, or counted with ``skip_conflicts``.
 """
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 
+from nats_stream_source.aio.retry import Backoff
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import WrongLastSequenceError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_errors
 from nats_stream_source.jetstream.kv.conflict import last_message_after
 from nats_stream_source.jetstream.kv.entry import entry_from_message
 from nats_stream_source.jetstream.publish.batch_publisher import (
@@ -33,6 +38,8 @@ from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.publish.headers import replace_value
 
 _CREATE_ATTEMPTS = 5  # for writers that delete and create the same key at the same time
+_PENDING_ATTEMPTS = 10  # for a message on the key that is not stored on a majority yet
+_BACKOFF = Backoff(0.02, 1.0)
 
 
 class KvBatchWriter:
@@ -68,7 +75,9 @@ class KvBatchWriter:
         )
         self._conflicts: list[Rejection] = []
         self._creations: dict[str, int] = {}  # attempts, by message id
+        self._pending: dict[str, int] = {}  # the same
         self._repeated = 0  # writes that an earlier attempt had stored
+        self._overwritten = 0  # writes that had a PubAck, and are not the last ones of their keys
         self.skipped = 0
 
     def __repr__(self) -> str:
@@ -77,7 +86,7 @@ class KvBatchWriter:
     @property
     def stored(self) -> int:
         """Number of messages that are stored."""
-        return self._publisher.stored + self._repeated
+        return self._publisher.stored + self._repeated + self._overwritten
 
     @property
     def duplicates(self) -> int:
@@ -101,20 +110,23 @@ class KvBatchWriter:
 
         Raises:
             WrongLastSequenceError: a conflict, unless they are skipped.
+            BucketNotFoundError: the bucket does not exist any more.
             as :meth:`BatchPublisher.send`.
         """
-        await self._publisher.send(messages)
-        await self._resolve_conflicts()
+        with bucket_errors(self._jetstream, self._bucket.name):
+            await self._publisher.send(messages)
+            await self._resolve_conflicts()
 
     async def flush(self) -> None:
         """Wait until each entry is stored, or skipped.
 
         Raises: as :meth:`send`.
         """
-        await self._publisher.flush()
-        while self._conflicts:
-            await self._resolve_conflicts()
+        with bucket_errors(self._jetstream, self._bucket.name):
             await self._publisher.flush()
+            while self._conflicts:
+                await self._resolve_conflicts()
+                await self._publisher.flush()
 
     def _on_rejected(self, rejection: Rejection) -> None:
         if not isinstance(rejection.error, WrongLastSequenceError):
@@ -144,15 +156,28 @@ class KvBatchWriter:
             self._repeated += 1
             return None
         entry = None if last is None else entry_from_message(last, self._bucket)
+        revision = 0 if entry is None else entry.revision
+        if message_id and revision == expected:
+            attempts = self._pending[message_id] = self._pending.get(message_id, 0) + 1
+            if attempts <= _PENDING_ATTEMPTS:
+                await asyncio.sleep(_BACKOFF.pause(attempts - 1))
+                return message
         creates = message_id is not None and (expected == 0 or message_id in self._creations)
         if creates and (entry is None or entry.is_marker):
             attempts = self._creations.get(message_id or "", 0) + 1
             if attempts <= _CREATE_ATTEMPTS:
                 self._creations[message_id or ""] = attempts
-                revision = 0 if entry is None else entry.revision
+                if rejection.acknowledged and message_id:
+                    # It was stored before the marker: with the same id, it would be a duplicate.
+                    message_id = f"{message_id}.{attempts}"
+                    self._creations[message_id] = attempts
+                    block = replace_value(block, MSG_ID, message_id)
                 return message.with_headers(
                     replace_value(block, EXPECTED_LAST_SUBJECT_SEQUENCE, str(revision))
                 )
+        if rejection.acknowledged:
+            self._overwritten += 1
+            return None
         if self._skip_conflicts:
             self.skipped += 1
             return None

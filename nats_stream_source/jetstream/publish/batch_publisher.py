@@ -9,9 +9,9 @@ switch.
 A message without a PubAck is sent again, *with all messages after it*, so that messages on one
 subject are stored in their order: after a reconnect, after ``request_timeout`` without any PubAck,
 and after a response that is transient (no leader). Messages may be stored twice then, unless they
-have a ``Nats-Msg-Id`` and the stream's duplicate window has not passed. If no PubAck arrives for
-``retry_timeout`` seconds, the publisher fails with the last reason. Time counts only while the
-event loop runs: between two calls, PubAcks wait in the socket.
+have a ``Nats-Msg-Id`` and the stream's duplicate window has not passed. If no further message is
+stored for ``retry_timeout`` seconds, the publisher fails with the last reason. Time counts only
+while the event loop runs: between two calls, PubAcks wait in the socket.
 
 Any other rejection goes to ``on_rejected``, which raises it by default.
 """
@@ -21,14 +21,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 
 import nats.errors
 import numpy as np
 from numpy.typing import NDArray
 
-from nats_stream_source.aio.retry import Backoff
+from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.nats_py.socket_tap import Inbox
 from nats_stream_source.connection.nats_py.socket_writer import write_frames
@@ -44,11 +43,16 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.pub_ack import PubAck, no_stream_error
+from nats_stream_source.jetstream.publish.rejection import (
+    Rejection,
+    is_transient_rejection,
+    raise_rejection,
+)
 from nats_stream_source.jetstream.publish.window import Chunk, Window
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.frames import FrameKind, Frames
 from nats_stream_source.wire.publish import pub_acks
-from nats_stream_source.wire.publish.frames import MessageColumns, encode
+from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
 
 __all__ = ["MAX_IN_FLIGHT", "BatchPublisher", "MessageColumns", "Rejection"]
 
@@ -60,34 +64,6 @@ _PONG_TIMEOUT = 2.0  # seconds
 _MAX_RESPONSE_WAIT = 0.5  # seconds; how often a lost connection is noticed at the latest
 _BACKOFF = Backoff(0.05, 1.0)
 _NO_RESPONDERS = b"NATS/1.0 503"
-_UNAVAILABLE = 10008  # "JetStream system temporarily unavailable"
-_TOO_MANY_REQUESTS = 10167
-_TRANSIENT = (_UNAVAILABLE, _TOO_MANY_REQUESTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A message that the stream rejected.
-
-    Attributes:
-        row: its number, from 0, among all messages of the publisher.
-        message: the message, as columns of one element.
-        error: the reason.
-    """
-
-    row: int
-    message: MessageColumns
-    error: ApiError
-
-    @property
-    def subject(self) -> str:
-        """The message's subject."""
-        return self.message.subject(0)
-
-
-def raise_rejection(rejection: Rejection) -> None:
-    """The default of ``on_rejected``: raise the error."""
-    raise rejection.error
 
 
 class BatchPublisher:
@@ -97,7 +73,7 @@ class BatchPublisher:
         jetstream: the account's JetStream; its connection is used.
         stream: the stream that must store the messages.
         max_in_flight: the maximum number of messages in the window.
-        retry_timeout: seconds without a PubAck after which the publisher fails. Default: the
+        retry_timeout: seconds without progress after which the publisher fails. Default: the
             connection's ``connect_timeout``.
         on_rejected: called with each message that the stream rejected; it may raise.
 
@@ -123,16 +99,16 @@ class BatchPublisher:
         self._on_rejected = on_rejected
         self.stored = 0
         self.duplicates = 0
-        self._rows = 0
-        self._window = Window(max_in_flight)
+        self._window = Window(max_in_flight, self._encode)
         self._inbox: Inbox | None = None
         self._prefix = ""
         self._learned = b""
         self._reconnects = self._connection.reconnects
         self._failure: NatsSourceError | None = None
         self._go_back: NatsSourceError | None = None  # the reason to send again
-        self._waited = 0.0  # seconds without a PubAck
-        self._retries = 0  # since the last PubAck
+        self._waited = 0.0  # seconds without progress
+        self._silent = 0.0  # seconds without a PubAck since the messages were sent
+        self._retries = 0  # without progress
 
     def __repr__(self) -> str:
         return f"<BatchPublisher to {self._stream!r}, {self.stored} stored, {self._window}>"
@@ -190,10 +166,11 @@ class BatchPublisher:
             start = stop
 
     async def _send_chunk(self, messages: MessageColumns) -> None:
-        chunk = Chunk(messages, encode(messages, self._prefix, self._rows))
-        self._rows += len(messages)
-        self._window.chunks.append(chunk)
+        chunk = self._window.append(messages)
         await self._run(lambda: chunk.sent == len(chunk.frames))
+
+    def _encode(self, messages: MessageColumns, first_serial: int) -> EncodedFrames:
+        return encode(messages, self._prefix, first_serial)
 
     async def flush(self) -> None:
         """Wait until each message has its PubAck, or was rejected.
@@ -238,10 +215,14 @@ class BatchPublisher:
                     return
             started = loop.time()
             await self._inbox.wait(min(request_timeout, _MAX_RESPONSE_WAIT))
-            self._waited += loop.time() - started
+            self._add_time(loop.time() - started)
             self._receive()
-            if self._waited > request_timeout and self._go_back is None:
+            if self._silent > request_timeout and self._go_back is None:
                 await self._check_connection()
+
+    def _add_time(self, seconds: float) -> None:
+        self._waited += seconds
+        self._silent += seconds
 
     async def _send_available(self) -> None:
         for frames in self._window.pieces():
@@ -258,7 +239,7 @@ class BatchPublisher:
             connection.reconnect()
             return
         self._receive()
-        if self._waited > connection.settings.request_timeout:
+        if self._silent > connection.settings.request_timeout:
             self._go_back = self._timeout_error()
 
     async def _recover(self, reason: NatsSourceError) -> None:
@@ -272,10 +253,9 @@ class BatchPublisher:
         self._retries += 1
         await connection.wait_connected(max(self._retry_timeout - self._waited, pause))
         if isinstance(reason, NoStreamError):
-            # A stream that was deleted is an error at once, one without a leader is not.
-            await self._jetstream.stream_info(self._stream)
+            await self._check_stream(loop.time() - started)
         self._receive()
-        self._waited += loop.time() - started
+        self._add_time(loop.time() - started)
         log.warning(
             "sending messages again",
             stream=self._stream,
@@ -285,7 +265,16 @@ class BatchPublisher:
         )
         self._window.go_back()
         self._reconnects = connection.reconnects
-        self._go_back = None
+        self._go_back, self._silent = None, 0.0
+
+    async def _check_stream(self, waited: float) -> None:
+        """A stream that was deleted is an error at once, one without a leader is not."""
+        try:
+            await self._jetstream.stream_info(self._stream)
+        except NatsSourceError as error:
+            # The last reason names the cause better than "no responders".
+            if not is_transient(error) or self._waited + waited > self._retry_timeout:
+                raise
 
     # -- PubAcks --------------------------------------------------------------------------------
 
@@ -293,24 +282,32 @@ class BatchPublisher:
         assert self._inbox is not None
         for frames in self._inbox.take():
             self._process(frames)
-        self._window.drop_complete()
+        if self._window.advance():
+            self._note_progress()
 
     def _process(self, frames: Frames) -> None:
         acks = pub_acks.parse(frames, self._prefix.encode(), self._learned)
         for chunk in self._window.chunks:
-            index = acks.serial - chunk.frames.first_serial
-            mine = (index >= 0) & (index < len(chunk.frames))
-            stored = mine & (acks.seq >= 0)
-            if stored.any():
-                self.stored += self._mark(chunk, index[stored])
-            for i in np.flatnonzero(mine & ~stored).tolist():
+            index, mine, current = chunk.find(acks.serial)
+            if (stored := mine & (acks.seq >= 0)).any():
+                self._add_stored(chunk, index[stored])
+            if (done := stored & current).any():
+                self._finish(chunk, index[done])
+            for i in np.flatnonzero(current & ~stored).tolist():
                 self._process_one(chunk, int(index[i]), frames, i)
 
-    def _mark(self, chunk: Chunk, index: NDArray[np.int64]) -> int:
-        """Mark messages as done; returns how many of them were not."""
-        if new := chunk.mark(index):
-            self._waited, self._retries = 0.0, 0
+    def _add_stored(self, chunk: Chunk, index: NDArray[np.int64]) -> int:
+        if new := chunk.add_stored(index):
+            self._note_progress()
+        self.stored += new
         return new
+
+    def _finish(self, chunk: Chunk, index: NDArray[np.int64]) -> None:
+        chunk.finish(index)
+        self._silent = 0.0
+
+    def _note_progress(self) -> None:
+        self._waited, self._silent, self._retries = 0.0, 0.0, 0
 
     def _process_one(self, chunk: Chunk, index: int, frames: Frames, i: int) -> None:
         """Process a response that is not a PubAck of the learned form."""
@@ -324,12 +321,10 @@ class BatchPublisher:
         try:
             ack = PubAck.parse(subject, payload)
         except ApiError as error:
-            if error.err_code in _TRANSIENT:
+            if is_transient_rejection(error):
                 self._go_back = error
-                return
-            self._mark(chunk, np.array([index]))
-            message = chunk.messages.slice(index, index + 1)
-            self._on_rejected(Rejection(chunk.frames.first_serial + index, message, error))
+            else:
+                self._reject(chunk, index, error)
             return
         except ProtocolError as error:
             self._failure = error
@@ -340,11 +335,20 @@ class BatchPublisher:
                 f"the message on {subject!r}; publish to a subject of {self._stream!r}"
             )
             return
+        new = self._add_stored(chunk, np.array([index]))
         if ack.duplicate:
-            self.duplicates += 1
+            self.duplicates += new
         elif not self._learned:
             self._learned = pub_acks.learn(payload)
-        self.stored += self._mark(chunk, np.array([index]))
+        self._finish(chunk, np.array([index]))
+
+    def _reject(self, chunk: Chunk, index: int, error: ApiError) -> None:
+        acknowledged = bool(chunk.stored[index])
+        self.stored -= acknowledged
+        chunk.stored[index], chunk.rejected[index] = False, True
+        self._finish(chunk, np.array([index]))
+        message = chunk.messages.slice(index, index + 1)
+        self._on_rejected(Rejection(chunk.first_row + index, message, error, acknowledged))
 
     # -- errors ---------------------------------------------------------------------------------
 
@@ -369,7 +373,8 @@ class BatchPublisher:
         settings = self._connection.settings
         return AckTimeoutError(
             f"could not confirm a message on {self._window.first_subject()!r}: no PubAck from "
-            f"{settings.server_list} within {settings.request_timeout:g} s ('request_timeout'); "
-            f"the message may or may not be stored",
+            f"{settings.server_list} within {settings.request_timeout:g} s ('request_timeout'), "
+            f"which responds to PING; the message may or may not be stored; check the server's "
+            f"log, since a server whose disk is full does not send PubAcks",
             settings=("request_timeout",),
         )

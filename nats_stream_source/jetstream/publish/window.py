@@ -1,13 +1,21 @@
 """The window of a batch publisher: the messages that were encoded and do not have their PubAcks.
 
 A window is a sequence of chunks; each is one batch of encoded frames. In each chunk, the messages
-before ``base`` are done, those before ``sent`` were sent. Going back sets ``sent`` to ``base``.
+before ``base`` are done, those before ``sent`` were sent. Going back sets ``sent`` to ``base``. So
+``base`` moves in the first chunk only: the messages of later chunks are behind one that is not
+done.
+
+Each time the window goes back begins a new *sending*, with other serials. A PubAck of an earlier
+sending shows that a message is stored, but not that it is stored *again*, after the messages before
+it. So only PubAcks of the current sending make a message done; otherwise the messages that were
+sent again could be lost after the window was complete, and the last message of a subject would not
+be the last one that was published.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +25,10 @@ from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 
 MAX_BYTES = 8 << 20  # of the messages in flight
 _PIECE_BYTES = 128 << 10  # of one write to the socket
+_SERIALS = 10**12  # of each sending
+
+Encode = Callable[[MessageColumns, int], EncodedFrames]
+"""Encodes messages; the second argument is the serial of the first one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,19 +36,25 @@ class Chunk:
     """Messages that were encoded together.
 
     Attributes:
-        base: messages before it are done.
+        first_row: the number of the first message among all messages of the publisher.
+        base: messages before it, and those of all chunks before, are done.
         sent: messages before it have been sent.
-        done: which messages have their PubAcks, or were rejected.
+        done: which messages have their PubAcks of the current sending, or were rejected.
+        stored: which messages have a PubAck of any sending.
+        rejected: which messages were rejected.
     """
 
     messages: MessageColumns
     frames: EncodedFrames
+    first_row: int
     base: int = 0
     sent: int = 0
     done: NDArray[np.bool_] = field(init=False)
+    stored: NDArray[np.bool_] = field(init=False)
+    rejected: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.done = np.zeros(len(self.frames), np.bool_)
+        self.done, self.stored, self.rejected = np.zeros((3, len(self.frames)), np.bool_)
 
     def __repr__(self) -> str:
         return f"<Chunk {self.base} done, {self.sent} sent of {len(self.frames)}>"
@@ -46,14 +64,41 @@ class Chunk:
         """Whether all messages are done."""
         return self.base == len(self.frames)
 
-    def mark(self, index: NDArray[np.int64]) -> int:
-        """Mark messages as done; returns how many of them were not done before."""
-        new = int(np.count_nonzero(~self.done[np.unique(index)]))
+    def find(
+        self, serial: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """The messages with these serials.
+
+        Returns:
+            the index in this chunk; whether the message is one of this chunk, without which the
+            index is undefined; whether the serial is one of the current sending.
+        """
+        index = serial % _SERIALS - self.first_row
+        mine = (serial >= 0) & (index >= 0) & (index < len(self.frames))
+        return index, mine, mine & (serial // _SERIALS == self.frames.first_serial // _SERIALS)
+
+    def add_stored(self, index: NDArray[np.int64]) -> int:
+        """Note that messages are stored; returns how many of them were not known to be."""
+        new = int(np.count_nonzero(~self.stored[np.unique(index)]))
+        self.stored[index] = True
+        return new
+
+    def finish(self, index: NDArray[np.int64]) -> None:
+        """Mark messages as done."""
         self.done[index] = True
-        rest = self.done[self.base : self.sent]
+
+    def advance(self) -> bool:
+        """Move ``base`` behind the messages that are done; returns whether it moves."""
+        before = self.base
+        rest = self.done[before : self.sent]
         missing = int(rest.argmin()) if rest.size else 0
         self.base += rest.size if rest.size and rest[missing] else missing
-        return new
+        return self.base > before
+
+    def go_back(self, frames: EncodedFrames) -> None:
+        """Begin the sending with the serials of ``frames``, at ``base``."""
+        self.frames, self.sent = frames, self.base
+        self.done[self.base :] = self.rejected[self.base :]
 
 
 class Window:
@@ -62,10 +107,14 @@ class Window:
     Args:
         max_in_flight: the maximum number of messages from the first one that is not done to the
             last one that was sent. Their bytes are at most :data:`MAX_BYTES`, or one message.
+        encode: encodes messages.
     """
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, encode: Encode) -> None:
         self._max_in_flight = max_in_flight
+        self._encode = encode
+        self._rows = 0
+        self._sending = 0
         self.chunks: deque[Chunk] = deque()
 
     def __repr__(self) -> str:
@@ -97,15 +146,30 @@ class Window:
                 size += frames.nbytes(start, stop)
                 yield frames.bytes_of(start, stop)
 
-    def drop_complete(self) -> None:
-        """Remove the chunks at the front whose messages are all done."""
-        while self.chunks and self.chunks[0].complete:
+    def append(self, messages: MessageColumns) -> Chunk:
+        """Encode messages, and add them at the end."""
+        frames = self._encode(messages, self._sending * _SERIALS + self._rows)
+        chunk = Chunk(messages, frames, self._rows)
+        self._rows += len(messages)
+        self.chunks.append(chunk)
+        return chunk
+
+    def advance(self) -> bool:
+        """Remove the messages at the front that are done; returns whether there were any."""
+        moved = False
+        while self.chunks:
+            moved |= self.chunks[0].advance()
+            if not self.chunks[0].complete:
+                break
             self.chunks.popleft()
+        return moved
 
     def go_back(self) -> None:
         """Send again, from the first message that is not done."""
+        self._sending += 1
         for chunk in self.chunks:
-            chunk.sent = chunk.base
+            first_serial = self._sending * _SERIALS + chunk.first_row
+            chunk.go_back(self._encode(chunk.messages, first_serial))
 
     def first_subject(self) -> str:
         """The subject of the first message that is not done; empty if all are done."""

@@ -1,0 +1,1 @@
+"""Faults while messages are written: lost connections and PubAcks, full stores, leader changes."""

@@ -1,0 +1,201 @@
+"""Messages to publish in the fault tests, and what must be in the stream afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
+from tests.support.nats.buckets import api, with_client
+from tests.support.proxy.fault_proxy import Outcome, Proxy
+from tests.support.proxy.verdicts import Harm
+
+SUBJECTS = 7
+"""Number of subjects that messages are spread over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages ``first``, ``first + 1``, … of a stream; the payload is the number.
+
+    Attributes:
+        stream: the name; the subjects are ``<stream>.0`` to ``<stream>.6``.
+        ids: whether each message has a ``Nats-Msg-Id``.
+        size: of each payload, at least.
+    """
+
+    stream: str
+    count: int
+    first: int = 0
+    ids: bool = False
+    size: int = 0
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.first + self.count)
+
+    def subject(self, number: int) -> str:
+        return f"{self.stream}.{number % SUBJECTS}"
+
+    def columns(self) -> MessageColumns:
+        headers = None
+        if self.ids:
+            blocks = [b"NATS/1.0\r\nNats-Msg-Id: m%d\r\n\r\n" % number for number in self.numbers]
+            headers = pa.array(blocks, pa.binary())
+        return MessageColumns(
+            pa.array([self.subject(number) for number in self.numbers]),
+            pa.array([(b"%d" % number).ljust(self.size) for number in self.numbers], pa.binary()),
+            headers,
+        )
+
+    def check(self, url: str, *, first_seq: int = 1) -> list[int]:
+        """Check that all messages are stored, and the last one of each subject is the last sent.
+
+        With ids, each is stored once, and the messages of a subject have their order.
+
+        Returns:
+            the numbers of the stored messages, in the order of the stream.
+        """
+        found = stored(url, self.stream, first_seq)
+        assert {number for _, number in found} == set(self.numbers)
+        numbers = [number for _, number in found]
+        for subject in {self.subject(number) for number in self.numbers}:
+            expected = [number for number in self.numbers if self.subject(number) == subject]
+            actual = [number for name, number in found if name == subject]
+            assert actual[-1] == expected[-1], f"the last message on {subject}"
+            if self.ids:
+                assert actual == expected
+        return numbers
+
+
+def stored(url: str, stream: str, first_seq: int = 1) -> list[tuple[str, int]]:
+    """Subject and number of each message of a stream, in order."""
+
+    async def read(client: Any) -> list[tuple[str, int]]:
+        jetstream = client.jetstream()
+        last = (await jetstream.stream_info(stream)).state.last_seq
+        found: list[tuple[str, int]] = []
+        subscription = await jetstream.subscribe(
+            ">", stream=stream, ordered_consumer=True, pending_msgs_limit=-1
+        )
+        seq = 0
+        while seq < last:
+            message = await subscription.next_msg(30)
+            seq = message.metadata.sequence.stream
+            if seq >= first_seq:
+                found.append((message.subject, int(message.data)))
+        await subscription.unsubscribe()
+        return found
+
+    return with_client(url, read)
+
+
+def create_stream(url: str, name: str, **config: Any) -> None:
+    """A stream with the subjects ``<name>.>``."""
+    wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
+    api(url, f"STREAM.CREATE.{name}", wanted)
+
+
+def stream_state(url: str, name: str) -> dict[str, Any]:
+    state: dict[str, Any] = api(url, f"STREAM.INFO.{name}")["state"]
+    return state
+
+
+@contextlib.asynccontextmanager
+async def publishing(
+    servers: str | Sequence[str],
+    stream: str,
+    *,
+    max_in_flight: int = 4096,
+    retry_timeout: float = 30,
+    **settings: Any,
+) -> AsyncIterator[BatchPublisher]:
+    """A publisher on a connection of its own, which waits up to 30 seconds for a server."""
+    async with (
+        connect(servers, **settings) as jetstream,
+        BatchPublisher(
+            jetstream, stream, max_in_flight=max_in_flight, retry_timeout=retry_timeout
+        ) as publisher,
+    ):
+        yield publisher
+
+
+async def publish(publisher: BatchPublisher, messages: Messages) -> None:
+    await publisher.send(messages.columns())
+    await publisher.flush()
+
+
+# -- frames on their way through the proxy --------------------------------------------------------
+
+
+def is_pub_ack(frame: bytes) -> bool:
+    """Whether a frame of the server is a PubAck, or a rejection of a message."""
+    _, _, payload = frame.partition(b"\r\n")
+    return payload.startswith((b'{"stream":', b'{"error":'))
+
+
+def number_of(frame: bytes) -> int | None:
+    """The number of a message that the client publishes; None for another frame."""
+    if not frame.startswith((b"PUB ", b"HPUB ")):
+        return None
+    line, _, rest = frame.partition(b"\r\n")
+    if b"$JS." in line:
+        return None
+    header = int(line.split(b" ")[-2]) if frame.startswith(b"H") else 0
+    return int(rest[header:])
+
+
+def sendings(proxy: Proxy) -> Counter[int]:
+    """How often each message was sent."""
+    return Counter(n for frame in proxy.sent if (n := number_of(frame)) is not None)
+
+
+class PubAcks(Harm):
+    """The PubAcks with these numbers, counted from 1 over all connections."""
+
+    def __init__(self, numbers: Container[int], outcome: Outcome = False) -> None:
+        super().__init__(outcome)
+        self._numbers = numbers
+        self._count = 0
+
+    def hits(self, frame: bytes) -> bool:
+        if not is_pub_ack(frame):
+            return False
+        self._count += 1
+        return self._count in self._numbers
+
+
+class AtPubAck(PubAcks):
+    """Call ``act`` when the PubAck with this number comes; the PubAck is lost."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        super().__init__((number,))
+        self._act = act
+
+    def hits(self, frame: bytes) -> bool:
+        if hit := super().hits(frame):
+            self._act()
+        return hit
+
+
+class Sending(Harm):
+    """Messages with these numbers when they are sent for the n-th time, counted from 1."""
+
+    def __init__(self, time: int, numbers: Container[int], outcome: Outcome = False) -> None:
+        super().__init__(outcome)
+        self._time = time
+        self._numbers = numbers
+        self._sent: Counter[int] = Counter()
+
+    def hits(self, frame: bytes) -> bool:
+        number = number_of(frame)
+        if number is None:
+            return False
+        self._sent[number] += 1
+        return self._sent[number] == self._time and number in self._numbers
