@@ -142,7 +142,7 @@ class Killer:
                 run.result()
                 raise AssertionError("it is through, and an attempt was not killed")
 
-        stage, task = self.stands.arrived(self.spark, attempt, running)
+        self.stands.arrived(self.spark, attempt, running)
         new: set[str] = set()
 
         def in_the_middle() -> bool:
@@ -156,26 +156,8 @@ class Killer:
             alive=running,
             deadline=600,
         )
-
-        def has_become(status: str) -> None:
-            wait_until(
-                lambda: self._record(stage).get(task) == (attempt, status),
-                f"task {task} has become {status}",
-                alive=running,
-                seen=lambda: self._record(stage),
-                deadline=600,
-            )
-
-        has_become("RUNNING")
-        assert self.spark.sparkContext._jsc.sc().killTaskAttempt(task, interrupt, "a test")
-        has_become("KILLED")
+        self.stands.kill(self.spark, attempt, interrupt, running)
         return new
-
-    def _record(self, stage: int) -> dict[int, tuple[int, str]]:
-        """By task: which attempt it is, and its status, as Spark has them on record."""
-        tasks = self.spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 1000)
-        some = (tasks.apply(i) for i in range(tasks.size()))
-        return {task.taskId(): (task.attempt(), task.status()) for task in some}
 
 
 @pytest.fixture

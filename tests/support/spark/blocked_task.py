@@ -45,27 +45,37 @@ class BlockedTask:
     Args:
         directory: to be made; where the tasks leave their ids.
         attempts: how many attempts at that task stand still.
+        after: how many record batches each of them passes on before.
     """
 
-    def __init__(self, directory: Path, attempts: int = 1) -> None:
+    def __init__(self, directory: Path, attempts: int = 1, after: int = 0) -> None:
         directory.mkdir()
         self._directory = directory
         self._attempts = attempts
+        self._after = after
 
     @property
     def work(self) -> Work:
         """What follows the source; it passes all rows on."""
-        place, attempts = str(self._directory), self._attempts
+        place, attempts, after = str(self._directory), self._attempts, self._after
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
-            for batch in batches:
-                if context.partitionId() == 0 and context.attemptNumber() < attempts:
+            for number, batch in enumerate(batches):
+                blocked = context.partitionId() == 0 and context.attemptNumber() < attempts
+                if blocked and number >= after:
                     _stand_still(Path(place), context)
                 yield batch
 
         return work
+
+    def wait(self, attempt: int, alive: Callable[[], None]) -> tuple[int, int]:
+        """As :meth:`arrived`, for a task that is not interrupted."""
+        at = self._directory / f"{attempt}.at"
+        wait_until(at.exists, f"attempt {attempt} has its first rows", alive=alive, deadline=600)
+        stage, task = map(int, at.read_text().split())
+        return stage, task
 
     def arrived(
         self, spark: SparkSession, attempt: int, alive: Callable[[], None]
@@ -75,9 +85,7 @@ class BlockedTask:
         Args:
             alive: raises when that cannot come any more.
         """
-        at = self._directory / f"{attempt}.at"
-        wait_until(at.exists, f"attempt {attempt} has its first rows", alive=alive, deadline=600)
-        stage, task = map(int, at.read_text().split())
+        stage, task = self.wait(attempt, alive)
         wait_until(
             lambda: _waits_for_python(spark, task),
             f"task {task} hands no rows over",
@@ -86,9 +94,48 @@ class BlockedTask:
         )
         return stage, task
 
+    def kill(
+        self, spark: SparkSession, attempt: int, interrupt: bool, alive: Callable[[], None]
+    ) -> None:
+        """Let Spark kill an attempt that stands still, and wait until it has.
+
+        Args:
+            interrupt: whether the task's thread is interrupted.
+            alive: as of :meth:`arrived`.
+        """
+        stage, task = (
+            self.arrived(spark, attempt, alive) if interrupt else self.wait(attempt, alive)
+        )
+        _wait_for_status(spark, stage, task, (attempt, "RUNNING"), alive)
+        assert spark.sparkContext._jsc.sc().killTaskAttempt(task, interrupt, "a test")
+        _wait_for_status(spark, stage, task, (attempt, "KILLED"), alive)
+
     def over(self) -> None:
         """No task stands still any more: those that did fail."""
         (self._directory / "over").touch()
+
+
+def _wait_for_status(
+    spark: SparkSession,
+    stage: int,
+    task: int,
+    status: tuple[int, str],
+    alive: Callable[[], None],
+) -> None:
+    """Wait until Spark has this attempt and status of a task on record."""
+
+    def record() -> dict[int, tuple[int, str]]:
+        tasks = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 1000)
+        some = (tasks.apply(i) for i in range(tasks.size()))
+        return {task.taskId(): (task.attempt(), task.status()) for task in some}
+
+    wait_until(
+        lambda: record().get(task) == status,
+        f"task {task} has become {status[1]}",
+        alive=alive,
+        seen=record,
+        deadline=600,
+    )
 
 
 def _waits_for_python(spark: SparkSession, task: int) -> bool:

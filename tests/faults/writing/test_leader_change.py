@@ -1,0 +1,91 @@
+"""A replicated stream gets another leader while messages wait for their PubAcks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
+from tests.faults.cluster.stalled_reader import HARMS, LeaderGoes
+from tests.faults.writing.kv_rows import open_bucket, puts, revisions, write
+from tests.faults.writing.publishing import (
+    AtPubAck,
+    Messages,
+    create_stream,
+    publish,
+    publishing,
+)
+from tests.support.nats.buckets import create_bucket
+from tests.support.nats.cluster import Cluster
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.faults
+
+COUNT, AT = 2000, 500
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three servers for all tests of the module."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
+async def test_publish(cluster: Cluster, harm: str, ids: bool) -> None:
+    """With ids each message is stored once, in order; without, at least once."""
+    messages = Messages(f"{harm}_{ids}".replace(" ", "_"), COUNT, ids=ids)
+    create_stream(cluster.url, messages.stream, num_replicas=3)
+    cluster.wait_ready(messages.stream)
+    with (
+        contextlib.closing(LeaderGoes(cluster, messages.stream, harm)) as goes,
+        Proxy(goes.outside.port, at := AtPubAck(AT, goes)) as proxy,
+    ):
+        async with publishing(
+            proxy.url, messages.stream, request_timeout=1, retry_timeout=60
+        ) as publisher:
+            await publish(publisher, messages)
+            assert publisher.stored == COUNT
+        # The client knows the addresses of the other servers: it may have gone on at once.
+        wait_until(lambda: at.done == 1, "another leader")
+        assert goes.after not in (None, goes.before)
+    cluster.wait_ready(messages.stream)
+    messages.check(cluster.url)
+
+
+@pytest.mark.parametrize("harm", [harm for harm in HARMS if harm != "stopped"])
+async def test_writers_that_create_the_same_keys(cluster: Cluster, harm: str) -> None:
+    """Each key has one revision, of one of the writers, and the other one has skipped it."""
+    name = f"both_{harm}".replace(" ", "_")
+    create_bucket(cluster.url, name, history=5, num_replicas=3)
+    cluster.wait_ready(f"KV_{name}")
+
+    async def create(url: str, job: str) -> tuple[int, int]:
+        async with connect(url, request_timeout=1) as jetstream:
+            bucket = await open_bucket(jetstream, name)
+            async with KvBatchWriter(
+                jetstream, bucket, skip_conflicts=True, max_in_flight=300, retry_timeout=60
+            ) as writer:
+                # In opposite directions, so that both of them win.
+                numbers = range(COUNT) if job == "up" else range(COUNT - 1, -1, -1)
+                await write(writer, puts(name, numbers, expected=0, job=job))
+                return writer.stored, writer.skipped
+
+    with (
+        contextlib.closing(LeaderGoes(cluster, f"KV_{name}", harm)) as goes,
+        Proxy(goes.outside.port, at := AtPubAck(AT, goes)) as proxy,
+    ):
+        results = await asyncio.gather(create(proxy.url, "up"), create(proxy.url, "down"))
+        wait_until(lambda: at.done == 1, "another leader")
+    assert [stored + skipped for stored, skipped in results] == [COUNT, COUNT]
+    assert sum(stored for stored, _ in results) == COUNT
+    assert min(stored for stored, _ in results) > 0
+    cluster.wait_ready(f"KV_{name}")
+    found = revisions(cluster.url, name)
+    assert sorted(key for _, key, _ in found) == sorted(f"k{n}" for n in range(COUNT))
