@@ -88,6 +88,7 @@ def test_a_statement_is_proved_by_tests_that_exist_or_has_a_reason(row: Row) -> 
         reason = row.proved_by.partition("not kept: ")[2]
         assert len(reason.split()) > 4, "neither a test nor a reason"
         return
+    assert not all(file.startswith("tests/unit/") for file, _ in tests), "no test with a server"
     missing = [name for file, name in tests if name not in _names(ROOT / file)]
     assert not missing
     code = _CODE.findall(row.kept_by)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +103,27 @@ async def test_a_consumer_found_in_the_middle_has_no_gap_before(shared_server: N
             assert found == [6, 7, 9, 10]
             assert [type(error) for error in errors] == [ConsumerGapError]
         assert len(proxy.dropped) == 1
+
+
+async def test_two_missed_heartbeats_are_no_alarm(shared_server: NatsServer) -> None:
+    """ADR-15: three intervals. Every second heartbeat is lost, so each pause is two intervals."""
+    stream = make_stream(shared_server.url, 1)
+    beats = itertools.count()
+
+    def every_second(frame: bytes) -> bool:
+        return not is_status(frame, b"Idle Heartbeat") or next(beats) % 2 == 1
+
+    with Proxy(shared_server.port, every_second) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(
+                jetstream, stream=stream, config=replace(BEATING, idle_heartbeat=1.0)
+            ) as subscription,
+        ):
+            await subscription.next(15)
+            with pytest.raises(NextTimeoutError):
+                await subscription.next(4.5)
+        assert len(proxy.dropped) >= 2
 
 
 async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:

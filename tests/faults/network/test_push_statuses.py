@@ -32,6 +32,7 @@ def msg(frame: bytes, reply: bytes) -> bytes:
         (b"NATS/1.0 409 Exceeded MaxWaiting\r\n\r\n", ConflictStatusError, "MaxWaiting"),
         (b"NATS/1.0 503\r\n\r\n", NoRespondersStatusError, "503"),
         (b"NATS/1.0 777 New Thing\r\n\r\n", UnknownStatusError, "777 New Thing"),
+        (b"NATS/1.0 499 New Conflict\r\n\r\n", UnknownStatusError, "499 New Conflict"),
         (b"NATS/1.0 404 No Messages\r\n\r\n", UnknownStatusError, "404"),
         (
             b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Con",
@@ -90,13 +91,21 @@ async def test_a_reply_subject_that_is_none(
         assert fault.done
 
 
-async def test_eleven_tokens_are_read(shared_server: NatsServer) -> None:
+@pytest.mark.parametrize(
+    ("token", "domain", "more"),
+    [(b"hub", "hub", b""), (b"_", None, b""), (b"hub", "hub", b".random.x")],
+)
+async def test_eleven_tokens_and_more_are_read(
+    shared_server: NatsServer, token: bytes, domain: str | None, more: bytes
+) -> None:
     stream = make_stream(shared_server.url, 5)
 
     def longer(frame: bytes) -> bool | bytes:
         if not is_delivery(frame):
             return True
-        return frame.replace(b"$JS.ACK.", b"$JS.ACK.hub.hash.", 1)
+        words = frame.split(b" ", 4)
+        words[3] = words[3].replace(b"$JS.ACK.", b"$JS.ACK.%s.hash." % token, 1) + more
+        return b" ".join(words)
 
     with Proxy(shared_server.port, longer) as proxy:
         async with (
@@ -104,6 +113,7 @@ async def test_eleven_tokens_are_read(shared_server: NatsServer) -> None:
             await subscribe(jetstream, stream=stream, config=CALM) as subscription,
         ):
             message = await subscription.next(15)
-            assert message.metadata.domain == "hub"
-            assert message.reply.startswith("$JS.ACK.hub.hash.")
+            assert message.metadata.domain == domain
+            assert message.metadata.stream == stream
+            assert message.reply.startswith(f"$JS.ACK.{token.decode()}.hash.")
             assert (await all_of(subscription, 5)) == ([2, 3, 4, 5], [])

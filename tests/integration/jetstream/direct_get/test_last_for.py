@@ -140,3 +140,8 @@ async def test_at_most_1024_subjects(shared_server: NatsServer) -> None:
             with pytest.raises(TooManySubjectsError, match="narrower subjects") as caught:
                 await seqs(get.last_for(["WIDE.>"], complete=complete))
             assert caught.value.code == 413
+        literals = [f"WIDE.{n}" for n in range(1024)]
+        assert len(await seqs(get.last_for(literals))) == 1024
+        with pytest.raises(TooManySubjectsError, match=r"'WIDE\.0', 'WIDE\.1'") as caught:
+            await seqs(get.last_for([*literals, "WIDE.more"]))
+        assert caught.value.code == 413

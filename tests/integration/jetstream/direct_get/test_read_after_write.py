@@ -212,6 +212,47 @@ async def test_a_follower_that_lags_is_never_read_from_too_early() -> None:
             cluster.wait_current("LAG")
 
 
+async def test_monotonic_reads() -> None:
+    """What a read has seen, a later read at a follower that lags sees too."""
+    with Cluster(4) as cluster:
+        make(cluster.url, "MONO", num_replicas=3)
+        cluster.wait_current("MONO")
+        asked, leader = outsider(cluster, "MONO"), cluster.leader_of("MONO")
+        follower = await pause_a_responder(cluster, "MONO")
+        publish(leader.url, [("MONO.a", b"new", None)])
+
+        async with direct_get(asked.url, "MONO") as get:
+            seen = await leader_message(get.jetstream, "MONO", last_by_subj="MONO.a")
+            assert seen is not None
+            assert seen.seq == 4
+            reads = [get.last("MONO.a", min_last_seq=seen.seq) for _ in range(20)]
+            gathered = asyncio.gather(*reads)
+            follower.resume()
+            assert {one.seq for one in await gathered} == {4}
+
+
+async def test_what_a_guarded_get_costs(shared_server: NatsServer) -> None:
+    """One request where the message has the sequence; otherwise three, two of them to the leader.
+
+    A message with the sequence or a later one proves that its server has it; an older one does not.
+    """
+    make(shared_server.url, "COST")
+    with Proxy(shared_server.port) as proxy:
+        async with direct_get(proxy.url, "COST") as get:
+            await get.get(1, min_last_seq=3)  # this one also finds out what stream and server allow
+            before = len(proxy.asked("$JS.API."))
+            await get.last("COST.a", min_last_seq=3)
+            direct = proxy.asked("$JS.API.")[before:]
+            await get.get(1, min_last_seq=3)
+            guarded = proxy.asked("$JS.API.")[before + len(direct) :]
+    assert direct == ["$JS.API.DIRECT.GET.COST.COST.a"]
+    assert guarded == [
+        "$JS.API.DIRECT.GET.COST",
+        "$JS.API.STREAM.INFO.COST",
+        "$JS.API.STREAM.MSG.GET.COST",
+    ]
+
+
 async def test_a_mirror_is_not_fresh_because_it_answers(nats_server: NatsServer) -> None:
     """A mirror whose limits keep it behind answers Direct Gets; what it says is not taken."""
     url = nats_server.url

@@ -14,6 +14,7 @@ from nats_stream_source.errors import (
     BucketNotFoundError,
     InvalidNameError,
     MessageTooLargeError,
+    NoStreamError,
     StreamFullError,
     UnsupportedStreamError,
 )
@@ -26,6 +27,43 @@ pytestmark = pytest.mark.servers
 
 
 async def test_the_servers_configuration_is_the_documents(shared_server: NatsServer) -> None:
+    """The document's example, as the server has stored it, without this package's own names."""
+    async with new_bucket(shared_server.url, KeyValueConfig("CONFIGURATION", history=5)) as kv:
+        await kv.put("auth.username", b"bob")
+        info = api(shared_server.url, "STREAM.INFO.KV_CONFIGURATION")
+        assert (await kv.status()).stream_info["config"] == info["config"]
+    config = info["config"]
+    assert config["subjects"] == ["$KV.CONFIGURATION.>"]
+    assert (config["max_msgs_per_subject"], config["num_replicas"]) == (5, 1)
+    assert (config["storage"], config["retention"]) == ("file", "limits")
+    assert (config["max_age"], config["duplicate_window"]) == (0, 120_000_000_000)
+    assert (config["allow_rollup_hdrs"], config["deny_delete"]) == (True, True)
+    # The number of keys, and of bytes, is not limited.
+    assert (config["max_msgs"], config["max_bytes"], config["max_msg_size"]) == (-1, -1, -1)
+    assert info["state"]["messages"] == 1
+    # A server refuses a duplicate window longer than max_age.
+    async with new_bucket(shared_server.url, KeyValueConfig("brief", ttl=60)) as kv:
+        config = (await kv.status()).stream_info["config"]
+        assert config["duplicate_window"] == config["max_age"] == 60_000_000_000
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "_x", "-"])
+async def test_names_of_buckets(shared_server: NatsServer, name: str) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig(name)) as kv:
+        await kv.put("a", b"1")
+        assert api(shared_server.url, f"STREAM.INFO.KV_{name}")["state"]["messages"] == 1
+
+
+async def test_the_server_stores_64_revisions(shared_server: NatsServer) -> None:
+    async with new_bucket(shared_server.url, KeyValueConfig("deep", history=64)) as kv:
+        for number in range(70):
+            await kv.put("a", b"%d" % number)
+        assert [entry.value for entry in await kv.history("a")] == [
+            b"%d" % number for number in range(6, 70)
+        ]
+
+
+async def test_a_buckets_configuration_read_back(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("made", history=5)) as kv:
         status = await kv.status()
         config = status.stream_info["config"]
@@ -97,6 +135,7 @@ async def test_create_twice_open_update_delete(shared_server: NatsServer) -> Non
         assert (await opened.get("a")).value == b"1"
         await KeyValue.delete_bucket(js, "life")
         for gone in (
+            opened.get("a"),
             opened.status(),
             opened.keys(),
             opened.history("a"),
@@ -105,6 +144,8 @@ async def test_create_twice_open_update_delete(shared_server: NatsServer) -> Non
         ):
             with pytest.raises(ApiError, match=r"not found|does not exist"):
                 await gone
+        with pytest.raises(NoStreamError):
+            await opened.put("a", b"2")
 
 
 async def test_an_update_ends_what_it_leaves_out(shared_server: NatsServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.kv.stores import jetstream, new_bucket
-from tests.support.nats.buckets import create_bucket, publish, put
+from tests.support.nats.buckets import api, create_bucket, publish, put
 
 pytestmark = pytest.mark.servers
 
@@ -27,11 +29,18 @@ async def test_put_get_delete_purge(shared_server: NatsServer) -> None:
         entry = await kv.get("auth.username")
         assert (entry.bucket, entry.key, entry.value) == ("basic", "auth.username", b"bob")
         assert (entry.revision, entry.delta, entry.operation) == (1, 0, "PUT")
-        assert entry.created.tzinfo is not None
+        last = {"last_by_subj": "$KV.basic.auth.username"}
+        stored = api(shared_server.url, "STREAM.MSG.GET.KV_basic", last)
+        assert entry.created_ns == nanoseconds(stored["message"]["time"])
+        assert entry.created == datetime.fromtimestamp(
+            entry.created_ns // 1000 / 10**6, timezone.utc
+        )
         assert entry.headers is None
         assert await kv.put("auth.username", b"alice") == 2
         assert (await kv.get("auth.username")).value == b"alice"
-        assert (await kv.get_revision("auth.username", 1)).value == b"bob"
+        old = await kv.get_revision("auth.username", 1)
+        # The distance to the latest is known in lists only.
+        assert (old.value, old.delta) == (b"bob", 0)
         assert await kv.delete("auth.username") == 3
         with pytest.raises(KeyDeletedError, match="DEL at revision 3") as caught:
             await kv.get("auth.username")

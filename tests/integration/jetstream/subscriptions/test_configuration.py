@@ -1,0 +1,120 @@
+"""What ``subscribe`` refuses before it sends anything, and the consumers it creates (ADR-15)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import QueueStatusError, SubscribeError
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.support.nats.subscriptions import (
+    connected,
+    consumer_info,
+    consumers_of,
+    make_consumer,
+    make_stream,
+)
+from tests.support.proxy.fault_proxy import Proxy
+
+pytestmark = pytest.mark.servers
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"queue": "q", "config": ConsumerConfig(idle_heartbeat=1.0)}, "random members"),
+    (
+        {"queue": "q", "config": ConsumerConfig(flow_control=True, idle_heartbeat=1.0)},
+        "random members",
+    ),
+    ({"stream": None}, "neither subject nor stream"),
+    ({"pull": True, "config": ConsumerConfig(ack_policy="none")}, "'explicit'"),
+    ({"pull": True, "config": ConsumerConfig(ack_policy="all")}, "'explicit'"),
+    ({"config": ConsumerConfig(flow_control=True)}, "without idle_heartbeat"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), MISTAKES)
+async def test_a_mistake_is_found_before_anything_is_sent(
+    shared_server: NatsServer, arguments: dict[str, Any], text: str
+) -> None:
+    stream = make_stream(shared_server.url)
+    with Proxy(shared_server.port) as proxy:
+        async with connected(proxy.url) as jetstream:
+            before = proxy.asked("$JS.API.")
+            with pytest.raises(SubscribeError, match=text):
+                await subscribe(jetstream, **{"stream": stream, **arguments})
+            assert proxy.asked("$JS.API.") == before
+    assert consumers_of(shared_server.url, stream) == []
+
+
+async def test_a_new_push_consumer_is_what_was_asked_for(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+    given = {
+        "ack_policy": "all",
+        "ack_wait": 7.0,
+        "deliver_policy": "by_start_sequence",
+        "description": "a test",
+        "max_ack_pending": 20,
+        "max_deliver": 3,
+        "opt_start_seq": 2,
+        "rate_limit_bps": 100_000,
+        "replay_policy": "original",
+        "sample_freq": "50",
+    }
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(
+            jetstream, f"{stream}.a", durable="d", queue="q", config=ConsumerConfig(**given)
+        ),
+    ):
+        config = consumer_info(shared_server.url, stream, "d")["config"]
+    inbox = config.pop("deliver_subject")
+    assert inbox.startswith("_INBOX.")
+    expected = {**given, "ack_wait": 7_000_000_000, "filter_subject": f"{stream}.a"}
+    expected |= {"deliver_group": "q", "durable_name": "d"}
+    assert {name: config.get(name) for name in expected} == expected
+
+
+async def test_a_new_pull_consumer_has_no_deliver_subject(shared_server: NatsServer) -> None:
+    stream = make_stream(shared_server.url)
+    given = ConsumerConfig(max_waiting=9)
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(jetstream, f"{stream}.a", durable="d", pull=True, config=given),
+    ):
+        config = consumer_info(shared_server.url, stream, "d")["config"]
+    assert "deliver_subject" not in config
+    assert (config["ack_policy"], config["filter_subject"]) == ("explicit", f"{stream}.a")
+    assert config["max_waiting"] == 9
+
+
+@pytest.mark.parametrize("statuses", [{}, {"flow_control": True}])
+async def test_a_queue_cannot_use_a_consumer_with_statuses(
+    shared_server: NatsServer, statuses: dict[str, Any]
+) -> None:
+    stream = make_stream(shared_server.url, 1)
+    more = {"deliver_subject": f"to.{stream}", "deliver_group": "q"}
+    more |= {"idle_heartbeat": 1_000_000_000, **statuses}
+    make_consumer(shared_server.url, stream, "c", **more)
+
+    async with connected(shared_server.url) as jetstream:
+        with pytest.raises(QueueStatusError):
+            await subscribe(jetstream, stream=stream, bind="c", queue="q")
+
+
+async def test_a_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
+    """Of servers up to 2.15 without a domain in the configuration."""
+    stream = make_stream(shared_server.url, 2)
+
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(jetstream, f"{stream}.>") as subscription,
+    ):
+        message = await subscription.next(15)
+        assert len(message.reply.split(".")) == 9
+        assert message.metadata.stream == stream
+        assert message.metadata.consumer == subscription.info.name
+        assert (message.metadata.stream_seq, message.metadata.consumer_seq) == (1, 1)
+        assert message.metadata.pending == 1
