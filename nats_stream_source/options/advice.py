@@ -36,6 +36,7 @@ def _from_spark(format_name: str, stream_option: str, filter_option: str) -> dic
         "topic": f"write {stream_option!r}",
         "url": "write 'servers'",
         "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
+        "minOffsetsPerTrigger": "write 'minRowsPerTrigger'",
         "filterPushdown": "Spark reuses one filtered plan for all uses of a DataFrame, so it was "
         f"removed; set {filter_option!r} or a start, and filter the rows with where(...)",
     }

@@ -37,6 +37,24 @@ COMMON: tuple[Option, ...] = (
         only=Mode.STREAMING,
     ),
     Option(
+        "minRowsPerTrigger",
+        "integer",
+        converters.integer,
+        None,
+        "Minimum number of rows in one micro-batch, or `maxTriggerDelay` passes. The first "
+        "micro-batch of a run, `availableNow` and `once` do not wait. Default: 1.",
+        only=Mode.STREAMING,
+    ),
+    Option(
+        "maxTriggerDelay",
+        "seconds",
+        converters.long_duration,
+        None,
+        "Maximum time in seconds from one micro-batch to the next one, while fewer than "
+        "`minRowsPerTrigger` rows are available. Default: 900.",
+        only=Mode.STREAMING,
+    ),
+    Option(
         "minPartitions",
         "integer",
         converters.partition_count,
@@ -62,12 +80,18 @@ COMMON: tuple[Option, ...] = (
 )
 
 
+MAX_TRIGGER_DELAY = 900.0
+"""Seconds; the default of Spark's Kafka source."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """The parsed options of :data:`COMMON`."""
 
     max_rows: int | None = None
     max_bytes: int | None = None
+    min_rows: int | None = None
+    max_trigger_delay: float = MAX_TRIGGER_DELAY
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
@@ -81,9 +105,19 @@ class CommonOptions:
                 f"options 'minPartitions' and 'maxRowsPerTrigger' contradict each other: "
                 f"{max_rows} rows do not make {min_partitions} partitions"
             )
+        min_rows, delay = values["minRowsPerTrigger"], values["maxTriggerDelay"]
+        if max_rows is not None and min_rows is not None and min_rows > max_rows:
+            raise OptionError(
+                f"options 'minRowsPerTrigger' and 'maxRowsPerTrigger' contradict each other: "
+                f"{min_rows} is more than {max_rows}"
+            )
+        if delay is not None and min_rows is None:
+            raise OptionError("option 'maxTriggerDelay' has no effect without 'minRowsPerTrigger'")
         return cls(
             max_rows=max_rows,
             max_bytes=values["maxBytesPerTrigger"],
+            min_rows=min_rows,
+            max_trigger_delay=MAX_TRIGGER_DELAY if delay is None else delay,
             min_partitions=min_partitions,
             fail_on_data_loss=values["failOnDataLoss"],
             include_headers=values["includeHeaders"],

@@ -34,6 +34,7 @@ def check_limits(options: CommonOptions, *, admission_control: bool = ADMISSION_
     for name, value in (
         ("maxRowsPerTrigger", options.max_rows),
         ("maxBytesPerTrigger", options.max_bytes),
+        ("minRowsPerTrigger", options.min_rows),
     ):
         if value is not None:
             raise OptionError(

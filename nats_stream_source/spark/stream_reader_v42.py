@@ -9,6 +9,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -23,22 +24,24 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
     """
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxRowsPerTrigger`` or ``maxBytesPerTrigger``, or no limit.
+        """``maxRowsPerTrigger``, ``maxBytesPerTrigger`` or ``minRowsPerTrigger``, or no limit.
 
         Spark passes it back to :meth:`latestOffset`, unless the trigger overrides it. It carries
-        whether the limits apply; the planner reads both values from the options, since a limit of
+        whether the limits apply; the planner reads all values from the options, since a limit of
         Spark has only one.
         """
         options = self._options.common
         if options.max_rows is not None:
             return ReadMaxRows(options.max_rows)
-        return ReadAllAvailable() if options.max_bytes is None else ReadMaxBytes(options.max_bytes)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        return ReadAllAvailable() if options.min_rows is None else ReadMinRows(options.min_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the micro-batch that starts at ``start``."""
         offset = Offset.parse(start)
         # Trigger.Once requests all available messages, regardless of the options.
-        limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes))
+        limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes, ReadMinRows))
         return self._plan(lambda planner: planner.latest_offset(offset, limited=limited)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

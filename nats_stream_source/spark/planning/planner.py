@@ -2,7 +2,8 @@
 
 Every decision uses responses of the stream leader (``STREAM.INFO``, ``STREAM.MSG.GET``).
 ``spark.planning.match_finder`` detects new messages, ``spark.planning.splitter`` limits the range
-and cuts it into splits, ``spark.planning.poll_backoff`` spaces the polls of an idle query.
+and cuts it into splits, ``spark.planning.trigger_delay`` waits for ``minRowsPerTrigger``,
+``spark.planning.poll_backoff`` spaces the polls of an idle query.
 
 The start position of a query, and which of its rows are initial values (End-Of-Initial-Data), is
 decided once per process and carried by every offset (``origin``, ``initial_through``):
@@ -52,6 +53,7 @@ from nats_stream_source.spark.planning.poll_backoff import PollBackoff
 from nats_stream_source.spark.planning.range_math import should_advance
 from nats_stream_source.spark.planning.splitter import RangeSplitter
 from nats_stream_source.spark.planning.start_position import report_ignored_start, resolve_start
+from nats_stream_source.spark.planning.trigger_delay import TriggerDelay
 
 log = field_logger(__name__)
 
@@ -80,6 +82,8 @@ class Planner:
         self._splitter = RangeSplitter(adapter.common, cores or os.cpu_count() or 1, timer)
         self._match_finder = MatchFinder(self._leader)
         self._backoff = PollBackoff(clock, sleep)
+        options = adapter.common
+        self._delay = TriggerDelay(options.min_rows, options.max_trigger_delay, clock)
         self._initial_offset: Offset | None = None
         self._started = False
         self._available_now_end: int | None = None
@@ -105,7 +109,8 @@ class Planner:
         After an empty poll it may wait before it polls again.
 
         Args:
-            limited: whether ``maxRowsPerTrigger`` and ``maxBytesPerTrigger`` apply.
+            limited: whether ``maxRowsPerTrigger``, ``maxBytesPerTrigger`` and
+                ``minRowsPerTrigger`` apply.
 
         Raises:
             DataLossError: with ``failOnDataLoss``.
@@ -129,11 +134,19 @@ class Planner:
         last = info.last_seq if available is None else min(info.last_seq, available)
         end, stream_end = await self._plan_end(resumed, last, info, limited)
         self._stream_end = stream_end
+        rows = stream_end.consumer_seq - resumed.consumer_seq
+        # An end without rows, or after lost data, does not wait.
+        waits = limited and available is None and rows > 0 and resumed == start
+        if waits and not self._delay.is_due(rows):
+            # Not exhausted: the delay ends without a change of the stream.
+            self._backoff.record_empty(start, info, exhausted=False)
+            return start
         self._planned_end = end
         if end == start:
             self._backoff.record_empty(start, info, self._match_finder.is_exhausted(last))
         else:
             self._backoff.reset()
+            self._delay.record()
         return end
 
     def report_latest_offset(self) -> Offset | None:

@@ -35,6 +35,16 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "unknown, near": ({"includHistory": "true"}, OptionError, "did you mean 'includeHistory'"),
     "unknown, near a connection's": ({"server": "x"}, OptionError, "did you mean 'servers'"),
     "unknown, near nothing": ({"zzzzqqq": "1"}, OptionError, "unknown option 'zzzzqqq'$"),
+    "more at least than at most": (
+        {"minRowsPerTrigger": "10", "maxRowsPerTrigger": "9"},
+        OptionError,
+        "10 is more than 9",
+    ),
+    "a delay for nothing": (
+        {"maxTriggerDelay": "10"},
+        OptionError,
+        "'maxTriggerDelay' has no effect without 'minRowsPerTrigger'",
+    ),
     "removed": ({"filterPushdown": "true"}, OptionError, "it was removed; set 'keys'"),
     "no boolean": (
         {"metaOnly": "yes"},
