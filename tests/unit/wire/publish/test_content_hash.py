@@ -34,6 +34,32 @@ def test_similar_content() -> None:
     assert len(set(hash_column(pa.array(similar)).tolist())) == len(similar)
 
 
+@given(
+    st.lists(st.none() | st.sampled_from([0, 5, 1016, 1023, 1024, 1025, 1031, 5000]), max_size=12),
+    st.integers(0, 3),
+)
+def test_large_elements_among_small_ones(sizes: list[int | None], start: int) -> None:
+    values = [None if n is None else bytes(i % 251 for i in range(n)) for n in sizes]
+    together = hash_column(pa.array(values, pa.binary())[start:]).tolist()
+    assert together == [int(hash_column(pa.array([v], pa.binary()))[0]) for v in values[start:]]
+
+
+def test_large_elements_that_differ() -> None:
+    base = bytearray(range(256)) * 5
+    similar = [bytes(base)]
+    for i in range(0, len(base), 7):
+        changed = base.copy()
+        changed[i] ^= 128
+        similar.append(bytes(changed))
+    similar += [bytes(base[:i]) for i in range(content_hash.LARGE, len(base))]
+    similar += [bytes(base) + b"\0" * i for i in range(1, 20)]
+    # Words that change by +1, -2, +1.
+    words = [int.from_bytes(base[i : i + 8], "little") for i in range(0, 24, 8)]
+    stepped = [word + step for word, step in zip(words, (1, -2, 1), strict=True)]
+    similar.append(b"".join(word.to_bytes(8, "little") for word in stepped) + bytes(base[24:]))
+    assert len(set(hash_column(pa.array(similar)).tolist())) == len(similar)
+
+
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pa.array([b"x" * (i % 50) + b"%d" % i for i in range(300)])
     whole = hash_column(values).tolist()
