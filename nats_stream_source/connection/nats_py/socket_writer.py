@@ -1,12 +1,16 @@
-"""Writes frames to the socket of a nats-py client in large pieces.
+"""Writes frames to the socket of a nats-py client: in large pieces, or one by one into its buffer.
 
 nats-py publishes one message per call. This module passes many frames to the socket at once, after
 the commands that nats-py has buffered. asyncio buffers what the socket does not accept, so the
 caller bounds the bytes that it has in flight; a websocket needs ``drain``, which sends.
 
+:func:`buffer_frame` adds one frame to nats-py's buffer, as ``Client.publish`` does, at a third of
+its cost: the caller has checked subject and headers.
+
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_socket_writer.py``: ``Client._pending``,
-``Client._pending_data_size`` and ``Client._transport`` (with ``write``, ``writelines``, ``drain``).
+``Client._pending_data_size``, ``Client._max_pending_size``, ``Client._flush_queue``,
+``Client._flush_pending`` and ``Client._transport`` (with ``write``, ``writelines``, ``drain``).
 """
 
 from __future__ import annotations
@@ -32,6 +36,30 @@ async def write_frames(client: Client, frames: memoryview) -> None:
     except (nats.errors.Error, RuntimeError, AttributeError) as error:
         # RuntimeError, AttributeError: asyncio's transport was lost while nats-py still has it.
         raise ConnectionError(str(error) or type(error).__name__) from error
+
+
+def buffer_frame(client: Client, frame: bytes) -> bool:
+    """Add a frame to nats-py's buffer; returns whether :func:`flush` must be awaited.
+
+    Raises:
+        nats.errors.Error: the client is closed, or is not connected and its buffer is full.
+    """
+    if client.is_closed:
+        raise nats.errors.ConnectionClosedError
+    size = client._pending_data_size + len(frame)
+    full = 0 < client._max_pending_size < size
+    if full and not client.is_connected:
+        raise nats.errors.OutboundBufferLimitError
+    client._pending.append(frame)
+    client._pending_data_size = size
+    return full or client._flush_queue is None or client._flush_queue.empty()
+
+
+async def flush(client: Client) -> None:
+    """Wake nats-py's flusher; wait for it while its buffer is full."""
+    await client._flush_pending(
+        force_flush=client._pending_data_size > client._max_pending_size > 0
+    )
 
 
 async def _write(client: Client, transport: Any, frames: memoryview) -> None:

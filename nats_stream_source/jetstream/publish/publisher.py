@@ -3,9 +3,9 @@
 A message is stored only once its PubAck confirms it: a program that publishes at full speed without
 awaiting the PubAcks loses messages (docs/internals/measurements.md, Servers 10). One subscription,
 ``<inbox>.*``, receives the PubAcks of all messages of a connection; the last token of the subject
-identifies the message. The subscription is a tapped inbox, so a PubAck costs a slice of the
-received bytes and a small JSON object. At most ``in_flight`` messages wait for their PubAcks;
-:meth:`Publisher.send` waits until fewer do.
+identifies the message. The subscription is a tapped inbox: many PubAcks at once are parsed as
+columns (``wire.publish.pub_acks``), a few one by one. At most ``in_flight`` messages wait for their
+PubAcks; :meth:`Publisher.send` waits until fewer do.
 
 Every message ends within ``request_timeout`` in one of three ways: with its PubAck, with an error
 that the server returned, or with an error that reports that the outcome is unknown. The last one is
@@ -20,13 +20,13 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import nats.errors
 
 from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.connection.nats_py.socket_writer import buffer_frame, flush
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
@@ -39,6 +39,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck, no_stream_error
 from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.publish import pub_acks
 
 __all__ = ["IN_FLIGHT", "ROLLUP", "PubAck", "Publisher"]
 
@@ -51,14 +52,24 @@ _NO_STREAM_ATTEMPTS = 3
 
 _NO_RESPONDERS = b"NATS/1.0 503"
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
+_NO_SUBJECT = re.compile(r"\s")  # anything else is left to the server, as by nats-py
+_COLUMNS_PAY = 16  # frames; as many cost the same one by one
 
 
-@dataclass(slots=True)
-class _PendingMessage:
-    """A message in flight: it waits for its PubAck."""
+class _PendingMessage(asyncio.Future[PubAck]):
+    """A message in flight, which is the future of its PubAck.
+
+    One object instead of two: a third of the time for a message was the collector's.
+
+    Attributes:
+        subject: the message's subject.
+        deadline: by the publisher's clock.
+        reconnects: of the connection, when it was sent.
+    """
+
+    __slots__ = ("deadline", "reconnects", "subject")
 
     subject: str
-    future: asyncio.Future[PubAck]
     deadline: float
     reconnects: int
 
@@ -81,6 +92,8 @@ class Publisher:
         self._pending: dict[int, _PendingMessage] = {}
         self._serial = 0
         self._prefix = ""
+        self._template: PubAck | None = None  # of the stream that stored the last messages
+        self._learned = b""
         self._inbox: Inbox | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
@@ -150,7 +163,8 @@ class Publisher:
         """
         connection = self._connection
         client = connection.client
-        size = len(payload) + (_header_size(headers) if headers else 0)
+        block = _header_block(headers) if headers else b""
+        size = len(payload) + len(block)
         if self._failure is not None:
             raise self._failure
         connection.check_inbox_permission()
@@ -161,28 +175,34 @@ class Publisher:
                 f"could not publish to {subject!r}: the message has {size} bytes, more than the "
                 f"server's max_payload of {client.max_payload}"
             )
-        await self._slots.acquire()
-        try:
-            await self._wait_connected()
-        except BaseException:  # also after a cancellation the slot is free for other messages
-            self._slots.release()
-            raise
-        loop = asyncio.get_running_loop()
-        deadline = self._now() + connection.settings.request_timeout
-        message = _PendingMessage(subject, loop.create_future(), deadline, connection.reconnects)
-        self._serial += 1
-        serial = self._serial
-        self._pending[serial] = message
-        try:
-            # dict(): nats-py's type; it does not change it.
-            fields = dict(headers) if headers else None
-            await client.publish(subject, payload, f"{self._prefix}{serial}", fields)
-        except nats.errors.BadSubjectError as error:
-            self._remove(serial)
+        if not subject or _NO_SUBJECT.search(subject):
             raise ConfigurationError(
                 f"could not publish to {subject!r}: expected a subject without wildcards and "
                 f"whitespace"
-            ) from error
+            )
+        await self._slots.acquire()
+        if not connection.online.is_set():
+            try:
+                await connection.wait_connected(connection.settings.request_timeout)
+            except BaseException:  # also after a cancellation the slot is free for other messages
+                self._slots.release()
+                raise
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() - self._blocked_seconds + connection.settings.request_timeout
+        message = _PendingMessage(loop=loop)
+        message.subject, message.deadline = subject, deadline
+        message.reconnects = connection.reconnects
+        self._serial += 1
+        serial = self._serial
+        self._pending[serial] = message
+        words = f"{subject} {self._prefix}{serial} "
+        if block:
+            line = f"HPUB {words}{len(block)} {size}\r\n".encode()
+        else:
+            line = f"PUB {words}{size}\r\n".encode()
+        try:
+            if buffer_frame(client, b"%b%b%b\r\n" % (line, block, payload)):
+                await flush(client)
         except (nats.errors.Error, OSError) as error:
             self._remove(serial)
             raise ConnectError(
@@ -192,7 +212,7 @@ class Publisher:
         except BaseException:
             self._remove(serial)
             raise
-        return message.future
+        return message
 
     async def close(self) -> None:
         """End the subscription; messages in flight fail with AckLostError."""
@@ -272,6 +292,21 @@ class Publisher:
             self._process_frames(frames)
 
     def _process_frames(self, frames: Frames) -> None:
+        if len(frames) < _COLUMNS_PAY or self._template is None:
+            self._process_one_by_one(frames)
+            return
+        acks = pub_acks.parse(frames, self._prefix.encode(), self._learned)
+        stream, domain = self._template.stream, self._template.domain
+        pending, release = self._pending, self._slots.release
+        for serial, seq in zip(acks.serial.tolist(), acks.seq.tolist(), strict=True):
+            if seq >= 0 and (message := pending.pop(serial, None)) is not None:
+                release()
+                if not message.done():
+                    message.set_result(PubAck(stream, seq, False, domain))
+        if (rest := acks.seq < 0).any():
+            self._process_one_by_one(frames.select(rest))
+
+    def _process_one_by_one(self, frames: Frames) -> None:
         buffer = frames.buffer
         skip = len(self._prefix)
         for kind, subject, stop, header, begin, end in zip(
@@ -292,15 +327,20 @@ class Publisher:
             if kind == FrameKind.HMSG and bytes(buffer[header:begin]).startswith(_NO_RESPONDERS):
                 self._complete(serial, error=no_stream_error(message.subject))
                 continue
+            payload = bytes(buffer[begin:end])
             try:
-                self._complete(serial, PubAck.parse(message.subject, bytes(buffer[begin:end])))
+                ack = PubAck.parse(message.subject, payload)
             except (ApiError, ProtocolError) as rejection:
                 self._complete(serial, error=rejection)
+                continue
+            self._complete(serial, ack)
+            if not ack.duplicate and (learned := pub_acks.learn(payload)):
+                self._template, self._learned = ack, learned
 
     def _complete(
         self, serial: int, ack: PubAck | None = None, error: Exception | None = None
     ) -> None:
-        future = self._pending[serial].future
+        future = self._pending[serial]
         self._remove(serial)
         if future.done():
             return  # the caller was cancelled
@@ -351,19 +391,14 @@ class Publisher:
             )
             self._complete(serial, error=error)
 
-    async def _wait_connected(self) -> None:
-        connection = self._connection
-        if not connection.online.is_set():
-            await connection.wait_connected(connection.settings.request_timeout)
 
-
-def _header_size(headers: Mapping[str, str]) -> int:
-    """The size of the header block in bytes.
+def _header_block(headers: Mapping[str, str]) -> bytes:
+    """The header block of a message (ADR-4).
 
     Raises:
         ConfigurationError: a header cannot be sent unchanged.
     """
-    size = len("NATS/1.0\r\n\r\n")
+    lines = ["NATS/1.0\r\n"]
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ConfigurationError(
@@ -374,5 +409,6 @@ def _header_size(headers: Mapping[str, str]) -> int:
                 f"invalid value of header {name!r}: expected a string without line breaks and "
                 f"without surrounding whitespace"
             )
-        size += len(name) + len(value.encode()) + len(": \r\n")
-    return size
+        lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode()
