@@ -40,6 +40,7 @@ FULL: dict[str, list[str]] = {
     "small_reads": [],
     "latency": [],
     "freshness": [],
+    "writing": [],
     "growth": [],
     "planner": [],
 }
@@ -48,6 +49,7 @@ FULL: dict[str, list[str]] = {
 QUICK: dict[str, list[str]] = {
     "jetstream": ["--quick"],
     "small_reads": ["--quick", "--rounds", "3"],
+    "writing": ["--quick", "--no-spark"],
     # Last, so that the output ends with its ratio.
     "reader": ["--quick"],
 }

@@ -267,6 +267,50 @@ def _planner(figures: Figures) -> str:
     return _table(head, planned) + "\n\nAn idle query:\n\n" + _table(idle, resting)
 
 
+def _writing(figures: Figures) -> str:
+    results = figures["writing"]
+    ways = list(dict.fromkeys(way for one in results for way in one["ways"]))
+    bare, others = ways[0], ways[1:]
+    rows = []
+    costs = []
+    for one in results:
+        case = [
+            f"{one['size']:,} B",
+            "yes" if one["headers"] else "no",
+            "yes" if one["ids"] else "no",
+        ]
+        ratios = [
+            f"{one['ratio'][way]:.2f} ({min(one['ratios'][way]):.2f})" if way in one["ways"] else ""
+            for way in others
+        ]
+        rows.append([*case, _rate(one["ways"][bare]["rate"]), *ratios])
+        runs = [one["ways"].get(way) for way in ways]
+        costs.append(
+            case
+            + [f"{run['own_cpu']:,.0f} + {run['server_cpu']:,.0f}" if run else "" for run in runs]
+        )
+    head = ["value size", "headers", "message ids"]
+    text = _table([*head, bare, *(f"{way} ÷ {bare}" for way in others)], rows)
+    text += "\n\nCPU ns/row, client + server:\n\n" + _table([*head, *ways], costs)
+    if "spark" not in figures:
+        return text
+    rates = {(one["sink"], one["tasks"]): one["rate"] for one in figures["spark"]}
+    sinks = [
+        [
+            one["sink"],
+            str(one["tasks"]),
+            f"{one['rows']:,}",
+            _rate(one["rate"]),
+            f"{rates['nats_kv', one['tasks']] / one['rate']:.2f}",
+            " + ".join(f"{one['cpu'][role]:,.0f}" for role in ("server", "python", "jvm")),
+        ]
+        for one in figures["spark"]
+    ]
+    head = ["sink", "tasks", "rows", "rate", "nats_kv ÷ this sink"]
+    head.append("CPU ns/row: server + Python + JVM")
+    return f"{text}\n\n`df.write` of a Parquet file, values of 128 bytes:\n\n{_table(head, sinks)}"
+
+
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
@@ -275,6 +319,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "small_reads": ("Methods to read a small range", _small_reads),
     "latency": ("Latency from put to `foreachBatch`", _latency),
     "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
+    "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "growth": ("Cost by messages, keys and splits", _growth),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
 }

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import freshness, growth, jetstream, latency, planner, reader, small_reads
+from benchmarks import freshness, growth, jetstream, latency, planner, reader, small_reads, writing
 from benchmarks.microbatch import Bucket
-from benchmarks.support import machine, raw_connection, report
+from benchmarks.support import machine, raw_connection, raw_publish, report
 from benchmarks.support.bucket_data import entries, fill_bucket, write_parquet
 from benchmarks.support.delta_merge import MergeResult
 from benchmarks.support.planner_bucket import KEYS, fill
@@ -84,6 +84,28 @@ def test_jetstream() -> None:
     figures = outcome.as_dict()["results"]
     assert all(one["over_bare"] == 1 for one in figures if one["way"] == jetstream.BARE)
     assert all(one["over_nats_py"] == 1 for one in figures if one["way"] == jetstream.NATS_PY)
+
+
+def test_writing() -> None:
+    measuring = writing.measure(16, headers=True, ids=True, rows=500, rounds=2)
+    one = asyncio.run(measuring)
+    assert tuple(one.ways) == writing.WAYS
+    assert {len(ratios) for ratios in one.ratios.values()} == {2}
+    assert one.as_dict()["ratio"][writing.BARE] == 1
+
+
+def test_writing_counts_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that reports more messages than the bucket has is an error."""
+    publish = raw_publish.publish
+
+    def loses_one(port: int, prepared: raw_publish.Prepared) -> int:
+        piece = prepared.pieces.pop()
+        count = prepared.counts.pop()
+        return publish(port, prepared) + count if piece else 0
+
+    monkeypatch.setattr(raw_publish, "publish", loses_one)
+    with pytest.raises(RuntimeError, match="messages are stored"):
+        asyncio.run(writing.measure(16, headers=False, ids=False, rows=1500, rounds=1))
 
 
 @pytest.fixture
@@ -263,6 +285,28 @@ FIGURES: dict[str, dict[str, Any]] = {
         ],
         "merge": [
             MergeResult("spark", 10_000, 5_000, 4.0, 6.0, 2 << 20, 3 << 28, 1 << 28).as_dict()
+        ],
+    },
+    "writing": {
+        "writing": [
+            writing.Result(
+                128,
+                False,
+                True,
+                1000,
+                {way: writing.Run(1000.0, 200.0, 3000.0) for way in (writing.BARE, writing.SINK)},
+                {writing.BARE: [1.0, 1.0], writing.SINK: [0.7, 0.8]},
+            ).as_dict()
+        ],
+        "spark": [
+            {
+                "sink": sink,
+                "tasks": 2,
+                "rows": 1000,
+                "rate": 1000.0,
+                "cpu": {"server": 1.0, "python": 2.0, "jvm": 3.0},
+            }
+            for sink in ("nats_kv", "kafka")
         ],
     },
     "growth": {

@@ -1,0 +1,373 @@
+"""Writing of one connection compared with a bare socket, and ``df.write`` with Spark's Kafka sink.
+
+``python -m benchmarks.writing [--quick] [--no-spark] [--no-kafka] [--json FILE] [--size 128 ...]``
+
+For each value size, with and without headers, with and without message ids, several clients write
+the same entries to an empty bucket in turns, each with its PubAcks:
+
+===================  ===============================================================================
+bare socket          prepared frames, 4,096 messages (8 MiB) in flight, PubAcks counted only
+``BatchPublisher``   columns of messages (``MessageColumns``): encoding, sending, PubAcks
+sink                 ``KvRowEncoder`` and ``KvBatchWriter``: Arrow rows, as a Spark task has them
+``Publisher.send``   one call and one future for each message; fewer messages
+nats-py              ``publish_async``, futures awaited; fewer messages
+fast ingest          prepared frames of one batch (ADR-50) over a bare socket
+===================  ===============================================================================
+
+A ratio is that of one round; the table has the median and the minimum of the rounds. Server and
+client share the cores, so CPU that a client uses is missing for the server.
+
+In Spark (``benchmarks/support/spark_write.py``) a Parquet file is written to a bucket and to a
+topic in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import pyarrow as pa
+from nats.aio.client import Client
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.support import raw_publish
+from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.raw_connection import RawConnection
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
+from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
+from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
+from nats_stream_source.spark.writing.rows import MessageIds, Position
+from nats_stream_source.wire.headers import parse_headers
+
+SIZES = (16, 128, 1024, 16384)
+BARE, BATCH, SINK, PUBLISHER = "bare socket", "BatchPublisher", "sink", "Publisher.send"
+NATS_PY, FAST = "nats-py", "fast ingest"
+WAYS = (BARE, BATCH, SINK, PUBLISHER, NATS_PY, FAST)
+_KEYS = 10_000
+_BATCH_ROWS = 10_000  # as Spark's record batches
+_MAX_BYTES = 160 << 20
+_FEW = {PUBLISHER: 5, NATS_PY: 10}  # one message in so many
+_IN_FLIGHT = raw_publish.MAX_IN_FLIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One pass: rows per second, CPU nanoseconds a row of both processes."""
+
+    rate: float
+    own_cpu: float
+    server_cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All clients for one kind of message.
+
+    Attributes:
+        ways: the medians of each client; fast ingest is missing if the server lacks it.
+        ratios: the rate of each client divided by that of the bare socket, by round.
+    """
+
+    size: int
+    headers: bool
+    ids: bool
+    rows: int
+    ways: dict[str, Run]
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+
+    def ratio(self, way: str) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.ratios[way])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"ratio": {way: self.ratio(way) for way in self.ways}}
+
+
+async def measure(
+    size: int,
+    *,
+    headers: bool,
+    ids: bool,
+    rows: int,
+    rounds: int,
+    ways: Sequence[str] = WAYS,
+) -> Result:
+    """Write ``rows`` entries (fewer if the values are large) ``rounds`` times in each way."""
+    rows = min(rows, _MAX_BYTES // (size + 120))
+    batches = record_batches(size, headers, rows)
+    runs: dict[str, list[Run]] = {}
+    with NatsServer() as server:
+        _create(server.port, "bench")
+        fast = raw_publish.create_fast_stream(server.port, _config("fast"))
+        ways = [way for way in ways if way != FAST or fast]
+        connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
+        client = await nats.connect(server.url)
+        try:
+            for turn in range(rounds + 1):
+                for way in ways:
+                    task = _Task(server, connection, client, batches, f"{turn}-{way[:2]}", ids)
+                    count, run = await task.prepare(way)
+                    with Stopwatch(server.pid) as watch:
+                        stored = await run()
+                    if stored != count:
+                        raise RuntimeError(f"{way}: {stored:,} of {count:,} messages stored")
+                    _purge(server.port, "fast" if way == FAST else "bench", count)
+                    own, other = watch.own_cpu / count * 1e9, watch.other_cpu / count * 1e9
+                    if turn:  # the first round warms up
+                        runs.setdefault(way, []).append(Run(count / watch.wall, own, other))
+        finally:
+            await client.close()
+            await connection.close()
+    medians = {
+        way: Run(*(statistics.median(getattr(one, name) for one in found) for name in _FIELDS))
+        for way, found in runs.items()
+    }
+    ratios = {
+        way: [one.rate / bare.rate for one, bare in zip(found, runs[BARE], strict=True)]
+        for way, found in runs.items()
+    }
+    return Result(size, headers, ids, rows, medians, ratios)
+
+
+_FIELDS = ("rate", "own_cpu", "server_cpu")
+
+
+def record_batches(size: int, headers: bool, rows: int) -> list[pa.RecordBatch]:
+    """The rows of a DataFrame: ``key``, ``value`` and, with ``headers``, two headers of each."""
+    values = [random.Random(i).randbytes(size) for i in range(64)]
+    batches = []
+    for first in range(0, rows, _BATCH_ROWS):
+        numbers = range(first, min(first + _BATCH_ROWS, rows))
+        columns = {
+            "key": pa.array([f"key.{i % _KEYS}" for i in numbers], pa.string()),
+            "value": pa.array([values[i % 64] for i in numbers], pa.binary()),
+        }
+        if headers:
+            maps = [[("Trace", [f"{i:012d}"]), ("Content-Type", ["text/plain"])] for i in numbers]
+            columns["headers"] = pa.array(maps, pa.map_(pa.string(), pa.list_(pa.string())))
+        batches.append(pa.RecordBatch.from_pydict(columns))
+    return batches
+
+
+def _config(bucket: str) -> dict[str, Any]:
+    return {
+        "name": f"KV_{bucket}",
+        "subjects": [f"$KV.{bucket}.>"],
+        "max_msgs_per_subject": 64,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+    }
+
+
+def _create(port: int, bucket: str) -> None:
+    config = _config(bucket)
+    with RawConnection(port) as connection:
+        connection.request(f"$JS.API.STREAM.CREATE.{config['name']}", config)
+
+
+def _purge(port: int, bucket: str, expected: int) -> None:
+    with RawConnection(port) as connection:
+        info = connection.request(f"$JS.API.STREAM.INFO.KV_{bucket}", {})
+        if info["state"]["messages"] != expected:
+            raise RuntimeError(f"{info['state']['messages']:,} of {expected:,} messages are stored")
+        connection.request(f"$JS.API.STREAM.PURGE.KV_{bucket}", {})
+
+
+Way = Callable[[], Awaitable[int]]
+
+
+class _Task:
+    """One pass of one client; :meth:`prepare` does what is not measured."""
+
+    def __init__(
+        self,
+        server: NatsServer,
+        connection: Connection,
+        client: Client,
+        batches: Sequence[pa.RecordBatch],
+        job: str,
+        ids: bool,
+    ) -> None:
+        self._port = server.port
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+        self._client = client
+        self._batches = batches
+        self._job = job
+        self._ids = ids
+
+    async def prepare(self, way: str) -> tuple[int, Way]:
+        """The number of messages, and what sends them and returns how many are stored."""
+        rows = sum(batch.num_rows for batch in self._batches)
+        if way == SINK:
+            return rows, self._sink
+        columns = self._columns("fast" if way == FAST else "bench")
+        if way == BATCH:
+            return rows, lambda: self._batch_publisher(columns)
+        if way == BARE:
+            prepared = raw_publish.prepare(columns)
+            return rows, lambda: _direct(raw_publish.publish, self._port, prepared)
+        if way == FAST:
+            prepared = raw_publish.prepare_fast(columns, self._job)
+            return rows, lambda: _direct(raw_publish.publish_fast, self._port, prepared)
+        few = _messages(columns, max(rows // _FEW[way], 1))
+        if way == PUBLISHER:
+            return len(few), lambda: self._publisher(few)
+        return len(few), lambda: self._nats_py(few)
+
+    def _encoder(self, bucket: str) -> KvRowEncoder:
+        return KvRowEncoder(bucket, f"$KV.{bucket}.", MessageIds(self._job, self._ids), None)
+
+    def _columns(self, bucket: str) -> list[MessageColumns]:
+        encoder, position = self._encoder(bucket), Position(0)
+        columns = []
+        for batch in self._batches:
+            columns.append(encoder.encode(batch, position))
+            position.row += batch.num_rows
+        return columns
+
+    async def _sink(self) -> int:
+        encoder, position = self._encoder("bench"), Position(0)
+        bucket = Bucket.from_stream_config("bench", _config("bench"))
+        async with KvBatchWriter(self._jetstream, bucket) as writer:
+            for batch in self._batches:
+                await writer.send(encoder.encode(batch, position))
+                position.row += batch.num_rows
+            await writer.flush()
+        return writer.stored
+
+    async def _batch_publisher(self, columns: Sequence[MessageColumns]) -> int:
+        async with BatchPublisher(self._jetstream, "KV_bench") as publisher:
+            for messages in columns:
+                await publisher.send(messages)
+            await publisher.flush()
+        return publisher.stored
+
+    async def _publisher(self, messages: Sequence[_Message]) -> int:
+        publisher = Publisher(self._connection, in_flight=_IN_FLIGHT)
+        count = 0
+        try:
+            for first in range(0, len(messages), 4 * _IN_FLIGHT):
+                window = messages[first : first + 4 * _IN_FLIGHT]
+                futures = [await publisher.send(s, p, headers=f) for s, p, f in window]
+                count += len(await asyncio.gather(*futures))
+        finally:
+            await publisher.close()
+        return count
+
+    async def _nats_py(self, messages: Sequence[_Message]) -> int:
+        # One context for all messages, since it keeps the futures of those in flight.
+        jetstream = self._client.jetstream()
+        count = 0
+        for first in range(0, len(messages), 4000):  # fewer than publish_async's limit
+            window = messages[first : first + 4000]
+            futures = [await jetstream.publish_async(s, p, headers=f) for s, p, f in window]
+            count += len(await asyncio.gather(*futures))
+        return count
+
+
+_Message = tuple[str, bytes, dict[str, str] | None]
+
+
+def _messages(columns: Sequence[MessageColumns], count: int) -> list[_Message]:
+    found: list[_Message] = []
+    for messages in columns:
+        part = messages.slice(0, min(count - len(found), len(messages)))
+        blocks = [None] * len(part) if part.headers is None else part.headers.to_pylist()
+        fields = [None if block is None else dict(parse_headers(block).fields) for block in blocks]
+        subjects = [subject.decode() for subject in part.subjects.to_pylist()]
+        found += zip(subjects, part.payloads.to_pylist(), fields, strict=True)
+    return found
+
+
+async def _direct(send: Callable[[int, raw_publish.Prepared], int], *arguments: Any) -> int:
+    return send(*arguments)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def table(results: Sequence[Result]) -> Table:
+    """The results for a terminal: ratios to the bare socket as median (minimum), CPU ns a row."""
+    shown = Table("value", "headers", "ids", "rows", "bare socket", *WAYS[1:], "CPU ns/row")
+    for one in results:
+        ratios = [
+            f"{one.ratio(way):.2f} ({min(one.ratios[way]):.2f})" if way in one.ways else ""
+            for way in WAYS[1:]
+        ]
+        cpu = ", ".join(f"{run.own_cpu:.0f}+{run.server_cpu:.0f}" for run in one.ways.values())
+        shown.add_row(
+            f"{one.size:,} B",
+            "yes" if one.headers else "no",
+            "yes" if one.ids else "no",
+            f"{one.rows:,}",
+            f"{one.ways[BARE].rate:,.0f}/s",
+            *ratios,
+            cpu,
+        )
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print tables, write JSON if asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="128 bytes, few rows and rounds")
+    parser.add_argument("--size", type=int, action="append", help="bytes of a value (repeatable)")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--plain", action="store_true", help="without headers and ids only")
+    parser.add_argument("--way", action="append", choices=WAYS[1:], help="repeatable; default all")
+    parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument("--no-kafka", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    host = machine()
+    console.print(str(host))
+    rounds = options.rounds or (2 if options.quick else 5)
+    ways = WAYS if options.way is None else (BARE, *options.way)
+    plain = options.plain or options.quick
+    results = []
+    for size in options.size or ((128,) if options.quick else SIZES):
+        for headers in (False,) if plain else (False, True):
+            for ids in (False,) if plain else (False, True):
+                rows = 50_000 if options.quick else options.rows
+                measuring = measure(
+                    size, headers=headers, ids=ids, rows=rows, rounds=rounds, ways=ways
+                )
+                results.append(asyncio.run(measuring))
+    console.print(table(results))
+    figures = {"machine": host.as_dict(), "writing": [one.as_dict() for one in results]}
+    if not options.no_spark:
+        from benchmarks.support import spark_write
+
+        sinks = spark_write.measure(
+            50_000 if options.quick else 1_000_000,
+            1 if options.quick else 5,
+            kafka=not options.no_kafka,
+            report=lambda text: console.print(text, style="dim"),
+        )
+        console.print(spark_write.table(sinks))
+        figures["spark"] = [one.as_dict() for one in sinks]
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
