@@ -1,4 +1,4 @@
-"""The Spark driver of a soak: three queries with checkpoints and sinks, killed by the faults.
+"""The Spark driver of a soak: four queries with checkpoints and sinks, killed by the faults.
 
 Run as ``python -m tests.soak.driver <file>`` with a JSON file::
 
@@ -12,7 +12,8 @@ start and end.
 
 ``full`` and ``stream`` write each micro-batch into ``<query>/<batch id>/<attempt>``, whose
 ``_SUCCESS`` file marks it as complete: the last complete attempt counts, as for any idempotent
-sink, and earlier ones show whether a range that is read again has the same rows.
+sink, and earlier ones show whether a range that is read again has the same rows. ``copy`` writes
+into a stream, with message ids, so that a micro-batch that is repeated is stored once.
 """
 
 from __future__ import annotations
@@ -29,24 +30,31 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nats_stream_source import register
 from nats_stream_source.delta import merge_changes, reconcile
 from nats_stream_source.spark.progress import BatchProgress, watch_progress
+from tests.soak.servers import COPY, COPY_PREFIX, PREFIXES
 from tests.support.oracle.query_failures import is_data_loss
 from tests.support.spark.session import delta_session
 
 QUERIES = ("full", "current", "stream")
+"""The queries that both drivers run."""
+
+_COPY = "copy"
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"bucket": "full", "includeHistory": True, "maxRowsPerTrigger": 4000},
     "current": {"bucket": "current"},
     "stream": {"stream": "EVENTS", "minPartitions": 3},
+    _COPY: {"stream": "EVENTS"},
 }
 _TRIGGER_INTERVALS = {
     "full": "700 milliseconds",
     "current": "2 seconds",
     "stream": "700 milliseconds",
+    _COPY: "1 second",
 }
 _RETRY_INTERVAL = 2.0  # seconds after a failure
 
@@ -91,7 +99,8 @@ class Driver:
         self._running: dict[str, StreamingQuery] = {}
         self._read: set[str] = set()  # queries that have finished a micro-batch
         self._lost = set(request["skip"])
-        self._due = {name: 0.0 for name in QUERIES if name not in request["skip"]}
+        queries = (*QUERIES, _COPY)
+        self._due = {name: 0.0 for name in queries if name not in request["skip"]}
         self._log = (self._directory / "events.jsonl").open("a", buffering=1)
         self._spark = session(self._directory)
         register(self._spark)
@@ -120,17 +129,18 @@ class Driver:
         self._spark.stop()
 
     def _start(self, name: str) -> None:
-        reader = self._spark.readStream.format("nats_stream" if name == "stream" else "nats_kv")
-        rows = reader.options(servers=self._servers, **OPTIONS[name]).load()
-        sink = (
-            merge_changes(str(self._directory / "table"))
-            if name == "current"
-            else attempts_sink(self._directory / name)
+        reader = self._spark.readStream.format(
+            "nats_stream" if "stream" in OPTIONS[name] else "nats_kv"
         )
-        writer = (
-            rows.writeStream.queryName(name)
-            .foreachBatch(sink)
-            .option("checkpointLocation", str(self._directory / "checkpoints" / name))
+        rows = reader.options(servers=self._servers, **OPTIONS[name]).load()
+        if name == _COPY:
+            writer = self._copies(rows)
+        elif name == "current":
+            writer = rows.writeStream.foreachBatch(merge_changes(str(self._directory / "table")))
+        else:
+            writer = rows.writeStream.foreachBatch(attempts_sink(self._directory / name))
+        writer = writer.queryName(name).option(
+            "checkpointLocation", str(self._directory / "checkpoints" / name)
         )
         trigger = (
             writer.trigger(availableNow=True)
@@ -138,6 +148,12 @@ class Driver:
             else writer.trigger(processingTime=_TRIGGER_INTERVALS[name])
         )
         self._running[name] = trigger.start()
+
+    def _copies(self, rows: DataFrame) -> DataStreamWriter:
+        key = f"substring(subject, {len(PREFIXES['stream']) + 1})"
+        copied = rows.selectExpr(f"concat('{COPY_PREFIX}', {key}) AS subject", "data")
+        writer = copied.writeStream.format("nats_stream")
+        return writer.options(servers=self._servers, stream=COPY)
 
     def _ended(self, name: str, query: StreamingQuery) -> None:
         error = query.exception()

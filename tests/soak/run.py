@@ -20,6 +20,7 @@ from tests.soak.schedule import POWER_LOSS, Fault, schedule
 from tests.soak.servers import STREAMS, Servers, find_leaks
 from tests.soak.stall_detector import StallDetector
 from tests.soak.supervisor import DriverSupervisor
+from tests.support.oracle.copy_oracle import compare_copy
 from tests.support.oracle.ledger import AckCounter
 from tests.support.oracle.row_oracle import compare_all
 
@@ -196,6 +197,10 @@ def _compare(outcome: Outcome, servers: Servers, driver: DriverSupervisor) -> No
     )
     outcome.evidence = evidence
     outcome.findings = compare_all(evidence)
+    if outcome.settings.spark and evidence.rollback is None and "copy" not in evidence.stopped:
+        copied = collect.copied_messages(servers.url)
+        outcome.findings.merge(compare_copy(evidence.messages["stream"], copied))
+        outcome.rows["copy"] = len(copied)
     for source, writes in evidence.writes.items():
         outcome.acked[source] = sum(write.seq is not None for write in writes)
         outcome.unsure[source] = len(writes) - outcome.acked[source]

@@ -35,6 +35,11 @@ STREAMS = {"full": "KV_full", "current": "KV_current", "stream": "EVENTS"}
 PREFIXES = {"full": "$KV.full.", "current": "$KV.current.", "stream": "events."}
 """Subject prefix of the keys of each source."""
 
+COPY, COPY_PREFIX = "COPY", "copy."
+"""The stream that the query ``copy`` writes, and its subject prefix."""
+
+_DUPLICATE_WINDOW = 3600 * 10**9  # nanoseconds; longer than a driver is away
+
 UNAVAILABLE = (RuntimeError, OSError, AssertionError, nats.errors.Error)
 """Errors of a request to a server that is unavailable."""
 
@@ -46,7 +51,7 @@ _RECOVERY_TIMEOUT = 120.0  # seconds
 
 
 class Servers(Cluster):
-    """A cluster, or one server, with two buckets and a stream; a context manager.
+    """A cluster, or one server, with two buckets and two streams; a context manager.
 
     Args:
         size: 3 or 1.
@@ -92,6 +97,9 @@ class Servers(Cluster):
             api(self.url, f"STREAM.CREATE.KV_{bucket}", config)
         config = {"name": "EVENTS", "subjects": ["events.>"], **replicas}
         api(self.url, "STREAM.CREATE.EVENTS", config)
+        config = {"name": COPY, "subjects": [f"{COPY_PREFIX}>"], **replicas}
+        config["duplicate_window"] = _DUPLICATE_WINDOW
+        api(self.url, f"STREAM.CREATE.{COPY}", config)
 
     @property
     def urls(self) -> list[str]:

@@ -20,7 +20,9 @@ _ERRORS = "nats_stream_source.errors."
 TRANSIENT = (
     "ConnectError",
     "RequestTimeoutError",
+    "AckLostError",
     "AckTimeoutError",
+    "NoStreamError",
     "ConsumerLostError",
     "MinLastSequenceError",
     "JetStreamNotEnabledError",
