@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from nats_stream_source.aio.outage import Outage
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.api import JetStream
@@ -20,10 +21,17 @@ _FRESH = 1.0  # seconds after a use during which a PING is not required
 
 
 class ReusableConnection:
-    """At most one open connection with ``settings``."""
+    """At most one open connection with ``settings``.
+
+    Attributes:
+        was_connected: whether there was a connection: the settings lead to a server.
+        outage: the outages that its reader waits out; None if it does not wait.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
+        self.was_connected = False
+        self.outage: Outage | None = None
         self._connection: Connection | None = None
         self._used = 0.0
 
@@ -46,6 +54,7 @@ class ReusableConnection:
             kept = None
         if kept is None:
             kept = self._connection = await Connection.open(self.settings)
+            self.was_connected = True
         self._used = now
         return kept
 

@@ -55,6 +55,16 @@ COMMON: tuple[Option, ...] = (
         only=Mode.STREAMING,
     ),
     Option(
+        "outageTimeout",
+        "duration in seconds",
+        converters.outage,
+        None,
+        "Maximum time that a running query waits for servers that are away, or a stream without "
+        "a leader. At the start of a query `connectTimeout` applies. Default: 300; 0 fails after "
+        "`connectTimeout`.",
+        only=Mode.STREAMING,
+    ),
+    Option(
         "minPartitions",
         "integer",
         converters.partition_count,
@@ -84,6 +94,10 @@ MAX_TRIGGER_DELAY = 900.0
 """Seconds; the default of Spark's Kafka source."""
 
 
+OUTAGE_TIMEOUT = 300.0
+"""Seconds that a running query waits for servers that are away."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """The parsed options of :data:`COMMON`."""
@@ -92,6 +106,7 @@ class CommonOptions:
     max_bytes: int | None = None
     min_rows: int | None = None
     max_trigger_delay: float = MAX_TRIGGER_DELAY
+    outage_timeout: float = OUTAGE_TIMEOUT
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
@@ -113,7 +128,9 @@ class CommonOptions:
             )
         if delay is not None and min_rows is None:
             raise OptionError("option 'maxTriggerDelay' has no effect without 'minRowsPerTrigger'")
+        outage = values["outageTimeout"]
         return cls(
+            outage_timeout=OUTAGE_TIMEOUT if outage is None else outage,
             max_rows=max_rows,
             max_bytes=values["maxBytesPerTrigger"],
             min_rows=min_rows,

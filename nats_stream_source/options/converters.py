@@ -131,6 +131,17 @@ def duration(value: str) -> float:
     return number
 
 
+def outage(value: str) -> float:
+    """A duration in seconds, from 0 to 86,400."""
+    try:
+        number = float(value.strip())
+    except ValueError:
+        raise ValueError("is not a duration in seconds") from None
+    if not 0 <= number <= 86_400:
+        raise ValueError("is not between 0 and 86400 seconds")
+    return number
+
+
 def timestamp(value: str) -> int:
     """Nanoseconds since 1970 of an RFC 3339 timestamp with a time zone."""
     try:

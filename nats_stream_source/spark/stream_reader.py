@@ -40,20 +40,28 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._runner: Runner | None = None
         self._planner: Planner | None = None
+        self._planned = False  # a micro-batch with rows
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runner": None, "_planner": None}
 
     def _plan(self, call: Callable[[Planner], Awaitable[T]]) -> T:
-        """Run ``call`` with the planner; retry while the server is unavailable for a short time."""
+        """Run ``call`` with the planner; retry while the server is unavailable.
+
+        For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
+        wrong address is an error at once, and a running query outlives an outage.
+        """
         from nats_stream_source.spark.planning.planner import Planner
         from nats_stream_source.spark.reading.event_loop import Runner
 
         if self._runner is None or self._planner is None:
             self._runner = Runner(self._options.connection)
             self._planner = Planner(format_adapter(self._options), self._runner.connection)
-        planner = self._planner
-        return self._runner.plan(lambda: call(planner))
+        planner, runner = self._planner, self._runner
+        result = runner.plan(lambda: call(planner))
+        if runner.connection.outage is None:
+            runner.outlive_outages(self._options.common.outage_timeout)
+        return result
 
     def initialOffset(self) -> dict[str, Any]:
         """The start position of a query without a checkpoint."""
@@ -63,7 +71,8 @@ class StreamReader(DataSourceStreamReader):
         """The splits of a micro-batch."""
         first, last = Offset.parse(start), Offset.parse(end)
         splits = self._plan(lambda planner: planner.splits(first, last))
-        return [NatsInputPartition(split) for split in splits]
+        running, self._planned = self._planned, self._planned or bool(splits)
+        return [NatsInputPartition(split, running) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split."""
@@ -71,7 +80,10 @@ class StreamReader(DataSourceStreamReader):
 
         assert isinstance(partition, NatsInputPartition)
         assert isinstance(partition.split, Split)
-        return read_split(partition.split, format_adapter(self._options))
+        timeout = self._options.common.outage_timeout
+        return read_split(
+            partition.split, format_adapter(self._options), timeout, running=partition.running
+        )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the server does not keep state of a query."""

@@ -153,7 +153,7 @@ class Driver:
         key = f"substring(subject, {len(PREFIXES['stream']) + 1})"
         copied = rows.selectExpr(f"concat('{COPY_PREFIX}', {key}) AS subject", "data")
         writer = copied.writeStream.format("nats_stream")
-        return writer.options(servers=self._servers, stream=COPY)
+        return writer.options(servers=self._servers, stream=COPY, messageId="auto")
 
     def _ended(self, name: str, query: StreamingQuery) -> None:
         error = query.exception()

@@ -35,6 +35,7 @@ import nats.errors
 import numpy as np
 from numpy.typing import NDArray
 
+from nats_stream_source.aio.outage import is_outage
 from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.nats_py.socket_tap import Inbox
@@ -90,11 +91,13 @@ class OrderedReader:
         self.request = request
         list_through = request.target if request.last_per_subject else 0
         self.cursor = Cursor(request.start, request.end, list_through)
+        self._connections = connections
         self._consumer = EphemeralConsumer(connections, request)
         self._batcher = FrameBatcher(request.batch_rows, request.batch_bytes)
         self._held = HeldRows()
         self._stalled = False
         self._rebuild_detail = ""
+        self._away = False  # the last consumer was not created because servers are away
         self._seconds_without_progress = 0.0
 
     def __repr__(self) -> str:
@@ -147,14 +150,20 @@ class OrderedReader:
     async def _create_consumer(self) -> None:
         """Make one attempt to create a consumer that delivers from the cursor's position on."""
         cursor, request, consumer = self.cursor, self.request, self._consumer
+        outage = self._connections.outage
         unreachable = cursor.failed_rebuilds > consumer.unbound >= _MAX_UNBOUND
-        if cursor.failed_rebuilds > request.attempts or unreachable:
+        # While servers are away, the outage's timeout counts instead of the attempts.
+        if (cursor.failed_rebuilds > request.attempts and not self._away) or unreachable:
             raise self._consumer_lost_error()
         if cursor.failed_rebuilds > 1:
             # Not aio.retry: a rebuild is a transition of the cursor, which counts the failures.
             await asyncio.sleep(_BACKOFF.pause(cursor.failed_rebuilds))
         # The cause of a rebuild may be a dead connection, so it is verified.
-        await consumer.connect(verify=bool(cursor.rebuilds))
+        verify = bool(cursor.rebuilds)
+        if outage is None:
+            await consumer.connect(verify=verify)
+        else:
+            await outage.outlive(lambda: consumer.connect(verify=verify), ends=not self._away)
         self._stalled = False
         try:
             if cursor.rebuilds:
@@ -168,8 +177,14 @@ class OrderedReader:
             if isinstance(error, ConsumerLimitError) and cursor.failed_rebuilds >= request.attempts:
                 raise  # its message names the setting to change
             # Transient while a server starts or the stream elects a leader.
+            if outage is not None and is_outage(error):
+                await outage.wait(error)
+                self._away = True
             self._abandon_consumer(Rebuild.NO_ANSWER, str(error))
             return
+        if self._away and outage is not None:
+            outage.end()
+        self._away = False
         cursor.created()
 
     def _consumer_lost_error(self) -> ConsumerLostError:

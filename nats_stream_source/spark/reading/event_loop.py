@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from nats_stream_source.aio.outage import Outage
 from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.aio.tasks import cancel_and_wait
 from nats_stream_source.connection.connection import ConnectionSettings
@@ -50,8 +51,25 @@ class Runner:
                 self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
 
     def retry_transient(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run ``work``; retry while the server is unavailable, for at most ``connectTimeout``."""
+        """Run ``work``; retry while the server is unavailable.
+
+        For at most ``connectTimeout``, or ``outageTimeout`` after :meth:`outlive_outages`.
+        """
+        if (outage := self.connection.outage) is not None:
+            return self.run(outage.outlive(work))
         return self.run(retry_transient(work, self.connection.settings.connect_timeout))
+
+    def outlive_outages(self, timeout: float) -> None:
+        """From now on, wait for servers that are away for at most ``timeout`` seconds.
+
+        Args:
+            timeout: ``outageTimeout``; 0 to wait no longer than ``connectTimeout``.
+        """
+        connection = self.connection
+        if timeout:
+            connection.outage = Outage(timeout, connection.settings.server_list)
+        else:
+            connection.outage = None
 
     def plan(self, work: Callable[[], Awaitable[T]]) -> T:
         """:meth:`retry_transient` for a planner; removes the traceback from named errors."""

@@ -28,8 +28,14 @@ from nats_stream_source.spark.reading.small_range import small_range
 from nats_stream_source.wire.frames import Frames
 
 
-def read_split(split: Split, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
+def read_split(
+    split: Split, adapter: FormatAdapter, outage_timeout: float = 0.0, *, running: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a split in the order of their sequences.
+
+    Args:
+        outage_timeout: seconds to wait for servers that are away. Until this process has been
+            connected, ``connect_timeout`` applies instead, unless the query is ``running``.
 
     Raises:
         DataLossError: the stream was re-created or rolled back; or messages of the range aged out
@@ -37,8 +43,14 @@ def read_split(split: Split, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
     runner = cached_runner(adapter.connection)
+    waits = running or runner.connection.was_connected
+    runner.outlive_outages(outage_timeout if waits else 0.0)
+    if not waits:
+        runner.retry_transient(runner.connection.connection)
+        runner.outlive_outages(outage_timeout)
     verifier = ReadVerifier(split)
-    if (small := runner.run(_read_small_range(runner.connection, split, adapter))) is not None:
+    small = runner.retry_transient(lambda: _read_small_range(runner.connection, split, adapter))
+    if small is not None:
         frames, info = small
         check_created(info, split)
         verifier.add(frames)

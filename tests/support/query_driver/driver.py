@@ -11,6 +11,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ class QueryDriver:
         clock: the planner's clock in seconds, by which it spaces the polls of an idle query.
         cores: the number of cores, by which the planner cuts a range into splits.
         timer: the clock in seconds by which the planner measures its own requests.
+        outage_timeout: seconds; 0 since most tests of servers that are away expect the error.
     """
 
     def __init__(
@@ -42,7 +44,10 @@ class QueryDriver:
         clock: Callable[[], float] = time.monotonic,
         cores: int | None = None,
         timer: Callable[[], float] = time.perf_counter,
+        outage_timeout: float = 0.0,
     ) -> None:
+        common = replace(options.common, outage_timeout=outage_timeout)
+        options = replace(options, common=common)
         self._reader = AdmissionReader(options)
         runner = Runner(options.connection)
         self._reader._runner = runner

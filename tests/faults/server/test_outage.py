@@ -1,0 +1,168 @@
+"""Servers that are away for longer than ``connectTimeout`` under a query (``outageTimeout``)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConnectError, NatsSourceError
+from nats_stream_source.options import kv_options
+from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.query_driver.driver import QueryDriver
+from tests.support.spark.streaming_query import begin
+from tests.support.wait import wait_until
+
+SHORT = {"connectTimeout": "0.5", "requestTimeout": "0.5"}
+AWAY = 3.0
+"""Seconds; more than all attempts of ``connectTimeout`` take."""
+
+LEAVE: dict[str, tuple[Callable[[NatsServer], Any], Callable[[NatsServer], Any]]] = {
+    "killed": (NatsServer.kill, NatsServer.start),
+    "paused": (NatsServer.pause, NatsServer.resume),
+}
+
+
+class Away:
+    """Servers that leave, and come back after a while by themselves."""
+
+    def __init__(self, server: NatsServer, how: str) -> None:
+        leave, self._back = LEAVE[how]
+        leave(server)
+        self.since = time.monotonic()
+        self._server = server
+        self._timer = threading.Timer(AWAY, self._return)
+        self._timer.start()
+
+    def _return(self) -> None:
+        self._back(self._server)
+
+    def check(self) -> None:
+        """Wait for the return; fails if that was not awaited before."""
+        assert time.monotonic() - self.since >= AWAY
+        self._timer.join()
+
+
+def fill(url: str, first: int, count: int) -> None:
+    put_many(url, "b", ((f"k{i % 50}", b"%d" % i) for i in range(first, first + count)))
+
+
+def options(url: str, **more: str) -> Any:
+    given = {"servers": url, "bucket": "b", "includeHistory": "true", **SHORT, **more}
+    return kv_options(given)
+
+
+def read(driver: QueryDriver, start: Any, end: Any) -> list[int]:
+    return [
+        revision
+        for partition in driver.partitions(start, end)
+        for batch in driver.read(partition)
+        for revision in batch.column("revision").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("how", LEAVE)
+def test_between_micro_batches(nats_server: NatsServer, how: str) -> None:
+    create_bucket(nats_server.url, "b", 64)
+    fill(nats_server.url, 0, 500)
+    driver = QueryDriver(options(nats_server.url), outage_timeout=60)
+    try:
+        start = driver.initial_offset()
+        end = driver.latest_offset(start)
+        assert read(driver, start, end) == list(range(1, 501))
+        fill(nats_server.url, 500, 500)
+        away = Away(nats_server, how)
+        last = driver.latest_offset(end)
+        away.check()
+        away = Away(nats_server, how)
+        assert read(driver, end, last) == list(range(501, 1001))
+        away.check()
+    finally:
+        driver.close()
+
+
+@pytest.mark.parametrize("how", LEAVE)
+def test_in_the_middle_of_a_split(nats_server: NatsServer, how: str) -> None:
+    """Its reader has been connected, so it waits also in the first micro-batch."""
+    count = 20_000
+    create_bucket(nats_server.url, "b", 64)
+    put_many(nats_server.url, "b", ((f"k{i}", b"x" * 1500) for i in range(count)))
+    driver = QueryDriver(options(nats_server.url), outage_timeout=60)
+    try:
+        start = driver.initial_offset()
+        (partition,) = driver.partitions(start, driver.latest_offset(start))
+        batches = driver.read(partition)
+        found = next(batches).column("revision").to_pylist()
+        away = Away(nats_server, how)
+        for batch in batches:
+            found += batch.column("revision").to_pylist()
+        away.check()
+        assert found == list(range(1, count + 1))
+    finally:
+        driver.close()
+
+
+def test_an_outage_that_lasts_too_long(nats_server: NatsServer) -> None:
+    create_bucket(nats_server.url, "b", 64)
+    fill(nats_server.url, 0, 10)
+    driver = QueryDriver(options(nats_server.url), outage_timeout=2)
+    try:
+        start = driver.initial_offset()
+        end = driver.latest_offset(start)
+        (partition,) = driver.partitions(start, end)
+        nats_server.kill()
+        with pytest.raises(ConnectError, match="connection refused"):
+            driver.latest_offset(end)
+        with pytest.raises(NatsSourceError):
+            list(driver.read(partition))
+    finally:
+        driver.close()
+
+
+def test_a_wrong_address_is_an_error_at_the_start() -> None:
+    driver = QueryDriver(options("nats://127.0.0.1:1"), outage_timeout=3600)
+    try:
+        with pytest.raises(ConnectError, match="connection refused"):
+            driver.initial_offset()
+    finally:
+        driver.close()
+
+
+def test_a_query_outlives_it_and_can_be_stopped(
+    spark: SparkSession, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    url = nats_server.url
+    create_bucket(url, "b", 64)
+    fill(url, 0, 100)
+    rows = spark.readStream.format("nats_kv").options(servers=url, bucket="b", **SHORT)
+    found: list[int] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        found.extend(row.revision for row in batch.collect())
+
+    writer = rows.option("includeHistory", True).load().writeStream.foreachBatch(collect)
+    query = begin(writer.option("checkpointLocation", str(tmp_path)).start)
+    try:
+        wait_until(lambda: len(found) == 100, "the first micro-batch", deadline=600)
+        away = Away(nats_server, "killed")
+        wait_until(lambda: time.monotonic() - away.since > AWAY, "the outage is over")
+        away.check()
+        fill(url, 100, 100)
+        wait_until(lambda: len(found) == 200, "the second micro-batch", deadline=600)
+        assert found == list(range(1, 201))
+        assert query.exception() is None
+        nats_server.kill()
+        time.sleep(1)  # longer than `connectTimeout`: the planner waits for the server now
+        assert query.isActive
+    finally:
+        # While the server is away: `stop` does not wait for `outageTimeout`.
+        stopping = threading.Thread(target=query.stop)
+        stopping.start()
+        stopping.join(60)
+    assert not stopping.is_alive()
