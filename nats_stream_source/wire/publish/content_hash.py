@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-LARGE = 1024
+LARGE = 4096
 """Bytes from which on an element is hashed by itself."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
