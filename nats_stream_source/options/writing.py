@@ -224,6 +224,7 @@ class StreamWriteOptions:
 
 _QUERY_OPTIONS = (
     "checkpointlocation",
+    "queryname",
     "asyncprogresstrackingenabled",
     "asyncprogresstrackingcheckpointintervalms",
 )

@@ -62,6 +62,7 @@ def test_a_query_whose_micro_batch_comes_again(
         query = (
             frame_for(kind, source.load())
             .writeStream.format(kind)
+            .queryName("copy")
             .options(**servers, **TARGETS[kind], messageId="auto")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)

@@ -6,13 +6,7 @@ of the tests, from the same checkpoints.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import create_bucket, put, stream_state
-from tests.support.paths import ROOT
+from tests.support.spark.driver_process import driver_process
 from tests.support.spark.scenario import (
     ExpectRows,
     Run,
@@ -108,7 +102,7 @@ def crashed(
     ]
     request = root / "request.json"
     request.write_text(json.dumps({"servers": url, "queries": queries}))
-    with driver(request) as process:
+    with driver_process("tests.faults.process.crash_driver", str(request)) as process:
 
         def alive() -> None:
             assert process.poll() is None, "the driver ended by itself"
@@ -136,23 +130,6 @@ def put_numbered(url: str, bucket: str, keys: tuple[str, ...]) -> None:
     """Put each key's revision as its value."""
     for key in keys:
         put(url, bucket, key, b"%d" % (stream_state(url, bucket)["last_seq"] + 1))
-
-
-@contextlib.contextmanager
-def driver(request: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The driver process; at the end it and its JVM are killed, as by a crash of their machine."""
-    # A session of its own, so that the JVM is in the group that is killed.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.process.crash_driver", str(request)],
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.mark.parametrize("name", CRASHES)

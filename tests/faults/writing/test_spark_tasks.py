@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,9 +24,9 @@ from nats_stream_source.spark.writing.task import TaskResult, write_task
 from tests.faults.writing import sink_driver
 from tests.faults.writing.publishing import AtPubAck, create_stream, stored, stream_state
 from tests.support.nats.buckets import create_bucket, put_many
-from tests.support.paths import ROOT
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.spark.blocked_task import BlockedTask, session
+from tests.support.spark.driver_process import driver_process
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults
@@ -126,7 +124,8 @@ def test_killed_driver(
     at = 2 * sink_driver.ROWS + 200
     with Proxy(nats_server.port, AtPubAck(at, kill)) as proxy:
         through = {**request, "options": {**options, "servers": proxy.url}}
-        with driver(through) as process:
+        module = "tests.faults.writing.sink_driver"
+        with driver_process(module, json.dumps(through)) as process:
             processes.append(process)
             wait_until(killed.is_set, "the driver is killed", alive=alive(process), deadline=600)
     assert at <= stream_state(url, "OUT")["messages"] <= 3 * sink_driver.ROWS
@@ -143,22 +142,6 @@ def alive(process: subprocess.Popen[bytes]) -> Callable[[], None]:
         assert process.poll() in (None, -signal.SIGKILL), "the driver ended by itself"
 
     return check_alive
-
-
-@contextlib.contextmanager
-def driver(request: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
-    """The driver process, in a process group of its own, with its JVM and Python workers."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.writing.sink_driver", json.dumps(request)],
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 # -- speculative execution ---------------------------------------------------------------------

@@ -154,7 +154,9 @@ def copy(
         .load()
     )
     sink = source.writeStream.format("nats_kv").options(servers=url, ifMissing="create", **options)
-    trigger = sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    # Spark passes the options of the query to the sink: its name, too.
+    named = sink.queryName(f"copy_{options['bucket']}")
+    trigger = named.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     run_to_the_end(trigger.start)
 
 
