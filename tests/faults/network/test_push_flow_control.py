@@ -10,7 +10,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import FlowControlLostError, NextTimeoutError
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
-from tests.faults.network.push import all_of, hmsg
+from tests.faults.network.push import Once, all_of, hmsg, nth_delivery
 from tests.support.nats.buckets import flushed
 from tests.support.nats.subscriptions import connected, fill, make_stream
 from tests.support.proxy.fault_proxy import Proxy, is_status
@@ -94,6 +94,24 @@ async def test_swallowed_flow_control_is_answered_by_the_heartbeat(
             assert len(answers) == len(set(answers))
             assert any(b"Nats-Consumer-Stalled" in frame for frame in proxy.seen)
             await context.__aexit__(None, None, None)
+
+
+async def test_a_flow_control_subject_of_another_form_is_answered(
+    shared_server: NatsServer,
+) -> None:
+    """ADR-15, "Flow Control": the subject is not inspected, and the answer is empty."""
+    stream = make_stream(shared_server.url, 5)
+    block = b"NATS/1.0 100 FlowControl Request\r\n\r\n"
+    fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block, b"other.form.x") + frame)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with connected(proxy.url) as jetstream, connected(shared_server.url) as other:
+            heard = await other.connection.client.subscribe("other.form.>")
+            await flushed(other.connection.client)
+            async with await subscribe(jetstream, stream=stream, config=FLOWING) as subscription:
+                assert await all_of(subscription, 5) == ([1, 2, 3, 4, 5], [])
+                answer = await heard.next_msg(60)
+                assert (answer.subject, answer.data, answer.headers) == ("other.form.x", b"", None)
+        assert fault.done
 
 
 async def test_a_lost_answer_is_repeated(shared_server: NatsServer) -> None:

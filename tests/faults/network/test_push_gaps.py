@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +16,10 @@ from nats_stream_source.errors import (
     NextTimeoutError,
 )
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.wire.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, nth_delivery
 from tests.support.nats.subscriptions import connected, fill, make_consumer, make_stream
-from tests.support.proxy.fault_proxy import Proxy, is_status
+from tests.support.proxy.fault_proxy import Delay, Outcome, Proxy, is_status
 from tests.support.wait import wait_until_async
 
 BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5)
@@ -105,27 +104,6 @@ async def test_a_consumer_found_in_the_middle_has_no_gap_before(shared_server: N
         assert len(proxy.dropped) == 1
 
 
-async def test_two_missed_heartbeats_are_no_alarm(shared_server: NatsServer) -> None:
-    """ADR-15: three intervals. Every second heartbeat is lost, so each pause is two intervals."""
-    stream = make_stream(shared_server.url, 1)
-    beats = itertools.count()
-
-    def every_second(frame: bytes) -> bool:
-        return not is_status(frame, b"Idle Heartbeat") or next(beats) % 2 == 1
-
-    with Proxy(shared_server.port, every_second) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(
-                jetstream, stream=stream, config=replace(BEATING, idle_heartbeat=1.0)
-            ) as subscription,
-        ):
-            await subscription.next(15)
-            with pytest.raises(NextTimeoutError):
-                await subscription.next(4.5)
-        assert len(proxy.dropped) >= 2
-
-
 async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
     with Proxy(shared_server.port) as proxy:
@@ -154,6 +132,80 @@ async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None
             proxy.verdict = lambda frame: True
             await asyncio.to_thread(fill, shared_server.url, stream, 1)
             assert (await subscription.next(15)).metadata.stream_seq == 2
+
+
+class SilentIntervals:
+    """Two intervals without a heartbeat after the first one, then one heartbeat, then silence.
+
+    The heartbeat that ends the two intervals comes a quarter of an interval late, so that a limit
+    of two intervals is exceeded.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self.heartbeats = 0
+
+    def __call__(self, frame: bytes) -> Outcome:
+        if not is_status(frame, b"Idle Heartbeat"):
+            return True
+        self.heartbeats += 1
+        if self.heartbeats == 3:
+            return Delay(self._interval / 4)
+        return self.heartbeats == 1
+
+
+async def test_two_intervals_without_a_heartbeat_are_not_an_alarm_and_three_are(
+    shared_server: NatsServer,
+) -> None:
+    """ADR-15, "Heartbeats": a push subscription raises, an ordered one rebuilds its consumer."""
+    url, port = shared_server.url, shared_server.port
+    interval = 1.0
+    config = ConsumerConfig(idle_heartbeat=interval)
+
+    async def push() -> None:
+        stream, silent = make_stream(url, 1), SilentIntervals(interval)
+        with Proxy(port, silent) as proxy:
+            async with (
+                connected(proxy.url) as jetstream,
+                await subscribe(jetstream, stream=stream, config=config) as subscription,
+            ):
+                await subscription.next(15)
+                with pytest.raises(MissedHeartbeatError):
+                    await subscription.next(60)
+                # Not after the second one, and not before two more were missed.
+                assert silent.heartbeats >= 5
+
+    async def ordered() -> None:
+        stream, silent = make_stream(url, 1), SilentIntervals(interval)
+        with Proxy(port, silent) as proxy:
+            async with (
+                connected(proxy.url) as jetstream,
+                await subscribe(
+                    jetstream, stream=stream, ordered=True, config=config
+                ) as subscription,
+            ):
+                await subscription.next(15)
+                waiting = asyncio.create_task(subscription.next())
+                rebuilds = subscription.reader.cursor.rebuilds
+                await wait_until_async(lambda: bool(rebuilds), "a rebuild")
+                assert silent.heartbeats >= 5
+                assert rebuilds == [Rebuild.MISSED_HEARTBEAT]
+                proxy.verdict = lambda frame: True
+                await asyncio.to_thread(fill, url, stream, 1)
+                assert (await waiting).metadata.stream_seq == 2
+
+    async def pull() -> None:
+        stream, silent = make_stream(url), SilentIntervals(interval)
+        with Proxy(port, silent) as proxy:
+            async with (
+                connected(proxy.url) as jetstream,
+                await subscribe(jetstream, stream=stream, pull=True) as subscription,
+            ):
+                # Its heartbeats come at a quarter, half and three quarters of its time.
+                assert await subscription.fetch(1, 4 * interval) == []
+                assert silent.heartbeats >= 3
+
+    await asyncio.gather(push(), ordered(), pull())
 
 
 async def test_an_alarm_may_go_to_a_callback(shared_server: NatsServer) -> None:

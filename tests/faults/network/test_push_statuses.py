@@ -8,12 +8,14 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConflictStatusError,
     ConsumerDeletedError,
+    ConsumerLostError,
     NatsSourceError,
     NoRespondersStatusError,
     ProtocolError,
     UnknownStatusError,
 )
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.wire.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, hmsg, nth_delivery
 from tests.support.nats.subscriptions import connected, make_stream
 from tests.support.proxy.fault_proxy import Proxy, is_delivery
@@ -32,7 +34,7 @@ def msg(frame: bytes, reply: bytes) -> bytes:
         (b"NATS/1.0 409 Exceeded MaxWaiting\r\n\r\n", ConflictStatusError, "MaxWaiting"),
         (b"NATS/1.0 503\r\n\r\n", NoRespondersStatusError, "503"),
         (b"NATS/1.0 777 New Thing\r\n\r\n", UnknownStatusError, "777 New Thing"),
-        (b"NATS/1.0 499 New Conflict\r\n\r\n", UnknownStatusError, "499 New Conflict"),
+        (b"NATS/1.0 499 New Thing\r\n\r\n", UnknownStatusError, "499 New Thing"),
         (b"NATS/1.0 404 No Messages\r\n\r\n", UnknownStatusError, "404"),
         (
             b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Con",
@@ -91,21 +93,56 @@ async def test_a_reply_subject_that_is_none(
         assert fault.done
 
 
-@pytest.mark.parametrize(
-    ("token", "domain", "more"),
-    [(b"hub", "hub", b""), (b"_", None, b""), (b"hub", "hub", b".random.x")],
-)
-async def test_eleven_tokens_and_more_are_read(
-    shared_server: NatsServer, token: bytes, domain: str | None, more: bytes
+@pytest.mark.parametrize("status", [b"409 Consumer Deleted", b"503", b"499 New Thing"])
+async def test_an_ordered_subscription_replaces_its_consumer_at_any_status(
+    shared_server: NatsServer, status: bytes
+) -> None:
+    """It raises no status: the next consumer delivers the rest, or says what is wrong."""
+    stream = make_stream(shared_server.url, 5)
+    block = b"NATS/1.0 " + status + b"\r\n\r\n"
+    fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block) + frame)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with connected(proxy.url) as jetstream:
+            config = ConsumerConfig(idle_heartbeat=30.0)
+            async with await subscribe(
+                jetstream, stream=stream, ordered=True, config=config
+            ) as subscription:
+                found = [(await subscription.next(15)).metadata.stream_seq for _ in range(5)]
+                assert found == [1, 2, 3, 4, 5]
+                assert subscription.reader.cursor.rebuilds == [Rebuild.CONSUMER_GONE]
+        assert fault.done
+
+
+async def test_a_status_from_each_consumer_ends_an_ordered_subscription(
+    shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 5)
+    block = b"NATS/1.0 499 New Thing\r\n\r\n"
+    with Proxy(
+        shared_server.port, lambda frame: hmsg(frame, block) if is_delivery(frame) else True
+    ) as proxy:
+        async with connected(proxy.url) as jetstream:
+            subscription = await subscribe(jetstream, stream=stream, ordered=True)
+            with pytest.raises(ConsumerLostError, match="consumers in a row were lost"):
+                await subscription.next(60)
+            await subscription.unsubscribe()
+
+
+@pytest.mark.parametrize("more", [b"", b".12", b".12.x"], ids=["11 tokens", "12", "13"])
+@pytest.mark.parametrize("domain", ["hub", None])
+async def test_eleven_tokens_and_more_are_read(
+    shared_server: NatsServer, domain: str | None, more: bytes
+) -> None:
+    stream = make_stream(shared_server.url, 5)
+    prefix = b"$JS.ACK.%s.hash." % (domain or "_").encode()
 
     def longer(frame: bytes) -> bool | bytes:
         if not is_delivery(frame):
             return True
-        words = frame.split(b" ", 4)
-        words[3] = words[3].replace(b"$JS.ACK.", b"$JS.ACK.%s.hash." % token, 1) + more
-        return b" ".join(words)
+        line, rest = frame.split(b"\r\n", 1)
+        words = line.split(b" ")
+        words[3] = words[3].replace(b"$JS.ACK.", prefix, 1) + more
+        return b" ".join(words) + b"\r\n" + rest
 
     with Proxy(shared_server.port, longer) as proxy:
         async with (
@@ -114,6 +151,7 @@ async def test_eleven_tokens_and_more_are_read(
         ):
             message = await subscription.next(15)
             assert message.metadata.domain == domain
-            assert message.metadata.stream == stream
-            assert message.reply.startswith(f"$JS.ACK.{token.decode()}.hash.")
+            assert (message.metadata.stream, message.metadata.consumer_seq) == (stream, 1)
+            assert message.reply.startswith(prefix.decode())
+            assert message.reply.endswith(f".4{more.decode()}")  # four are pending
             assert (await all_of(subscription, 5)) == ([2, 3, 4, 5], [])

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,17 +46,22 @@ from tests.support.nats.buckets import (
     consumers,
     create_bucket,
     delete_bucket,
+    flushed,
     put,
     put_many,
     server_version,
     stream_info,
     stream_state,
 )
+from tests.support.nats.buckets import (
+    connected as nats_client,
+)
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
     adr19_server,
     hub_and_leaf,
+    with_user,
 )
 
 pytestmark = pytest.mark.servers
@@ -196,6 +203,37 @@ async def test_key_value(place: Place) -> None:
         delete_bucket(place.owner, "kv")
 
 
+async def test_account_info(place: Place) -> None:
+    """ADR-19, "Testing": the account that is reached, not that of the user."""
+    async with connected(place.settings) as jetstream:
+        found = await jetstream.call("INFO")
+    assert found["streams"] == api(place.owner, "INFO")["streams"] >= 1
+    assert found.get("domain") == api(place.owner, "INFO").get("domain")
+
+
+async def test_what_is_published_below_the_prefix_arrives_without_it(place: Place) -> None:
+    """ADR-19, "Testing": ``nats sub '$KV.map.>'`` there, ``nats pub 'fromA.$KV.map.put'`` here.
+
+    The API itself has no subjects below ``$JS.API.$KV``: a message there is not a write.
+    """
+    create_bucket(place.owner, "bin")
+    try:
+        async with nats_client(place.owner) as owner, connected(place.settings) as jetstream:
+            heard = await owner.subscribe("$KV.bin.>")
+            await flushed(owner)
+            await owner.publish("$JS.API.$KV.bin.not", b"")
+            await flushed(owner)
+            client = jetstream.connection.client
+            prefix = place.settings.api_prefix
+            answer = await client.request(f"{prefix}.$KV.bin.put", b"hello world", timeout=60)
+            message = await heard.next_msg(60)
+            assert (message.subject, message.data) == ("$KV.bin.put", b"hello world")
+            assert json.loads(answer.data)["seq"] == 1
+            assert stream_state(place.owner, "bin")["last_seq"] == 1
+    finally:
+        delete_bucket(place.owner, "bin")
+
+
 async def test_a_new_bucket_has_no_prefix_in_its_subjects(place: Place) -> None:
     async with connected(place.settings) as jetstream:
         bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("made"))
@@ -248,6 +286,28 @@ async def test_account_i_has_no_jetstream_of_its_own() -> None:
         async with connected(settings) as jetstream:
             with pytest.raises(JetStreamNotEnabledError):
                 await jetstream.stream_info("KV_map")
+
+
+async def test_an_import_without_a_prefix_takes_the_place_of_the_accounts_own_jetstream(
+    tmp_path: Path,
+) -> None:
+    """ADR-19 calls it an error; servers accept it, and requests go to the other account."""
+    config = tmp_path / "accounts.conf"
+    config.write_text(
+        """
+        jetstream: enabled
+        accounts: {
+            A: { users: [ {user: a, password: a} ], jetstream: enabled
+                 exports: [ {service: "$JS.API.>"} ] }
+            I: { users: [ {user: i, password: i} ], jetstream: enabled
+                 imports: [ {service: {account: A, subject: "$JS.API.>"} } ] }
+        }
+        """
+    )
+    with NatsServer(config=config) as server:
+        create_bucket(with_user(server.url, "a"), "map")
+        async with connected(ConnectionSettings(servers=(with_user(server.url, "i"),))) as of_i:
+            assert (await of_i.stream_info("KV_map")).name == "KV_map"
 
 
 @pytest.mark.parametrize("prefix", ["fromB", "$JS.nowhere.API"])

@@ -50,7 +50,8 @@ def test_a_python_that_lacks_the_package(
     text = refusal(spark)
     assert f"{sys.executable} (Python " in text
     assert "lacks nats-stream-source, nats-py, pyarrow, numpy, tenacity; install it" in text
-    register(spark, check=False)
+    # Unchecked it is accepted, in a session of its own: the formats of a session keep this Python.
+    register(spark.newSession(), check=False)
 
 
 def test_a_python_that_does_not_exist(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from nats_stream_source.wire.columns import payloads
 from tests.integration.jetstream.direct_get.streams import listed, make, skip_before
 from tests.support.nats.buckets import api, with_client
 from tests.support.nats.direct_get import direct_get, seqs, version
-from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
@@ -48,23 +47,6 @@ async def test_batches(shared_server: NatsServer, complete: bool) -> None:
         assert await read(seq=5000) == []
         assert await read(max_bytes=1) == whole  # one message a page
         assert await read(max_bytes=100) == whole
-
-
-async def test_every_batch_request_has_a_subject_or_none(shared_server: NatsServer) -> None:
-    """ADR-31 asks for a subject; servers read all subjects faster without the filter ``>``."""
-    skip_before(shared_server.url, 11)
-    make(shared_server.url, "FILTER", 8)
-    with Proxy(shared_server.port) as proxy:
-        async with direct_get(proxy.url, "FILTER") as get:
-            assert await seqs(get.batch(">")) == list(range(1, 9))
-            assert await seqs(get.batch("FILTER.>")) == list(range(1, 9))
-        bodies = [
-            json.loads(frame.rpartition(b"\r\n")[0].partition(b"\r\n")[2])
-            for frame in proxy.sent
-            if frame.startswith(b"PUB $JS.API.DIRECT.GET.FILTER ")
-        ]
-    assert [body.get("next_by_subj") for body in bodies] == [None, "FILTER.>"]
-    assert [body["seq"] for body in bodies] == [1, 1]
 
 
 async def test_an_empty_stream(shared_server: NatsServer) -> None:

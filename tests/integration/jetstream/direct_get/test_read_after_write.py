@@ -231,28 +231,6 @@ async def test_monotonic_reads() -> None:
             assert {one.seq for one in await gathered} == {4}
 
 
-async def test_what_a_guarded_get_costs(shared_server: NatsServer) -> None:
-    """One request where the message has the sequence; otherwise three, two of them to the leader.
-
-    A message with the sequence or a later one proves that its server has it; an older one does not.
-    """
-    make(shared_server.url, "COST")
-    with Proxy(shared_server.port) as proxy:
-        async with direct_get(proxy.url, "COST") as get:
-            await get.get(1, min_last_seq=3)  # this one also finds out what stream and server allow
-            before = len(proxy.asked("$JS.API."))
-            await get.last("COST.a", min_last_seq=3)
-            direct = proxy.asked("$JS.API.")[before:]
-            await get.get(1, min_last_seq=3)
-            guarded = proxy.asked("$JS.API.")[before + len(direct) :]
-    assert direct == ["$JS.API.DIRECT.GET.COST.COST.a"]
-    assert guarded == [
-        "$JS.API.DIRECT.GET.COST",
-        "$JS.API.STREAM.INFO.COST",
-        "$JS.API.STREAM.MSG.GET.COST",
-    ]
-
-
 async def test_a_mirror_is_not_fresh_because_it_answers(nats_server: NatsServer) -> None:
     """A mirror whose limits keep it behind answers Direct Gets; what it says is not taken."""
     url = nats_server.url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -84,6 +85,49 @@ async def test_reads_without_values_transfer_no_value(shared_server: NatsServer)
                 async with kv.watch(*keys, meta_only=True) as watch:
                     assert [entry.key for entry in await watch.initial()][:4] == names
             assert sum(map(len, proxy.seen)) < 50_000
+            assert await api_consumers(kv) == []
+
+
+async def test_the_consumers_of_history_keys_and_watches(shared_server: NatsServer) -> None:
+    """ADR-8, "History", "Watch" and "List of known keys": ephemeral, without acknowledgements."""
+    create_bucket(shared_server.url, "consumed", history=3)
+    publish(shared_server.url, [(f"$KV.consumed.{key}", b"1", None) for key in "aab"])
+    lasts = {"deliver_policy": "last_per_subject"}
+    first = {"deliver_policy": "by_start_sequence", "opt_start_seq": 1}
+
+    with Proxy(shared_server.port) as proxy:
+
+        def created() -> dict[str, Any]:
+            """The configuration of the consumer that delivered, without names and heartbeats."""
+            frames = [f for f in proxy.sent if f.startswith(b"PUB $JS.API.CONSUMER.CREATE.")]
+            configs = [json.loads(frame.split(b"\r\n")[1])["config"] for frame in frames]
+            (config,) = [config for config in configs if "deliver_subject" in config]
+            assert (config["ack_policy"], config["flow_control"]) == ("none", True)
+            assert "durable_name" not in config
+            assert config["inactive_threshold"] > 0
+            proxy.sent.clear()
+            told = ("deliver_policy", "opt_start_seq", "filter_subject", "headers_only")
+            return {name: config[name] for name in told if config.get(name)}
+
+        async with jetstream(proxy.url) as js:
+            kv = await KeyValue.open(js, "consumed")
+            assert len(await kv.history("a")) == 2
+            history = created()
+            assert history.pop("filter_subject") == "$KV.consumed.a"
+            assert history == first
+            assert sorted(await kv.keys()) == ["a", "b"]
+            keys = created()
+            assert keys == {**lasts, "filter_subject": "$KV.consumed.>", "headers_only": True}
+            for asked, subject in (((), ">"), (("a",), "a")):
+                async with kv.watch(*asked) as watch:
+                    await watch.initial()
+                assert created() == {**lasts, "filter_subject": f"$KV.consumed.{subject}"}
+            async with kv.watch(meta_only=True) as watch:
+                await watch.initial()
+            assert created()["headers_only"] is True
+            async with kv.watch(include_history=True) as watch:
+                await watch.initial()
+            assert created() == first  # the stream has the bucket's subjects only
             assert await api_consumers(kv) == []
 
 

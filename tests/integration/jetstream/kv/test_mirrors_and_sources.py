@@ -40,8 +40,15 @@ async def test_a_mirror_reads_and_writes_the_mirrored_bucket(shared_server: Nats
             await mirror.purge_deletes()
         read_only = mirror.read_only()
         assert type(read_only) is ReadOnlyKeyValue
-        assert not hasattr(read_only, "put")
+        for write in ("put", "create", "update", "delete", "purge", "purge_deletes"):
+            assert not hasattr(read_only, write)
         assert (await read_only.get("a", min_last_revision=created)).value == b"3"
+        assert (await read_only.get_revision("b", revision)).value == b"2"
+        assert [e.operation for e in await read_only.history("a")] == ["PUT", "DEL", "PUT"]
+        assert sorted(await read_only.keys()) == ["a", "b"]
+        async with read_only.watch("b") as watch:
+            assert [e.value for e in await watch.initial()] == [b"2"]
+        assert (await read_only.status()).values == 4
 
 
 async def test_sources(shared_server: NatsServer) -> None:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.servers
 
 async def test_ttl_of_the_bucket(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("aging", ttl=0.5)) as kv:
+        server = (await kv.status()).stream_info["config"]
+        assert (server["max_age"], server["duplicate_window"]) == (500_000_000, 500_000_000)
         await kv.put("a", b"1")
         assert await kv.keys() == ["a"]
 

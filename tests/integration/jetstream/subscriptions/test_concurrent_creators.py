@@ -127,3 +127,22 @@ async def test_of_two_creators_of_a_pull_consumer_one_owns_it(shared_server: Nat
         assert len(await one.fetch(2)) == len(await two.fetch(2)) == 2
         await (two if one.consumer.created else one).unsubscribe()
         assert consumers_of(shared_server.url, stream) == ["d"]
+
+
+async def test_a_server_changes_the_deliver_subject_of_a_consumer_that_is_not_in_use(
+    shared_server: NatsServer,
+) -> None:
+    """Why the inbox is subscribed to before the consumer is created."""
+    stream = make_stream(shared_server.url, 1)
+
+    def deliver_subject(wanted: str) -> str:
+        made = make_consumer(shared_server.url, stream, "d", deliver_subject=wanted)
+        return str(made["config"]["deliver_subject"])
+
+    assert [deliver_subject("one"), deliver_subject("two")] == ["one", "two"]
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(jetstream, stream=stream, bind="d"),
+    ):
+        with pytest.raises(RuntimeError, match="10013"):
+            deliver_subject("three")

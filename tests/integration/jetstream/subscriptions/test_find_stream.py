@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from nats_stream_source.embedded import NatsServer
@@ -9,6 +11,7 @@ from nats_stream_source.errors import NoMatchingStreamError, StreamNotFoundError
 from nats_stream_source.jetstream.subscriptions.subscribe import find_stream, subscribe
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.subscriptions import connected, make_stream
+from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
@@ -21,6 +24,49 @@ async def test_the_stream_is_found_by_its_subject(shared_server: NatsServer) -> 
         async with await subscribe(jetstream, f"{stream}.k1") as subscription:
             assert subscription.info.stream == stream
             assert await sequences(subscription, 1) == [2]
+
+
+async def test_the_requests_of_a_subscription(shared_server: NatsServer) -> None:
+    """The stream by its subject, the inbox before the consumer, and their end in reverse order."""
+    stream = make_stream(shared_server.url, 3)
+    prefix = "$JS.API."
+
+    with Proxy(shared_server.port) as proxy:
+        async with connected(proxy.url) as jetstream:
+            async with await subscribe(jetstream, f"{stream}.*") as push:
+                assert await sequences(push, 1) == [1]
+                inbox = push.info.config["deliver_subject"]
+                name = push.info.name
+            asked = [one.removeprefix(prefix) for one in proxy.asked(prefix)]
+            assert asked == [
+                "STREAM.NAMES",
+                f"CONSUMER.CREATE.{stream}.{name}.{stream}.*",
+                f"CONSUMER.DELETE.{stream}.{name}",
+            ]
+            (names,) = [frame for frame in proxy.sent if b"STREAM.NAMES" in frame]
+            assert json.loads(names.split(b"\r\n")[1]) == {"subject": f"{stream}.*"}
+
+            def first(text: str) -> int:
+                return next(i for i, one in enumerate(proxy.sent) if one.startswith(text.encode()))
+
+            (sid,) = [one.split()[2] for one in proxy.sent if f"SUB {inbox} ".encode() in one]
+            steps = [
+                first(f"SUB {inbox} "),
+                first("PUB $JS.API.CONSUMER.CREATE."),
+                first(f"UNSUB {sid.decode()}"),
+                first("PUB $JS.API.CONSUMER.DELETE."),
+            ]
+            assert steps == sorted(steps)
+
+            proxy.sent.clear()
+            async with await subscribe(jetstream, stream=stream, durable="d", pull=True):
+                pass
+            asked = [one.removeprefix(prefix) for one in proxy.asked(prefix)]
+            assert asked == [
+                f"CONSUMER.INFO.{stream}.d",
+                f"CONSUMER.CREATE.{stream}.d",
+                f"CONSUMER.DELETE.{stream}.d",
+            ]
 
 
 async def test_no_stream_or_several_are_an_error(shared_server: NatsServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +15,15 @@ from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
 from tests.support.nats.buckets import with_client
 from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror
 
 pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(scope="module")
+def linked() -> Iterator[HubAndLeaf]:
+    with hub_and_leaf() as both:
+        yield both
 
 
 @pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
@@ -44,6 +52,30 @@ async def test_a_consumer_waits_for_the_sequence(
         assert found == [1, 2, 3, 4, 5, 6]
         await subscription.unsubscribe()
         assert consumers_of(shared_server.url, stream) == []
+
+
+@pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
+async def test_a_consumer_of_a_mirror_waits_for_the_mirror(
+    linked: HubAndLeaf, kind: dict[str, bool]
+) -> None:
+    """A consumer is created on a mirror that lags; it delivers once that has the sequence."""
+    stream = make_stream(linked.hub.url, 5)
+    make_mirror(linked.leaf.url, stream, stream, source_domain="hub")
+    linked.line.hold()
+    try:
+        await asyncio.to_thread(fill, linked.hub.url, stream, 1)
+        async with connected(linked.leaf.url) as jetstream:
+            asked: Any = subscribe
+            waiting = asyncio.create_task(asked(jetstream, stream=stream, min_last_seq=6, **kind))
+            with pytest.raises(MinLastSequenceError):
+                await asked(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.2, **kind)
+            assert not waiting.done()
+            linked.line.release()
+            async with await waiting as subscription:
+                found = [(await anext(subscription)).metadata.stream_seq for _ in range(6)]
+                assert found == [1, 2, 3, 4, 5, 6]
+    finally:
+        linked.line.release()
 
 
 def test_no_released_server_keeps_min_last_seq(shared_server: NatsServer) -> None:
