@@ -153,7 +153,7 @@ class BatchPublisher:
             NoStreamError: no stream receives a subject.
             UnexpectedStreamError: another stream has stored a message.
             AckLostError, AckTimeoutError: no PubAck within ``retry_timeout``.
-            what ``on_rejected`` raises.
+            Exception: what ``on_rejected`` raises.
         """
         if not len(messages):
             return
