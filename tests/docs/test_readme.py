@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 from tests.support.spark.session import LOCAL, program_environment
 
 README = (ROOT / "README.md").read_text()
-PROGRAM, BATCH, DELTA, _ASYNCIO = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAM, BATCH, DELTA, WRITING, _ASYNCIO = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 (VIEW,) = re.findall(r"```sql\n(.*?)```", README, re.DOTALL)
 SERVER = "nats://127.0.0.1:4222"
 SHOWN = [r"\|plane.1\| +JFK\| +3\|", r"\|plane.2\| +IAH\| +2\|"]
@@ -65,6 +65,9 @@ def test_the_blocks(spark: SparkSession, url: str, capsys: pytest.CaptureFixture
         Row(key="plane.1", value="JFK", revision=3),
         Row(key="plane.2", value="IAH", revision=2),
     ]
+    exec(WRITING.replace(SERVER, url), names)
+    exec(BATCH.replace(SERVER, url), names)
+    assert re.search(r"\|plane.3\| +LAX\| +4\|", capsys.readouterr().out)
 
 
 def assert_shown(output: str) -> None:
