@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
-from nats_stream_source.jetstream.subjects import stream_of
+from nats_stream_source.jetstream.subjects import bucket_of, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
 from nats_stream_source.spark.formats.rows import (
@@ -61,14 +61,14 @@ class KvFormat(FormatAdapter):
 
     async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
         """The bucket's stream; BucketNotFoundError if it does not exist."""
-        return await bucket_stream_info(jetstream, self.options.bucket)
+        return await bucket_stream_info(jetstream, bucket_of(stream))
 
     async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Accept every filter: a bucket accepts any key."""
 
     def read_scope(self, info: StreamInfo) -> ReadScope:
         """The entries that the option ``keys`` selects."""
-        bucket = Bucket.from_stream_config(self.options.bucket, info.config)
+        bucket = Bucket.from_stream_config(bucket_of(info.name), info.config)
         return ReadScope(
             filters=bucket.filter_subjects(self.options.keys),
             match_all=f"{bucket.prefix}>",
@@ -91,11 +91,12 @@ class KvFormat(FormatAdapter):
         options = self.options
         tokens = ack_tokens(frames)
         count = len(frames)
+        bucket = bucket_of(split.stream)
         try:
             key = subjects(frames, after=split.prefix)
         except ValueError:
             raise ProtocolError(
-                f"could not read a key of bucket {options.bucket!r}: a subject does not start with "
+                f"could not read a key of bucket {bucket!r}: a subject does not start with "
                 f"{split.prefix!r}"
             ) from None
         value = pa.nulls(count, pa.binary()) if options.meta_only else payloads(frames)
@@ -108,7 +109,7 @@ class KvFormat(FormatAdapter):
             if not pc.all(put).as_py():
                 value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
         columns = [
-            constant_column(options.bucket, pa.string(), count),
+            constant_column(bucket, pa.string(), count),
             key,
             value,
             pa.array(tokens.stream_seq),

@@ -10,7 +10,10 @@ from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope
 
 
 class Leader:
-    """Requests from the leader of one query's stream; the stream's name is looked up once.
+    """Requests from the leader of one stream of a query.
+
+    Args:
+        stream: the stream's name; None to look it up once, as the adapter says.
 
     Attributes:
         info: the last response.
@@ -20,10 +23,12 @@ class Leader:
     info: StreamInfo
     scope: ReadScope
 
-    def __init__(self, adapter: FormatAdapter, connection: ReusableConnection) -> None:
+    def __init__(
+        self, adapter: FormatAdapter, connection: ReusableConnection, stream: str | None = None
+    ) -> None:
         self._adapter = adapter
         self._connection = connection
-        self._stream: str | None = None
+        self._stream = stream
         self._config: dict[str, object] | None = None
 
     async def jetstream(self) -> JetStream:
@@ -40,7 +45,14 @@ class Leader:
         jetstream = await self.jetstream()
         if self._stream is None:
             self._stream = await self._adapter.stream_name(jetstream)
-        info = await self._adapter.stream_info(jetstream, self._stream)
+        return self.accept(await self._adapter.stream_info(jetstream, self._stream))
+
+    def accept(self, info: StreamInfo) -> StreamInfo:
+        """Take a response to another request, such as a list of streams, as the present state.
+
+        Raises:
+            UnsupportedStreamError, ConfigurationError: as :class:`FormatAdapter`.
+        """
         if info.config != self._config:
             self.scope = self._adapter.read_scope(info)
             self._config = info.config

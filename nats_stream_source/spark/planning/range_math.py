@@ -148,12 +148,19 @@ def _needs_no_more_ranges(sequences: int, rows: int, limit: int) -> bool:
     return math.ceil(sequences / limit) <= math.ceil(rows / (_MIN_FILL * limit))
 
 
-def row_limit(rows: int | None, nbytes: int | None, mean: float) -> int | None:
-    """The maximum rows under both limits, None without; ``mean`` is the bytes of a message."""
-    if nbytes is None:
-        return rows
-    by_bytes = max(1, int(nbytes / max(mean, 1.0)))
-    return by_bytes if rows is None else min(rows, by_bytes)
+@dataclass(frozen=True, slots=True)
+class RangeLimit:
+    """The limits of a range: rows and bytes, each None without a limit."""
+
+    max_rows: int | None
+    max_bytes: int | None = None
+
+    def rows(self, mean: float) -> int | None:
+        """The maximum rows under both limits, None without; ``mean`` is the bytes of a message."""
+        if self.max_bytes is None:
+            return self.max_rows
+        by_bytes = max(1, int(self.max_bytes / max(mean, 1.0)))
+        return by_bytes if self.max_rows is None else min(self.max_rows, by_bytes)
 
 
 def split_count(sequences: int, rows: int, nbytes: float, *, at_least: int, cores: int) -> int:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.options import CommonOptions
 from nats_stream_source.spark.planning.range_math import (
+    RangeLimit,
     limited_end,
-    row_limit,
     run_search,
     split_count,
     split_ends,
@@ -61,20 +61,17 @@ class RangeSplitter:
         filters: Sequence[str],
         start: int,
         end: int,
-        *,
-        limited: bool,
+        range_limit: RangeLimit | None,
     ) -> tuple[int, int, int]:
         """The end of ``(start, end]`` under the limits, the rows up to it, and those up to ``end``.
 
         The rows are upper bounds under a limit, otherwise an estimate where a rank takes too long.
 
         Args:
-            limited: whether ``maxRowsPerTrigger`` and ``maxBytesPerTrigger`` apply.
+            range_limit: None for no limit.
         """
         mean = info.nbytes / max(info.messages, 1)
-        limit = (
-            row_limit(self._options.max_rows, self._options.max_bytes, mean) if limited else None
-        )
+        limit = None if range_limit is None else range_limit.rows(mean)
         counter = self._counter
         self._rows.clear()
         floor = _floor(start, end, info)
@@ -126,8 +123,14 @@ class RangeSplitter:
         filters: Sequence[str],
         start: int,
         end: int,
+        min_splits: int | None = None,
     ) -> list[int]:
-        """The ends of the splits of ``(start, end]``; the last one is ``end``."""
+        """The ends of the splits of ``(start, end]``; the last one is ``end``.
+
+        Args:
+            min_splits: the minimum number; by default ``minPartitions``.
+        """
+        at_least = self._min_splits if min_splits is None else min_splits
         counter = self._counter
         mean = info.nbytes / max(info.messages, 1)
         floor = _floor(start, end, info)
@@ -137,7 +140,7 @@ class RangeSplitter:
 
         def splits(rows: int) -> int:
             wanted = split_count(
-                end - start, rows, rows * mean, at_least=self._min_splits, cores=self._cores
+                end - start, rows, rows * mean, at_least=at_least, cores=self._cores
             )
             return min(wanted, max_splits)
 

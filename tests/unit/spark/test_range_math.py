@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nats_stream_source.spark.planning.range_math import (
     EVEN,
+    RangeLimit,
     Shape,
     first_after,
-    row_limit,
     should_advance,
 )
 from tests.unit.spark.range_searches import search_result
@@ -64,7 +64,7 @@ def test_what_lies_between_is_between(low: int, length: int, share: float, left:
     ],
 )
 def test_row_limit(rows: int | None, nbytes: int | None, mean: float, limit: int | None) -> None:
-    assert row_limit(rows, nbytes, mean) == limit
+    assert RangeLimit(rows, nbytes).rows(mean) == limit
 
 
 @given(low=st.integers(1, 50), size=st.integers(0, 50), point=st.integers(0, 120))
