@@ -30,8 +30,8 @@ from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream import KeyValue
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.json_fields import array, integer
 from nats_stream_source.jetstream.kv.entry import Entry
+from nats_stream_source.jetstream.stream_list import StreamList
 from nats_stream_source.jetstream.subjects import bucket_of, check_bucket, check_filters
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
@@ -87,7 +87,7 @@ async def _connected(arguments: argparse.Namespace) -> AsyncIterator[JetStream]:
 
 async def _list_buckets(arguments: argparse.Namespace) -> None:
     async with _connected(arguments) as jetstream:
-        streams = await _streams(jetstream)
+        streams = (await StreamList().request(jetstream)).values()
     buckets = sorted(
         (info for info in streams if bucket_of(info.name) != info.name),
         key=lambda info: info.name,
@@ -102,19 +102,6 @@ async def _list_buckets(arguments: argparse.Namespace) -> None:
         print(_bucket_table(buckets))
     else:
         print("no buckets", file=sys.stderr)
-
-
-async def _streams(jetstream: JetStream) -> list[StreamInfo]:
-    """The streams of the account, page by page."""
-    streams: dict[str, StreamInfo] = {}
-    offset = 0
-    while True:
-        response = await jetstream.call("STREAM.LIST", {"offset": offset})
-        page = [StreamInfo.parse(stream) for stream in array(response, "streams")]
-        streams |= {info.name: info for info in page}
-        offset += len(page)
-        if not page or offset >= integer(response, "total", default=0):
-            return list(streams.values())
 
 
 def _bucket_table(buckets: list[StreamInfo]) -> str:

@@ -110,6 +110,11 @@ class StreamInfo:
     consumers: int = 0
 
     @property
+    def position(self) -> tuple[object, ...]:
+        """What changes with each message that is stored or removed at an end of the stream."""
+        return self.created, self.first_seq, self.last_seq, self.last_time
+
+    @property
     def consumers_left(self) -> int | None:
         """Number of consumers that the stream still allows; None without a limit of the stream."""
         limit: int = self.config.get("max_consumers", -1)

@@ -9,6 +9,7 @@ from nats_stream_source.options.connection import CONNECTION, connection_setting
 from nats_stream_source.options.kv import KV, KvOptions, kv_options
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.stream import STREAM, StreamOptions, stream_options
+from nats_stream_source.options.stream_set import StreamSet
 from nats_stream_source.options.table import Mode, Option, markdown_table, parse
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Option",
     "StartPosition",
     "StreamOptions",
+    "StreamSet",
     "connection_settings",
     "kv_options",
     "markdown_table",

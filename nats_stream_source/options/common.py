@@ -73,6 +73,14 @@ COMMON: tuple[Option, ...] = (
         "the driver's cores. At most 10,000; a range is not split further than its sequences.",
     ),
     Option(
+        "discoveryInterval",
+        "seconds",
+        converters.long_duration,
+        None,
+        "Maximum time in seconds until a query with a pattern finds a new match. Default: 30.",
+        only=Mode.STREAMING,
+    ),
+    Option(
         "failOnDataLoss",
         "boolean",
         converters.boolean,

@@ -38,6 +38,15 @@ def single_name(value: str) -> str:
     return value
 
 
+def pattern(value: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(name(value))
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    return value
+
+
 def boolean(value: str) -> bool:
     """``true`` or ``false``."""
     lowered = value.strip().lower()

@@ -21,6 +21,7 @@ from nats_stream_source.options.common import (
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
+from nats_stream_source.options.stream_set import StreamSet, check_no_sequence, stream_set
 from nats_stream_source.options.table import Mode, Option, parse
 
 KV: tuple[Option, ...] = (
@@ -29,8 +30,23 @@ KV: tuple[Option, ...] = (
         "string",
         converters.single_name,
         None,
-        "Name of the key-value bucket. Required.",
-        advice="write the name of one bucket; union the DataFrames to read several",
+        "Name of the key-value bucket. One of `bucket`, `buckets` and `bucketPattern` is required.",
+        advice="write the name of one bucket, or set 'buckets' to read several",
+    ),
+    Option(
+        "buckets",
+        "list of strings",
+        converters.string_list,
+        (),
+        "Names of the buckets that one query reads.",
+    ),
+    Option(
+        "bucketPattern",
+        "regular expression",
+        converters.pattern,
+        None,
+        "The query reads each bucket whose whole name it matches (syntax of Python's `re`), also "
+        "those that are created while it runs.",
     ),
     Option(
         "keys",
@@ -121,12 +137,13 @@ class KvOptions:
 
     Attributes:
         start_position: the start; ``last_per_subject`` stands for the last entry of each key.
+        bucket: the name; None if the query reads several buckets, which are ``buckets``.
         as_of_sequence, as_of_time: the state that a batch reads instead of the present one; the
             time in nanoseconds since 1970.
     """
 
     connection: ConnectionSettings
-    bucket: str
+    bucket: str | None
     keys: tuple[str, ...]
     include_history: bool
     ignore_deletes: bool
@@ -136,6 +153,7 @@ class KvOptions:
     as_of_sequence: int | None
     as_of_time: int | None
     common: CommonOptions
+    buckets: StreamSet | None = None
 
 
 def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
@@ -155,9 +173,16 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
 
 
 def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
-    if values["bucket"] is None:
-        raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
+    buckets = stream_set(values, "bucket")
+    if values["bucket"] is None and buckets is None:
+        raise OptionError(
+            "option 'bucket' is missing: the name of the key-value bucket; or 'buckets' or "
+            "'bucketPattern' for several"
+        )
+    for name in () if buckets is None else buckets.names:
+        check_bucket(name)
     check_mode(values, KV, mode)
+    check_no_sequence(values, buckets, "startSequence", "minLastRevision", "asOfSequence")
     check_exclusive(values, "asOfSequence", "asOfTime", reason="they name two states")
     for start in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):
@@ -174,7 +199,7 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
         )
     return KvOptions(
         connection=connection_settings(values),
-        bucket=check_bucket(values["bucket"]),
+        bucket=None if buckets else check_bucket(values["bucket"]),
         keys=() if values["keys"] == (">",) else tuple(sorted(check_filters(values["keys"]))),
         include_history=values["includeHistory"],
         ignore_deletes=values["ignoreDeletes"],
@@ -184,6 +209,7 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
         as_of_sequence=values["asOfSequence"],
         as_of_time=values["asOfTime"],
         common=CommonOptions.of(values),
+        buckets=buckets,
     )
 
 

@@ -21,6 +21,7 @@ from nats_stream_source.options.common import (
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
+from nats_stream_source.options.stream_set import StreamSet, check_no_sequence, stream_set
 from nats_stream_source.options.table import Mode, Option, parse
 
 STREAM: tuple[Option, ...] = (
@@ -29,8 +30,24 @@ STREAM: tuple[Option, ...] = (
         "string",
         converters.single_name,
         None,
-        "Name of the stream. Either `stream` or `subject` is required.",
-        advice="write the name of one stream; union the DataFrames to read several",
+        "Name of the stream. One of `stream`, `streams`, `streamPattern` and `subject` is "
+        "required.",
+        advice="write the name of one stream, or set 'streams' to read several",
+    ),
+    Option(
+        "streams",
+        "list of strings",
+        converters.string_list,
+        (),
+        "Names of the streams that one query reads.",
+    ),
+    Option(
+        "streamPattern",
+        "regular expression",
+        converters.pattern,
+        None,
+        "The query reads each stream whose whole name it matches (syntax of Python's `re`), also "
+        "those that are created while it runs.",
     ),
     Option(
         "subject",
@@ -45,7 +62,7 @@ STREAM: tuple[Option, ...] = (
         "list of subject filters",
         converters.string_list,
         (),
-        "Subjects of `stream` to read. Default: all subjects. The filters must not overlap.",
+        "Subjects of the streams to read. Default: all subjects. The filters must not overlap.",
     ),
     Option(
         "deliverPolicy",
@@ -114,7 +131,7 @@ class StreamOptions:
 
     Attributes:
         stream: the name; None if the stream is looked up by ``filter_subjects``, which then has
-            one element.
+            one element, or if the query reads several streams, which are ``streams``.
         end_time: nanoseconds since 1970.
     """
 
@@ -127,6 +144,7 @@ class StreamOptions:
     headers_only: bool
     min_last_sequence: int | None
     common: CommonOptions
+    streams: StreamSet | None = None
 
 
 def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> StreamOptions:
@@ -146,15 +164,20 @@ def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> Stream
 
 
 def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
-    if values["stream"] is None and values["subject"] is None:
+    streams = stream_set(values, "stream")
+    if values["stream"] is None and values["subject"] is None and streams is None:
         raise OptionError(
             "option 'stream' is missing: the name of the JetStream stream, or 'subject': a subject "
-            "of the stream"
+            "of the stream; or 'streams' or 'streamPattern' for several"
         )
+    for name in () if streams is None else streams.names:
+        check_stream(name)
     check_mode(values, STREAM, mode)
-    check_exclusive(
-        values, "stream", "subject", reason="the stream is named, or looked up by its subject"
-    )
+    for name in ("stream", "streams", "streamPattern"):
+        check_exclusive(
+            values, name, "subject", reason="the stream is named, or looked up by its subject"
+        )
+    check_no_sequence(values, streams, "startSequence", "minLastSequence", "endSequence")
     check_exclusive(values, "subject", "filterSubjects", reason="'subject' is the filter itself")
     check_exclusive(values, "startSequence", "startTime", reason="they name two start positions")
     check_exclusive(values, "endSequence", "endTime", reason="they name two ends")
@@ -163,13 +186,14 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
     return StreamOptions(
         connection=connection_settings(values),
         stream=None if values["stream"] is None else check_stream(values["stream"]),
-        filter_subjects=() if values["stream"] and filters == (">",) else filters,
+        filter_subjects=() if not values["subject"] and filters == (">",) else filters,
         start_position=_start_position(values, mode),
         end_sequence=values["endSequence"],
         end_time=values["endTime"],
         headers_only=values["headersOnly"],
         min_last_sequence=values["minLastSequence"],
         common=CommonOptions.of(values),
+        streams=streams,
     )
 
 

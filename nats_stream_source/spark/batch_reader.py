@@ -27,6 +27,8 @@ from nats_stream_source.spark.input_partition import NatsInputPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nats_stream_source.spark.reading.event_loop import Runner
+
 
 class BatchReader(DataSourceReader):
     """Splits on the driver, rows on the executors."""
@@ -36,26 +38,41 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch."""
-        from nats_stream_source.spark.batch_planner import BatchPlanner
         from nats_stream_source.spark.reading.event_loop import Runner
 
         runner = Runner(self._options.connection)
         try:
-            planner = BatchPlanner(self._options, runner.connection)
-            return [NatsInputPartition(split) for split in runner.plan(planner.splits)]
+            return [NatsInputPartition(splits) for splits in self._tasks(runner)]
         finally:
             runner.close()
 
+    def _tasks(self, runner: Runner) -> list[tuple[BatchSplit, ...]]:
+        """The splits by the task that reads them."""
+        if format_adapter(self._options).stream_set is None:
+            from nats_stream_source.spark.planning.batch_planner import BatchPlanner
+
+            planner = BatchPlanner(self._options, runner.connection)
+            return [(split,) for split in runner.plan(planner.splits)]
+        from nats_stream_source.spark.planning.multi_stream_batch_planner import (
+            MultiStreamBatchPlanner,
+        )
+
+        return runner.plan(MultiStreamBatchPlanner(self._options, runner.connection).tasks)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split."""
+        """The rows of the splits of one task."""
+        if not isinstance(partition, NatsInputPartition):
+            return  # Spark replaces an empty list by a partition of its own
+        for split in partition.splits:
+            assert isinstance(split, BatchSplit)
+            yield from self._read_split(split)
+
+    def _read_split(self, split: BatchSplit) -> Iterator[pa.RecordBatch]:
         from nats_stream_source.spark.reading.as_of import read_as_of
         from nats_stream_source.spark.reading.latest_values import read_latest_values
         from nats_stream_source.spark.reading.split_reader import read_split
 
-        if not isinstance(partition, NatsInputPartition):
-            return iter(())  # Spark replaces an empty list by a partition of its own
-        split, adapter = partition.split, format_adapter(self._options)
-        assert isinstance(split, BatchSplit)
+        adapter = format_adapter(self._options)
         if split.kind is BatchReadKind.CURRENT:
             return read_latest_values(split, adapter)
         if split.kind is BatchReadKind.AS_OF:

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.input_partition import NatsInputPartition
@@ -27,6 +28,8 @@ from nats_stream_source.spark.input_partition import NatsInputPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+    from nats_stream_source.spark.planning.multi_stream_planner import MultiStreamPlanner
     from nats_stream_source.spark.planning.planner import Planner
     from nats_stream_source.spark.reading.event_loop import Runner
 
@@ -39,24 +42,24 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, options: KvOptions | StreamOptions) -> None:
         self._options = options
         self._runner: Runner | None = None
-        self._planner: Planner | None = None
+        # A Planner or a MultiStreamPlanner: each with its own type of offsets.
+        self._planner: Any = None
         self._planned = False  # a micro-batch with rows
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runner": None, "_planner": None}
 
-    def _plan(self, call: Callable[[Planner], Awaitable[T]]) -> T:
+    def _plan(self, call: Callable[[Any], Awaitable[T]]) -> T:
         """Run ``call`` with the planner; retry while the server is unavailable.
 
         For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
         wrong address is an error at once, and a running query outlives an outage.
         """
-        from nats_stream_source.spark.planning.planner import Planner
         from nats_stream_source.spark.reading.event_loop import Runner
 
         if self._runner is None or self._planner is None:
             self._runner = Runner(self._options.connection)
-            self._planner = Planner(format_adapter(self._options), self._runner.connection)
+            self._planner = new_planner(self._options, self._runner.connection)
         planner, runner = self._planner, self._runner
         result = runner.plan(lambda: call(planner))
         if runner.connection.outage is None:
@@ -65,25 +68,29 @@ class StreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """The start position of a query without a checkpoint."""
-        return self._plan(lambda planner: planner.initial_offset()).to_json()
+        offset: Offset | MultiStreamOffset = self._plan(lambda planner: planner.initial_offset())
+        return offset.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The splits of a micro-batch."""
-        first, last = Offset.parse(start), Offset.parse(end)
-        splits = self._plan(lambda planner: planner.splits(first, last))
-        running, self._planned = self._planned, self._planned or bool(splits)
-        return [NatsInputPartition(split, running) for split in splits]
+        first, last = self._offset(start), self._offset(end)
+        tasks = self._plan(lambda planner: planner.tasks(first, last))
+        running, self._planned = self._planned, self._planned or bool(tasks)
+        return [NatsInputPartition(splits, running) for splits in tasks]
+
+    def _offset(self, json: dict[str, Any]) -> Any:
+        """The offset of a call of Spark, of the type of the planner's offsets."""
+        return offset_type(self._options).parse(json)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split."""
+        """The rows of the splits of one task."""
         from nats_stream_source.spark.reading.split_reader import read_split
 
         assert isinstance(partition, NatsInputPartition)
-        assert isinstance(partition.split, Split)
-        timeout = self._options.common.outage_timeout
-        return read_split(
-            partition.split, format_adapter(self._options), timeout, running=partition.running
-        )
+        adapter, timeout = format_adapter(self._options), self._options.common.outage_timeout
+        for split in partition.splits:
+            assert isinstance(split, Split)
+            yield from read_split(split, adapter, timeout, running=partition.running)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the server does not keep state of a query."""
@@ -93,3 +100,26 @@ class StreamReader(DataSourceStreamReader):
         if self._runner is not None:
             self._runner.close()
             self._runner = self._planner = None
+
+
+def offset_type(options: KvOptions | StreamOptions) -> type[Offset] | type[MultiStreamOffset]:
+    """The type of the offsets of a query."""
+    return Offset if format_adapter(options).stream_set is None else MultiStreamOffset
+
+
+def new_planner(
+    options: KvOptions | StreamOptions, connection: ReusableConnection, **arguments: Any
+) -> Planner | MultiStreamPlanner:
+    """The planner of a query.
+
+    Args:
+        arguments: of the planner; tests replace its clock.
+    """
+    adapter = format_adapter(options)
+    if adapter.stream_set is None:
+        from nats_stream_source.spark.planning.planner import Planner
+
+        return Planner(adapter, connection, **arguments)
+    from nats_stream_source.spark.planning.multi_stream_planner import MultiStreamPlanner
+
+    return MultiStreamPlanner(adapter, connection, **arguments)

@@ -32,7 +32,6 @@ from pyspark.sql.datasource import InputPartition
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.options import KvOptions, StreamOptions
-from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.stream_reader import StreamReader
 
 
@@ -41,13 +40,14 @@ class NoAdmissionReader(StreamReader):
 
     def __init__(self, options: KvOptions | StreamOptions) -> None:
         super().__init__(options)
-        self._position: Offset | None = None
+        self._position: Any = None
         self._end_without_position: dict[str, Any] | None = None
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # 4.2 adds arguments
         """The end of the next micro-batch, which starts where the last one ended."""
         start = self._position or self._plan(lambda planner: planner.initial_offset())
-        end = self._plan(lambda planner: planner.latest_offset(start, limited=False)).to_json()
+        latest = self._plan(lambda planner: planner.latest_offset(start, limited=False))
+        end: dict[str, Any] = latest.to_json()
         if self._position is None:
             self._end_without_position = end
         return end
@@ -71,9 +71,9 @@ class NoAdmissionReader(StreamReader):
             )
         splits = super().partitions(start, end)
         # Only now: Spark may request the same end again, which must not change.
-        self._position = Offset.parse(end)
+        self._position = self._offset(end)
         return splits
 
     def commit(self, end: dict[str, Any]) -> None:
         """Keep the query's position, also after a micro-batch of which Spark read no row."""
-        self._position = Offset.parse(end)
+        self._position = self._offset(end)

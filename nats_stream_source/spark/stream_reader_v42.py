@@ -13,7 +13,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.stream_reader import StreamReader
 
 
@@ -39,10 +38,11 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the micro-batch that starts at ``start``."""
-        offset = Offset.parse(start)
+        offset = self._offset(start)
         # Trigger.Once requests all available messages, regardless of the options.
         limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes, ReadMinRows))
-        return self._plan(lambda planner: planner.latest_offset(offset, limited=limited)).to_json()
+        end = self._plan(lambda planner: planner.latest_offset(offset, limited=limited))
+        return dict(end.to_json())
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The stream's end, for the lag in the query's progress."""

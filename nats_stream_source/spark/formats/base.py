@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nats_stream_source.connection.settings import ConnectionSettings
-from nats_stream_source.options import CommonOptions, StartPosition
+from nats_stream_source.options import CommonOptions, StartPosition, StreamSet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +88,8 @@ class FormatAdapter(ABC):
         headers_only: read without payloads.
         min_last_seq: start once the stream has this sequence (ADR-53).
         start_option: the option that set the start position; None for the format's default.
+        stream_set: the buckets or streams of a query that reads several, by the names of the
+            user; None if the query reads one.
     """
 
     connection: ConnectionSettings
@@ -99,11 +101,20 @@ class FormatAdapter(ABC):
     headers_only: bool
     min_last_seq: int | None
     start_option: str | None
+    stream_set: StreamSet | None
     terms: UserTerms
+
+    def stream_of(self, name: str) -> str:
+        """The stream of a name of ``stream_set``."""
+        return name
+
+    def selects(self, stream: str) -> bool:
+        """Whether ``stream_set`` has the stream."""
+        return self.stream_set is not None and self.stream_set.selects(stream)
 
     @abstractmethod
     async def stream_name(self, jetstream: JetStream) -> str:
-        """The stream's name; looked up on the server where only a subject is configured."""
+        """The one stream's name; looked up on the server where only a subject is configured."""
 
     @abstractmethod
     async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:

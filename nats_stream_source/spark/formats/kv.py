@@ -53,11 +53,22 @@ class KvFormat(FormatAdapter):
         self.last_per_subject = options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
         self.headers_only = options.meta_only
         self.min_last_seq = options.min_last_revision
+        self.stream_set = options.buckets
         self.start_option = _START_OPTIONS.get(options.start_position.policy)
 
     async def stream_name(self, jetstream: JetStream) -> str:
         """The name of the bucket's stream."""
+        assert self.options.bucket is not None
         return stream_of(self.options.bucket)
+
+    def stream_of(self, name: str) -> str:
+        """The stream of a bucket."""
+        return stream_of(name)
+
+    def selects(self, stream: str) -> bool:
+        """Whether the query reads the bucket of a stream; False for a stream without a bucket."""
+        bucket = bucket_of(stream)
+        return bucket != stream and super().selects(bucket)
 
     async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
         """The bucket's stream; BucketNotFoundError if it does not exist."""

@@ -27,6 +27,7 @@ from nats_stream_source.errors import OffsetError, ProtocolError
 from nats_stream_source.jetstream.times import nanoseconds
 
 VERSION = 1
+_NEWEST = 2  # the format of several streams: spark.formats.multi_stream_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,65 +69,100 @@ class Offset:
             OffsetError: a newer version wrote the offset, or it is not an offset of this source.
         """
         version = json.get("v")
+        if version == _NEWEST:
+            raise OffsetError(
+                f"{FAILED}: it is of several streams ({_names(json)}), and the query reads one; "
+                f"set the options of several streams again, such as 'buckets' or 'streams', or use "
+                f"another checkpoint location"
+            )
         if isinstance(version, int) and version > VERSION:
             raise OffsetError(
-                f"{_FAILED}: format is {version}, expected {VERSION} or lower; install the version "
+                f"{FAILED}: format is {version}, expected {_NEWEST} or lower; install the version "
                 f"of nats-stream-source that wrote it, or a newer one"
             )
         if version != VERSION:
             raise OffsetError(
-                f"{_FAILED}: found {dict(json)!r}, expected an offset of this source; {_ACTION}"
+                f"{FAILED}: found {dict(json)!r}, expected an offset of this source; {ACTION}"
             )
         try:
+            return cls.parse_fields(
+                json, _typed(json, "stream", str), strings_field(json, "filter")
+            )
+        except KeyError as missing:
+            raise _missing(missing, json) from None
+
+    @classmethod
+    def parse_fields(cls, json: Mapping[str, Any], stream: str, filters: tuple[str, ...]) -> Offset:
+        """From the fields of one stream in the checkpoint's JSON object.
+
+        Raises:
+            OffsetError: a field is missing or invalid.
+        """
+        try:
             offset = cls(
-                stream=_typed(json, "stream", str),
+                stream=stream,
                 created=_typed(json, "created", str),
                 epoch=_typed(json, "epoch", int),
                 origin=_typed(json, "origin", int),
                 stream_seq=_typed(json, "stream_seq", int),
-                time=None if json["time"] is None else _timestamp(json, "time"),
+                time=None if json["time"] is None else timestamp_field(json, "time"),
                 consumer_seq=_typed(json, "consumer_seq", int),
                 initial_through=_typed(json, "initial_through", int),
-                filter=_strings(json, "filter"),
+                filter=filters,
             )
-        except KeyError as missing:
+        except (AttributeError, TypeError):
             raise OffsetError(
-                f"{_FAILED}: field {missing} is missing in {dict(json)!r}; {_ACTION}"
+                f"{FAILED}: found {json!r} for stream {stream}, expected a position; {ACTION}"
             ) from None
+        except KeyError as missing:
+            raise _missing(missing, json) from None
         if not 0 <= offset.origin <= offset.stream_seq or offset.epoch < 0:
             raise OffsetError(
-                f"{_FAILED}: found {offset}, expected 0 <= origin <= stream_seq and epoch >= 0; "
-                f"{_ACTION}"
+                f"{FAILED}: found {offset}, expected 0 <= origin <= stream_seq and epoch >= 0; "
+                f"{ACTION}"
             )
         return offset
 
 
-_FAILED = "could not read the checkpoint's offset"
-_ACTION = "restore the checkpoint, or use another checkpoint location"
+FAILED = "could not read the checkpoint's offset"
+ACTION = "restore the checkpoint, or use another checkpoint location"
 
 
 def _typed(json: Mapping[str, Any], name: str, kind: type) -> Any:
     value = json[name]
     if type(value) is not kind:
-        raise OffsetError(f"{_FAILED}: {name}={value!r}, expected {kind.__name__}; {_ACTION}")
+        raise OffsetError(f"{FAILED}: {name}={value!r}, expected {kind.__name__}; {ACTION}")
     return value
 
 
-def _timestamp(json: Mapping[str, Any], name: str) -> str:
+def _missing(name: KeyError, json: Mapping[str, Any]) -> OffsetError:
+    return OffsetError(f"{FAILED}: field {name} is missing in {dict(json)!r}; {ACTION}")
+
+
+def _names(json: Mapping[str, Any]) -> str:
+    streams = json.get("streams")
+    names = sorted(streams) if isinstance(streams, Mapping) else []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (", ".join(names[:3]) or "none yet") + more
+
+
+def timestamp_field(json: Mapping[str, Any], name: str) -> str:
+    """The RFC 3339 timestamp ``name``; raises OffsetError for anything else."""
     value: str = _typed(json, name, str)
     try:
         nanoseconds(value)
     except ProtocolError:
         raise OffsetError(
-            f"{_FAILED}: {name}={value!r}, expected an RFC 3339 timestamp; {_ACTION}"
+            f"{FAILED}: {name}={value!r}, expected an RFC 3339 timestamp; {ACTION}"
         ) from None
     return value
 
 
-def _strings(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def strings_field(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The list of strings ``name``; raises OffsetError for anything else."""
     values: list[Any] = _typed(json, name, list)
     if not all(type(value) is str for value in values):
-        raise OffsetError(f"{_FAILED}: {name}={values!r}, expected a list of str; {_ACTION}")
+        raise OffsetError(f"{FAILED}: {name}={values!r}, expected a list of str; {ACTION}")
     return tuple(values)
 
 

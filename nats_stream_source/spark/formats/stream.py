@@ -71,8 +71,9 @@ class StreamFormat(FormatAdapter):
         self.requires_all_messages = not self.last_per_subject
         self.headers_only = options.headers_only
         self.min_last_seq = options.min_last_sequence
+        self.stream_set = options.streams
         self.start_option = _START_OPTIONS.get(options.start_position.policy)
-        if options.stream is None:
+        if options.stream is None and options.streams is None:
             self.terms = replace(self.terms, filter_option="subject")
 
     async def stream_name(self, jetstream: JetStream) -> str:

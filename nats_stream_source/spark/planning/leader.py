@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from nats_stream_source.errors import MinLastSequenceError
+from collections.abc import Sequence
+
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import ConfigurationError, MinLastSequenceError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
@@ -91,3 +94,26 @@ class Leader:
         if self.info.replicated:
             now = await self._adapter.stream_info(await self.jetstream(), self.info.name)
             self.info.check_same_leader(now, through)
+
+
+MAX_STREAMS = 32
+"""Streams for which requests run at a time, in a query of several."""
+
+
+async def validate_filters(leaders: Sequence[Leader]) -> None:
+    """Verify that a query of several streams can have a row.
+
+    Raises:
+        ConfigurationError: no stream has or accepts a message that a filter matches.
+    """
+    refused: list[ConfigurationError] = []
+
+    async def validate(leader: Leader) -> None:
+        try:
+            await leader.validate_filters()
+        except ConfigurationError as error:
+            refused.append(error)
+
+    await gather_limited(validate, leaders, MAX_STREAMS)
+    if leaders and len(refused) == len(leaders):
+        raise refused[0]

@@ -86,7 +86,7 @@ class Planner:
         self._started = True
         if start.stream_seq == start.origin and start.epoch == 0:
             await self._leader.validate_filters()
-        if self._backoff.is_unchanged(start, info):
+        if self._backoff.is_unchanged(start, info.position):
             return start
         available = self._available_now_end
         last = info.last_seq if available is None else min(info.last_seq, available)
@@ -96,11 +96,11 @@ class Planner:
         # An end without rows, or after lost data, does not wait.
         waits = limited and available is None and rows > 0 and planned.start == start
         if waits and not self._delay.is_due(rows):
-            # Not exhausted: the delay ends without a change of the stream.
-            self._backoff.record_empty(start, info, exhausted=False)
+            # The delay ends without a change of the stream.
+            self._backoff.record_empty(start, None)
             return start
         if planned.end == start:
-            self._backoff.record_empty(start, info, planned.exhausted)
+            self._backoff.record_empty(start, info.position if planned.exhausted else None)
         else:
             self._backoff.reset()
             self._delay.record()
@@ -109,6 +109,10 @@ class Planner:
     def report_latest_offset(self) -> Offset | None:
         """The stream's end at the last :meth:`latest_offset`, for the lag in Spark's progress."""
         return self._stream_end
+
+    async def tasks(self, start: Offset, end: Offset) -> list[tuple[Split, ...]]:
+        """The splits by the task that reads them: one each."""
+        return [(split,) for split in await self.splits(start, end)]
 
     async def splits(self, start: Offset, end: Offset) -> list[Split]:
         """The splits of the range between two offsets; an empty list for an empty range."""

@@ -4,21 +4,20 @@ Spark calls an idle query every 10 ms. A poll costs the planner a millisecond of
 server a third of one, and Spark's call itself costs time. So the planner waits for the next poll
 inside of Spark's call, and polls become rarer while the stream is unchanged: the interval is a
 hundredth of the time since the last change, at least 20 ms and at most 250 ms. While other subjects
-receive messages that the query does not read, polls take a tenth of the time at most.
+receive messages that the query does not read, polls take a tenth of the time at most. A poll of
+many streams consists of several requests: there are at most five requests in a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from nats_stream_source.jetstream.api import StreamInfo
-from nats_stream_source.spark.formats.offsets import Offset
-
 _MIN_INTERVAL = 0.02  # seconds between two polls
 _MAX_INTERVAL = 0.25
 _SHARE_OF_SILENCE = 0.01
 _MAX_INTERVAL_UNDER_WRITES = 0.1
 _INTERVAL_PER_POLL_TIME = 10
+_INTERVAL_PER_REQUEST = 0.2  # seconds, of polls with several requests
 _POLLING = 0.05  # seconds between two calls of Spark when the query has no other source
 
 
@@ -30,14 +29,14 @@ class PollBackoff:
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._empty_at: Offset | None = None
-        self._last_state: tuple[object, ...] = ()
+        self._empty_at: object = None
+        self._last_state: object = None
         self._silent_since = 0.0
         self._returned_at = 0.0
         self._polled_at = 0.0
         self._due = 0.0
 
-    async def wait_until_due(self, start: Offset) -> bool:
+    async def wait_until_due(self, start: object) -> bool:
         """Wait until a poll from ``start`` is due; return at once unless the last one was empty.
 
         Returns False without a wait if the poll is not due and Spark did other work since its last
@@ -53,30 +52,37 @@ class PollBackoff:
         self._polled_at = self._clock()
         return True
 
-    def is_unchanged(self, start: Offset, info: StreamInfo) -> bool:
-        """Whether the stream is the same as at the empty poll from ``start``."""
-        if start != self._empty_at or _state(info) != self._last_state:
+    def is_unchanged(self, start: object, state: object, requests: int = 1) -> bool:
+        """Whether the state is the same as at the empty poll from ``start``.
+
+        Args:
+            requests: the number of requests of the poll.
+        """
+        if self._last_state is None or start != self._empty_at or state != self._last_state:
             return False
         self._returned_at = now = self._clock()
         interval = (now - self._silent_since) * _SHARE_OF_SILENCE
-        self._due = now + min(max(interval, _MIN_INTERVAL), _MAX_INTERVAL)
+        interval = min(max(interval, _MIN_INTERVAL), _MAX_INTERVAL)
+        self._due = now + max(interval, _slowest(requests))
         return True
 
-    def record_empty(self, start: Offset, info: StreamInfo, exhausted: bool) -> None:
+    def record_empty(self, start: object, state: object, requests: int = 1) -> None:
         """Record a poll that found no message after ``start``.
 
         Args:
-            exhausted: whether the poll covered all filters.
+            state: the state of the stream or streams that the poll covered; None if it did not
+                cover all filters, so that the next one must.
         """
         self._returned_at = self._silent_since = now = self._clock()
-        self._empty_at, self._last_state = start, _state(info) if exhausted else ()
+        self._empty_at, self._last_state = start, state
         interval = _INTERVAL_PER_POLL_TIME * (now - self._polled_at)
-        self._due = now + min(max(interval, _MIN_INTERVAL), _MAX_INTERVAL_UNDER_WRITES)
+        interval = min(max(interval, _MIN_INTERVAL), _MAX_INTERVAL_UNDER_WRITES)
+        self._due = now + max(interval, _slowest(requests))
 
     def reset(self) -> None:
         """Record a poll that found messages."""
         self._empty_at = None
 
 
-def _state(info: StreamInfo) -> tuple[object, ...]:
-    return info.created, info.first_seq, info.last_seq, info.last_time
+def _slowest(requests: int) -> float:
+    return _INTERVAL_PER_REQUEST * requests if requests > 1 else 0.0

@@ -64,12 +64,15 @@ class PlannedRange:
         end: the end under the limit.
         stream_end: the end without a limit.
         exhausted: whether the plan covered all filters, so that only new messages change it.
+        whole: whether the range is read as a whole under any limit: the initial values of
+            ``last_per_subject``.
     """
 
     start: Offset
     end: Offset
     stream_end: Offset
     exhausted: bool
+    whole: bool
 
     @property
     def rows(self) -> int:
@@ -122,7 +125,8 @@ class StreamPlanner:
         end, stream_end = await self._plan_end(resumed, last, info, limit)
         self._planned_end = end
         exhausted = end != start or self._match_finder.is_exhausted(last)
-        return PlannedRange(resumed, end, stream_end, exhausted)
+        whole = self._needs_last_per_subject(end, resumed.stream_seq, end.stream_seq)
+        return PlannedRange(resumed, end, stream_end, exhausted, whole)
 
     async def report_resumed(self, start: Offset, info: StreamInfo) -> None:
         """Log that the start options do not apply to a query that resumes at ``start``."""

@@ -49,7 +49,7 @@ def test_a_partial_mirror_that_answers_direct_gets(
     for narrow in filters:
         with Proxy(shared_server.port) as proxy:
             options = {**batch_options(workload, what), **narrow}
-            tasks = [one.split.split for one in tasks_of(batch_reader(proxy.url, **options))]
+            tasks = [one.splits[0].split for one in tasks_of(batch_reader(proxy.url, **options))]
             if what in ("all", "stream"):
                 assert asked_a_mirror(proxy)
             rows = read_sorted(proxy.url, options)

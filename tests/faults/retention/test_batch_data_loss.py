@@ -76,13 +76,13 @@ def test_between_planning_and_reading(
     reader, accepting, tasks = planned(
         batch_workload.url, batch_options(batch_workload, what), tasks=4
     )
-    ends = [task.split.split.end for task in tasks]
+    ends = [task.splits[0].split.end for task in tasks]
     assert ends == [200, 400, 600, COUNT]
     rows = rows_with(reader, tasks[:done])
     purge(batch_workload, through)
     told = []
     for task in tasks[done:]:
-        plan = task.split.split
+        plan = task.splits[0].split
         if gone := range(plan.start + 1, min(through, plan.end) + 1):
             told.append(gone)
             with pytest.raises(DataLossError, match=went_away(gone)):

@@ -25,12 +25,13 @@ Row = dict[str, Any]
 
 
 def batch_reader(url: str, **options: Any) -> BatchReader:
-    """Return the reader of ``nats_kv`` with the option ``bucket``, else that of ``nats_stream``."""
+    """Return the reader of ``nats_kv`` with an option of buckets, else that of ``nats_stream``."""
     strings = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in {"servers": url, **options}.items()
     }
-    source = NatsKvDataSource if "bucket" in strings else NatsStreamDataSource
+    of_buckets = {"bucket", "buckets", "bucketPattern"} & strings.keys()
+    source = NatsKvDataSource if of_buckets else NatsStreamDataSource
     reader = source(strings).reader(StructType())
     assert isinstance(reader, BatchReader)
     unpickled: BatchReader = pickle.loads(pickle.dumps(reader))

@@ -17,10 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, StreamOptions
-from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.input_partition import NatsInputPartition
-from nats_stream_source.spark.planning.planner import Planner
 from nats_stream_source.spark.reading.event_loop import Runner, close_cached_runners
+from nats_stream_source.spark.stream_reader import new_planner
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 
 OffsetJson = dict[str, Any]
@@ -51,8 +50,8 @@ class QueryDriver:
         self._reader = AdmissionReader(options)
         runner = Runner(options.connection)
         self._reader._runner = runner
-        self._reader._planner = Planner(
-            format_adapter(options), runner.connection, clock, cores=cores, timer=timer
+        self._reader._planner = new_planner(
+            options, runner.connection, clock=clock, cores=cores, timer=timer
         )
 
     def prepare_available_now(self) -> None:
@@ -68,7 +67,7 @@ class QueryDriver:
         return _through_json(self._reader.latestOffset(start, self._reader.getDefaultReadLimit()))
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[NatsInputPartition]:
-        """Return the partitions of the micro-batch, one per split, as the tasks receive them."""
+        """Return the partitions of the micro-batch, one per task, as the tasks receive them."""
         partitions: list[NatsInputPartition] = pickle.loads(
             pickle.dumps(self._reader.partitions(start, end))
         )

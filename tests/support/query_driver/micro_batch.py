@@ -94,14 +94,14 @@ class MicroBatchQuery:
     def plan_logged(self, logged: OffsetJson) -> None:
         """Plan the micro-batch with the end ``logged``, as after a restart before it was done."""
         partitions = self._driver.partitions(self._start(), logged)
-        self.splits = [partition.split for partition in partitions]
+        self.splits = [split for partition in partitions for split in partition.splits]
         self.logged = logged
 
     def read(self, each: Each | None = None) -> list[Row]:
         """Read the planned micro-batch and complete it; return its rows."""
         rows: list[Row] = []
         for split in self.splits:
-            for batch in self._driver.read(NatsInputPartition(split)):
+            for batch in self._driver.read(NatsInputPartition((split,))):
                 rows += rows_of(batch)
                 if each is not None:
                     each(len(rows))

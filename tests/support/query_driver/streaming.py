@@ -62,7 +62,7 @@ class StreamQuery:
     def read(self, end: Offset) -> list[Row]:
         """Plan and read the micro-batch up to ``end``; return its rows."""
         partitions = self._driver.partitions(self.offset.to_json(), end.to_json())
-        self.splits = [partition.split for partition in partitions]
+        self.splits = [split for partition in partitions for split in partition.splits]
         rows = [
             row
             for partition in partitions

@@ -38,7 +38,8 @@ def test_round_trip(offset: Offset) -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "a newer version": ({"v": 2}, "install the version"),
+    "of several streams": ({"v": 2, "streams": {"KV_a": {}}}, r"several streams \(KV_a\)"),
+    "a newer version": ({"v": 3}, "install the version"),
     "no version": ({"v": None}, "expected an offset of this source"),
     "a text for a number": ({"stream_seq": "12"}, "stream_seq='12'"),
     "a truth for a number": ({"epoch": True}, "epoch=True"),

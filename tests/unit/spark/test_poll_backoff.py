@@ -35,13 +35,13 @@ class Time:
 async def test_looks_become_rarer_in_silence() -> None:
     time = Time()
     assert await time.look() == 0
-    assert not time.idle.is_unchanged(START, info(7))
-    time.idle.record_empty(START, info(7), exhausted=True)
+    assert not time.idle.is_unchanged(START, info(7).position)
+    time.idle.record_empty(START, info(7).position)
     rests = []
     began = time.now
     while time.now < began + 60:
         rests.append(await time.look(took=0.001))
-        assert time.idle.is_unchanged(START, info(7))
+        assert time.idle.is_unchanged(START, info(7).position)
     assert rests[0] == pytest.approx(0.02)
     assert rests[-1] == pytest.approx(0.25)
     assert rests == sorted(rests)
@@ -52,33 +52,33 @@ async def test_looks_become_rarer_in_silence() -> None:
 async def test_looks_take_a_tenth_of_the_time_while_others_write(took: float, rest: float) -> None:
     time = Time()
     await time.look(took)
-    time.idle.record_empty(START, info(7), exhausted=True)
+    time.idle.record_empty(START, info(7).position)
     assert await time.look() == pytest.approx(rest)
 
 
 async def test_what_was_written_is_a_change_and_ends_the_silence() -> None:
     time = Time()
     await time.look()
-    time.idle.record_empty(START, info(7), exhausted=True)
+    time.idle.record_empty(START, info(7).position)
     time.now += 100
     await time.look()
-    assert not time.idle.is_unchanged(START, info(8))
-    time.idle.record_empty(START, info(8), exhausted=True)
+    assert not time.idle.is_unchanged(START, info(8).position)
+    time.idle.record_empty(START, info(8).position)
     assert await time.look() == pytest.approx(0.02)
 
 
 async def test_a_look_that_did_not_ask_for_everything_is_not_the_last() -> None:
     time = Time()
     await time.look()
-    time.idle.record_empty(START, info(8), exhausted=False)
+    time.idle.record_empty(START, None)
     await time.look()
-    assert not time.idle.is_unchanged(START, info(8))
+    assert not time.idle.is_unchanged(START, info(8).position)
 
 
 async def test_no_rest_after_something_was_read() -> None:
     time = Time()
     await time.look()
-    time.idle.record_empty(START, info(7), exhausted=True)
+    time.idle.record_empty(START, info(7).position)
     time.idle.reset()
     assert await time.look() == 0
 
@@ -87,10 +87,12 @@ async def test_another_source_of_the_query_does_not_wait() -> None:
     """Spark asks again after a micro-batch, not after its own pause of 10 ms."""
     time = Time()
     await time.look()
-    time.idle.record_empty(START, info(7), exhausted=True)
+    time.idle.record_empty(START, info(7).position)
     time.now += 50
     await time.look()
-    assert time.idle.is_unchanged(START, info(7))  # the next look is due in a quarter of a second
+    assert time.idle.is_unchanged(
+        START, info(7).position
+    )  # the next look is due in a quarter of a second
     before = time.now = time.now + 0.15
     assert not await time.idle.wait_until_due(START)
     assert time.now == before

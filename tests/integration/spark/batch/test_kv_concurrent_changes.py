@@ -107,8 +107,8 @@ def test_complete_though_all_is_overwritten(
         wait_until(lambda: writers.written > enough, "keys overwritten since the plan")
         rows = list(rows_of_task(reader, task))
     close_cached_runners()
-    assert task.split.kind is BatchReadKind.CURRENT
-    end = task.split.split.end
+    assert task.splits[0].kind is BatchReadKind.CURRENT
+    end = task.splits[0].split.end
     newer = [row for row in rows if row["revision"] > end]
     assert newer  # keys were overwritten while the batch was read
     assert len(newer) < len(rows)

@@ -20,7 +20,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.spark import batch_planner
+from nats_stream_source.spark.planning import batch_planner
 from nats_stream_source.spark.planning.start_position import resolve_start
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
 from tests.support.nats.buckets import api, publish

@@ -49,9 +49,10 @@ from nats_stream_source.spark.planning.start_position import (
 
 
 class BatchPlanner:
-    """Plans one batch.
+    """Plans one batch of one stream.
 
     Args:
+        stream: the stream's name; None to look it up as the options say.
         cores: the number of tasks that run in parallel; by default the driver's cores.
         timer: the time in seconds, for the time limit of ranks.
     """
@@ -60,13 +61,14 @@ class BatchPlanner:
         self,
         options: KvOptions | StreamOptions,
         connection: ReusableConnection,
+        stream: str | None = None,
         *,
         cores: int | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options
         self._adapter = format_adapter(options)
-        self._leader = Leader(self._adapter, connection)
+        self.leader = Leader(self._adapter, connection, stream)
         self._splitter = RangeSplitter(self._adapter.common, cores or os.cpu_count() or 1, timer)
 
     async def splits(self) -> list[BatchSplit]:
@@ -79,16 +81,27 @@ class BatchPlanner:
             DataLossError: the first sequence is later than ``startSequence``, and
                 ``failOnDataLoss`` is set.
         """
-        info = await self._leader.initial_stream_info()
-        await self._leader.validate_filters()
+        info = await self.leader.initial_stream_info()
+        await self.leader.validate_filters()
+        return await self.splits_of(info)
+
+    async def splits_of(self, info: StreamInfo, min_splits: int | None = None) -> list[BatchSplit]:
+        """The splits of the stream that its leader has just reported to :attr:`leader`.
+
+        Args:
+            min_splits: the minimum number; by default ``minPartitions``.
+
+        Raises:
+            OptionError, DataLossError: as :meth:`splits`.
+        """
         self._validate_positions(info)
-        scope = self._leader.scope
+        scope = self.leader.scope
         as_of = await self._as_of_sequence(info)
         if as_of is not None:
             return self._plan_state(info, scope, BatchReadKind.AS_OF, as_of)
         if self._adapter.last_per_subject:
             return self._plan_state(info, scope, BatchReadKind.CURRENT, info.last_seq)
-        return await self._plan_range(info, scope)
+        return await self._plan_range(info, scope, min_splits)
 
     def _validate_positions(self, info: StreamInfo) -> None:
         options = self._options
@@ -130,7 +143,7 @@ class BatchPlanner:
             return None
         # Spark floors times to microseconds: an entry that it shows with this time is included.
         next_microsecond = (options.as_of_time // 1000 + 1) * 1000
-        return await seq_before_time(await self._leader.jetstream(), info, next_microsecond)
+        return await seq_before_time(await self.leader.jetstream(), info, next_microsecond)
 
     def _plan_state(
         self, info: StreamInfo, scope: ReadScope, kind: BatchReadKind, end: int
@@ -154,13 +167,15 @@ class BatchPlanner:
             )
         ]
 
-    async def _plan_range(self, info: StreamInfo, scope: ReadScope) -> list[BatchSplit]:
+    async def _plan_range(
+        self, info: StreamInfo, scope: ReadScope, min_splits: int | None
+    ) -> list[BatchSplit]:
         adapter = self._adapter
         policy = adapter.start_position.policy
         start, end = await self._range_start(info), await self._range_end(info)
         if policy is DeliverPolicy.LAST and start >= end:
             # The last match was written after the first request, or no message matches.
-            end = min(start + 1, (await self._leader.stream_info()).last_seq)
+            end = min(start + 1, (await self.leader.stream_info()).last_seq)
         missing_is_loss = adapter.missing_is_loss(scope)
         chosen = policy is DeliverPolicy.BY_START_SEQUENCE
         if missing_is_loss and chosen and end > start and info.first_seq > start + 1:
@@ -168,7 +183,7 @@ class BatchPlanner:
         if end <= start:
             return []
         ends = await self._splitter.split_ends(
-            await self._leader.jetstream(), info, scope.effective_filters, start, end
+            await self.leader.jetstream(), info, scope.effective_filters, start, end, min_splits
         )
         starts = [start, *ends[:-1]]
         return [
@@ -179,7 +194,7 @@ class BatchPlanner:
         ]
 
     async def _range_start(self, info: StreamInfo) -> int:
-        jetstream, filters = await self._leader.jetstream(), self._leader.scope.filters
+        jetstream, filters = await self.leader.jetstream(), self.leader.scope.filters
         return await resolve_start(jetstream, info, self._adapter.start_position, filters)
 
     async def _range_end(self, info: StreamInfo) -> int:
@@ -188,7 +203,7 @@ class BatchPlanner:
             if options.end_sequence is not None:
                 return options.end_sequence
             if options.end_time is not None:
-                return await seq_before_time(await self._leader.jetstream(), info, options.end_time)
+                return await seq_before_time(await self.leader.jetstream(), info, options.end_time)
         return info.last_seq
 
     def _split(

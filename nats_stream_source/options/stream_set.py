@@ -1,0 +1,85 @@
+"""The buckets or streams of a query that reads several: a list of names, or a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nats_stream_source.errors import OptionError
+
+DISCOVERY_INTERVAL = 30.0
+"""Seconds between two searches for new streams that a pattern matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSet:
+    """A list of names, or a pattern.
+
+    Attributes:
+        option: the option that was set, for errors and the log.
+        names: the names, sorted; empty with a pattern.
+        pattern: a regular expression that matches a whole name; None with names.
+        discovery_interval: seconds between two searches for new names that the pattern matches.
+    """
+
+    option: str
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    discovery_interval: float = DISCOVERY_INTERVAL
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.pattern or ','.join(self.names)}"
+
+    def selects(self, name: str) -> bool:
+        """Whether the query reads ``name``."""
+        if self.pattern is None:
+            return name in self.names
+        return re.fullmatch(self.pattern, name) is not None
+
+
+def stream_set(values: Mapping[str, Any], one: str) -> StreamSet | None:
+    """The set of names that the options describe; None if they name one bucket or stream.
+
+    Args:
+        one: the option that names one, ``bucket`` or ``stream``; the others are its plural, and
+            its name followed by ``Pattern``.
+
+    Raises:
+        OptionError: more than one of them is set, a name is repeated, or ``discoveryInterval`` has
+            no effect.
+    """
+    several, pattern = f"{one}s", f"{one}Pattern"
+    given = [name for name in (one, several, pattern) if values[name]]
+    if len(given) > 1:
+        raise OptionError(
+            f"options {given[0]!r} and {given[1]!r} contradict each other: they name the "
+            f"{one}s of the query in two ways"
+        )
+    interval = values["discoveryInterval"]
+    if interval is not None and values[pattern] is None:
+        raise OptionError(f"option 'discoveryInterval' has no effect without {pattern!r}")
+    if values[pattern] is not None:
+        return StreamSet(
+            pattern,
+            pattern=values[pattern],
+            discovery_interval=DISCOVERY_INTERVAL if interval is None else interval,
+        )
+    names: tuple[str, ...] = values[several]
+    if not names:
+        return None
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(f"invalid value for option {several!r}: {repeated!r} is named twice")
+    return StreamSet(several, tuple(sorted(names)))
+
+
+def check_no_sequence(values: Mapping[str, Any], several: StreamSet | None, *names: str) -> None:
+    """Raise OptionError for an option that is a sequence in a query of several streams."""
+    given = [name for name in names if values[name] is not None]
+    if several is not None and given:
+        raise OptionError(
+            f"options {given[0]!r} and {several.option!r} contradict each other: a "
+            f"sequence belongs to one stream, and the query reads several; set a time, or start "
+            f"one query for each stream"
+        )

@@ -1,0 +1,81 @@
+"""Options that name several buckets or streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.options import Mode, StreamSet, kv_options, stream_options
+
+SERVER = {"servers": "nats://127.0.0.1:4222"}
+
+
+def test_list_of_buckets() -> None:
+    options = kv_options({**SERVER, "buckets": "ships, cars"})
+    assert options.bucket is None
+    assert options.buckets == StreamSet("buckets", ("cars", "ships"))
+    assert str(options.buckets) == "buckets=cars,ships"
+    assert [options.buckets.selects(name) for name in ("cars", "car", "carss")] == [True, 0, 0]
+
+
+def test_pattern_matches_whole_names() -> None:
+    options = stream_options({**SERVER, "streamPattern": "site-[0-9]+", "discoveryInterval": "5"})
+    assert options.streams == StreamSet(
+        "streamPattern", pattern="site-[0-9]+", discovery_interval=5.0
+    )
+    names = ("site-1", "site-12", "my-site-1", "site-1-old")
+    assert [options.streams.selects(name) for name in names] == [True, True, False, False]
+
+
+def test_one_bucket_is_not_a_set() -> None:
+    options = kv_options({**SERVER, "bucket": "cars"})
+    assert (options.bucket, options.buckets) == ("cars", None)
+
+
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "one and a list": ({"bucket": "a", "buckets": "b"}, "'bucket' and 'buckets' contradict"),
+    "one and a pattern": ({"bucket": "a", "bucketPattern": "b"}, "'bucket' and 'bucketPattern'"),
+    "a list and a pattern": ({"buckets": "a", "bucketPattern": "b"}, "'buckets' and 'bucketPat"),
+    "an empty list": ({"buckets": ""}, "'buckets'"),
+    "an empty element": ({"buckets": "a,,b"}, "'buckets'.*empty element"),
+    "a name twice": ({"buckets": "a,b,a"}, "'a' is named twice"),
+    "a name that is no bucket": ({"buckets": "a,b.c"}, "'b.c' is not a bucket name"),
+    "a pattern that does not compile": ({"bucketPattern": "a("}, "'bucketPattern'.*'a\\('"),
+    "an empty pattern": ({"bucketPattern": ""}, "'bucketPattern'"),
+    "an interval without a pattern": (
+        {"buckets": "a", "discoveryInterval": "5"},
+        "'discoveryInterval' has no effect without 'bucketPattern'",
+    ),
+    "a sequence of which bucket": (
+        {"buckets": "a,b", "startSequence": "5"},
+        "'startSequence' and 'buckets' contradict",
+    ),
+    "a minimum of which bucket": (
+        {"bucketPattern": "a", "minLastRevision": "5"},
+        "'minLastRevision' and 'bucketPattern' contradict",
+    ),
+    "no name at all": ({}, "'bucket' is missing"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        kv_options({**SERVER, **given}, Mode.STREAMING)
+
+
+def test_as_of_sequence_belongs_to_one_bucket() -> None:
+    with pytest.raises(ConfigurationError, match="'asOfSequence' and 'buckets' contradict"):
+        kv_options({**SERVER, "buckets": "a,b", "asOfSequence": "5"}, Mode.BATCH)
+
+
+@pytest.mark.parametrize("option", ["startSequence", "minLastSequence", "endSequence"])
+def test_sequences_belong_to_one_stream(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{option}' and 'streams' contradict"):
+        stream_options({**SERVER, "streams": "a,b", option: "5"}, Mode.BATCH)
+
+
+def test_batch_has_no_discovery() -> None:
+    given = {**SERVER, "bucketPattern": "a", "discoveryInterval": "5"}
+    with pytest.raises(ConfigurationError, match="discoveryInterval"):
+        kv_options(given, Mode.BATCH)
