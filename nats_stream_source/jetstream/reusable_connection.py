@@ -34,6 +34,7 @@ class ReusableConnection:
         self.outage: Outage | None = None
         self._connection: Connection | None = None
         self._used = 0.0
+        self._replacing = asyncio.Lock()  # of callers that run at the same time, one opens
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._connection or self.settings.server_list}>"
@@ -47,6 +48,10 @@ class ReusableConnection:
         Raises:
             ConnectError, AuthorizationError: as :meth:`Connection.open`.
         """
+        async with self._replacing:
+            return await self._connection_or_new(fresh)
+
+    async def _connection_or_new(self, fresh: float) -> Connection:
         now = asyncio.get_running_loop().time()
         kept = self._connection
         if kept is not None and not await self._is_alive(kept, now - self._used < fresh):

@@ -203,7 +203,7 @@ class MultiStreamPlanner:
         splits, weights = [], []
         for name, of_stream in zip(names, planned, strict=True):
             splits += of_stream
-            weights += [rows[name] // len(of_stream)] * len(of_stream)
+            weights += [rows[name] // max(1, len(of_stream))] * len(of_stream)
         if not splits:
             return []
         groups = group_splits(weights, at_least=self._min_partitions, cores=self._cores)

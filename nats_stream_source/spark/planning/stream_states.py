@@ -54,7 +54,7 @@ class StreamStates:
         """The present streams of the query by name, each as its leader reports it.
 
         Args:
-            known: the streams that the last poll returned, or that an offset has.
+            known: the streams of an offset. Those of the last list are requested too.
 
         Raises:
             PermissionDeniedError: the query has a pattern, and ``STREAM.LIST`` is not permitted.
@@ -62,6 +62,7 @@ class StreamStates:
         jetstream = await self._connection.jetstream()
         names = {self._adapter.stream_of(name) for name in self._set.names}
         names.update(name for name in known if self._selects(name))
+        names.update(name for name, selected in self._selected.items() if selected)
         if not self._lists(len(names)):
             return await self._request_each(jetstream, names)
         try:

@@ -270,6 +270,16 @@ async def test_a_kept_connection_is_replaced_when_it_is_dead(nats_server: NatsSe
         await link.drop()
 
 
+async def test_concurrent_callers_share_one_connection(nats_server: NatsServer) -> None:
+    """Planners of several streams start at the same time; a second connection would remain open."""
+    link = ReusableConnection(settings(nats_server.url))
+    try:
+        first, *others = await asyncio.gather(*(link.connection() for _ in range(3)))
+        assert all(other is first for other in others)
+    finally:
+        await link.drop()
+
+
 async def test_a_kept_connection_outlives_a_restart(nats_server: NatsServer) -> None:
     link = ReusableConnection(settings(nats_server.url))
     try:

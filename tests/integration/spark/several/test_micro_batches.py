@@ -1,0 +1,257 @@
+"""Micro-batches of several streams: limits, initial values, tasks, restarts, ends of a run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import PermissionDeniedError
+from tests.integration.spark.planning.planners import Asked
+from tests.support.nats.buckets import api, create_bucket, put, put_many
+from tests.support.nats.topology import with_user
+from tests.support.query_driver.several import SeveralQuery, sequences
+
+pytestmark = pytest.mark.servers
+
+
+def fill(url: str, **counts: int) -> None:
+    """Buckets with so many entries each, one per key."""
+    for name, count in counts.items():
+        create_bucket(url, name)
+        put_many(url, name, ((f"k{i}", b"v" * 100) for i in range(count)))
+
+
+def up_to(**counts: int) -> dict[str, list[int]]:
+    return {name: list(range(1, count + 1)) for name, count in counts.items()}
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+def test_rows_are_shared_by_lag(nats_server: NatsServer) -> None:
+    fill(nats_server.url, big=60, small=20)
+    with SeveralQuery(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=8) as query:
+        batches = query.micro_batches()
+    assert sequences(query.rows) == up_to(big=60, small=20)
+    assert {sum(map(len, batch.values())) for batch in batches} == {8}
+    assert [{name: len(rows) for name, rows in batch.items()} for batch in batches[:3]] == [
+        {"big": 6, "small": 2}
+    ] * 3
+
+
+def test_limit_below_the_number_of_buckets_serves_each_in_turn(nats_server: NatsServer) -> None:
+    counts = {f"b{i}": 4 for i in range(6)}
+    fill(nats_server.url, **counts)
+    with SeveralQuery(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=2) as query:
+        batches = query.micro_batches()
+    assert sequences(query.rows) == up_to(**counts)
+    assert all(sum(map(len, batch.values())) <= 2 for batch in batches)
+    assert set().union(*batches[:3]) == counts.keys()
+
+
+def test_bytes_are_shared(nats_server: NatsServer) -> None:
+    fill(nats_server.url, big=60, small=20)
+    with SeveralQuery(nats_server.url, bucketPattern=".*", maxBytesPerTrigger=2000) as query:
+        batches = query.micro_batches()
+    assert sequences(query.rows) == up_to(big=60, small=20)
+    assert len(batches) > 4  # 80 entries of more than 100 bytes
+    assert batches[0].keys() == {"big", "small"}
+
+
+def test_minimum_of_rows_counts_all_buckets(nats_server: NatsServer) -> None:
+    fill(nats_server.url, a=1, b=0)
+    with SeveralQuery(
+        nats_server.url, buckets="a,b", minRowsPerTrigger=4, maxTriggerDelay=3600
+    ) as query:
+        assert query.read() == {"a": [1]}  # the first micro-batch does not wait
+        put_many(nats_server.url, "a", [("1", b""), ("2", b"")])
+        assert query.read() == {}
+        put_many(nats_server.url, "b", [("1", b""), ("2", b"")])
+        assert query.micro_batches() == [{"a": [2, 3], "b": [1, 2]}]
+
+
+# -- initial values ------------------------------------------------------------------------------
+
+
+def test_initial_values_of_each_bucket(nats_server: NatsServer) -> None:
+    """One with history, whose last entries are one range as a whole; one without."""
+    url = nats_server.url
+    create_bucket(url, "deep", history=5)
+    put_many(url, "deep", ((f"k{i % 3}", b"v") for i in range(9)))
+    fill(url, flat=4)
+    with SeveralQuery(url, buckets="deep,flat", maxRowsPerTrigger=2) as query:
+        batches = query.micro_batches()
+        assert batches[0] == {"deep": [7, 8, 9]}  # alone: it takes more than the limit
+        put(url, "deep", "k0", b"v")
+        put(url, "flat", "k0", b"v")
+        assert query.read() == {"deep": [10], "flat": [5]}
+    initial = {(row["bucket"], row["revision"]) for row in query.rows if row["initial"]}
+    assert initial == {("deep", 7), ("deep", 8), ("deep", 9)} | {("flat", i) for i in range(1, 5)}
+
+
+def test_initial_values_end_per_bucket_when_one_is_found_later(nats_server: NatsServer) -> None:
+    fill(nats_server.url, a=2)
+    with SeveralQuery(nats_server.url, bucketPattern=".*", discoveryInterval=1) as query:
+        query.read()
+        fill(nats_server.url, b=2)
+        query.read()
+        put(nats_server.url, "b", "k0", b"v")
+        query.read()
+    shown = [(row["bucket"], row["revision"], row["initial"]) for row in query.rows]
+    assert shown == [
+        *(("a", 1, True), ("a", 2, True)),
+        *(("b", 1, True), ("b", 2, True), ("b", 3, False)),
+    ]
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+def test_small_ranges_share_tasks(nats_server: NatsServer) -> None:
+    counts = {f"b{i:02}": 5 for i in range(20)}
+    fill(nats_server.url, **counts)
+    with SeveralQuery(nats_server.url, bucketPattern=".*", cores=2) as query:
+        assert query.read() == up_to(**counts)
+        assert 1 <= len(query.tasks) <= 2
+        assert sum(len(splits) for splits in query.tasks) == 20
+
+
+def test_minimum_of_partitions_is_shared_by_rows(nats_server: NatsServer) -> None:
+    fill(nats_server.url, big=300, small=3)
+    with SeveralQuery(nats_server.url, bucketPattern=".*", minPartitions=4) as query:
+        assert query.read() == up_to(big=300, small=3)
+        assert len(query.tasks) >= 4
+
+
+def test_task_that_is_repeated_reads_the_same_rows(nats_server: NatsServer) -> None:
+    fill(nats_server.url, a=20, b=30)
+    with SeveralQuery(nats_server.url, buckets="a,b") as query:
+        start = query.start()
+        first = query.micro_batch()
+        assert query.offset is not None
+        put(nats_server.url, "a", "new", b"v")
+        assert query.read_range(start, query.offset) == first == up_to(a=20, b=30)
+
+
+def test_failed_first_micro_batch_pairs_with_a_new_initial_offset(nats_server: NatsServer) -> None:
+    """Spark requests the initial offset again; another bucket may be there by then."""
+    url = nats_server.url
+    fill(url, a=2)
+    with SeveralQuery(url, bucketPattern=".*", updatesOnly=True) as query:
+        query.start()
+        put(url, "a", "x", b"v")
+        query.micro_batch()
+        end = query.offset
+    put(url, "a", "y", b"v")
+    fill(url, b=3)
+    with SeveralQuery(url, bucketPattern=".*", updatesOnly=True) as restarted:
+        assert end is not None
+        assert restarted.read_range(restarted.start(), end) == {"a": [3]}
+        restarted.offset = end
+        assert restarted.read() == {"a": [4], "b": [1, 2, 3]}
+
+
+def test_filters_apply_to_each_bucket(nats_server: NatsServer) -> None:
+    fill(nats_server.url, a=5, b=3)
+    with SeveralQuery(nats_server.url, buckets="a,b", keys="k2,k4") as query:
+        assert query.read() == {"a": [3, 5], "b": [3]}
+        put(nats_server.url, "b", "other", b"v")
+        assert query.read() == {}
+
+
+# -- Trigger.AvailableNow ------------------------------------------------------------------------
+
+
+def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    fill(url, a=3, b=2)
+    with SeveralQuery(url, bucketPattern=".*", discoveryInterval=1, maxRowsPerTrigger=2) as query:
+        query.prepare_available_now()
+        query.start()
+        put(url, "a", "later", b"v")
+        fill(url, c=1)
+        assert query.read() == up_to(a=3, b=2)
+    with query.restarted() as next_run:
+        next_run.prepare_available_now()
+        assert next_run.read() == {"a": [4], "c": [1]}
+
+
+# -- requests and permissions --------------------------------------------------------------------
+
+
+def test_idle_query_requests_lists(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(300):
+        api(nats_server.url, f"STREAM.CREATE.s{i}", {"name": f"s{i}", "subjects": [f"s{i}"]})
+    with SeveralQuery(nats_server.url, streamPattern="s.*") as query:
+        query.read()
+        asked = Asked(monkeypatch)
+        assert query.micro_batch() is None
+        assert asked.subjects == ["STREAM.LIST", "STREAM.LIST"]
+
+
+DENIED = """
+accounts {
+  A { jetstream: enabled, users: [
+    { user: admin, password: admin }
+    { user: reader, password: reader, permissions: { publish: { deny: "$JS.API.STREAM.LIST" } } }
+  ] }
+}
+"""
+
+
+def test_names_are_read_without_the_permission_to_list_and_patterns_are_not(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(DENIED)
+    with NatsServer(config=config) as server:
+        admin = with_user(server.url, "admin")
+        fill(admin, a=2, b=3)
+        create_bucket(admin, "c")
+        reader = {"user": "reader", "password": "reader"}
+        with SeveralQuery(server.url, buckets="a,b,c", **reader) as query:
+            assert query.read() == up_to(a=2, b=3)
+        with (
+            SeveralQuery(server.url, bucketPattern=".*", **reader) as query,
+            pytest.raises(PermissionDeniedError, match=r"STREAM\.LIST"),
+        ):
+            query.read()
+
+
+# -- a long history ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_write_is_read_once_and_in_order(nats_server: NatsServer, seed: int) -> None:
+    """Buckets come, writes go to any of them, the query restarts: each revision once."""
+    url, dice = nats_server.url, random.Random(seed)
+    written: dict[str, list[int]] = {}
+    options = {"bucketPattern": ".*", "discoveryInterval": 1, "includeHistory": True}
+    query = SeveralQuery(url, maxRowsPerTrigger=dice.randint(1, 20), **options)
+    found: dict[str, list[int]] = {}
+    try:
+        for _ in range(40):
+            if len(written) < 8 and dice.random() < 0.3:
+                name = f"b{len(written)}"
+                create_bucket(url, name, history=64)
+                written[name] = []
+            for name in dice.sample(sorted(written), min(len(written), 3)):
+                written[name] += put_many(
+                    url, name, ((f"k{dice.randint(0, 3)}", b"v") for _ in range(dice.randint(1, 6)))
+                )
+            for _ in range(dice.randint(0, 3)):
+                for name, rows in (query.micro_batch() or {}).items():
+                    found.setdefault(name, []).extend(rows)
+            if dice.random() < 0.2:
+                query.__exit__()
+                query = query.restarted()
+        for name, rows in query.read().items():
+            found.setdefault(name, []).extend(rows)
+    finally:
+        query.__exit__()
+    assert found == {name: rows for name, rows in written.items() if rows}
