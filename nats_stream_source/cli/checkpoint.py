@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nats_stream_source.errors import NatsSourceError, OffsetError
+from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
 from nats_stream_source.spark.formats.offsets import Offset
 
 
@@ -26,7 +27,7 @@ class CheckpointError(NatsSourceError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source of a query, by its offsets in the log.
+    """One source of a query, by its offsets in the log; one stream of it, if it reads several.
 
     Attributes:
         name: its index within the query, from 0, or the name that the query gave it.
@@ -41,6 +42,17 @@ class Source:
     planned: Offset | None = None
     problem: str | None = None
     other: str | None = None
+
+    @property
+    def stream(self) -> str | None:
+        """The name of its stream; None without an offset."""
+        offset = self.committed or self.planned
+        return None if offset is None else offset.stream
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What identifies it within the checkpoint."""
+        return self.name, self.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,11 @@ def read_checkpoint(where: str) -> Checkpoint:
         before = newest if planned == committed else _read_log(path / "offsets" / str(committed))
     names = sorted(newest, key=lambda name: (not name.isdecimal(), name.zfill(9)))
     sources = tuple(
-        _source(name, before.get(name), newest[name] if planned != committed else None)
+        source
         for name in names
+        for source in _sources(
+            name, before.get(name), newest[name] if planned != committed else None
+        )
     )
     return Checkpoint(path, query_id, committed, planned, sources)
 
@@ -128,8 +143,9 @@ def _read_log(file: Path) -> dict[str, str | None]:
     return {name: None if text == "-" else text for name, text in named.items()}
 
 
-def _source(name: str, committed: str | None, planned: str | None) -> Source:
-    found: dict[str, Offset] = {}
+def _sources(name: str, committed: str | None, planned: str | None) -> list[Source]:
+    """The streams of a source; one without an offset if it has none."""
+    found: dict[str, Mapping[str, Offset]] = {}
     for which, text in (("committed", committed), ("planned", planned)):
         if text is None:
             continue
@@ -138,13 +154,17 @@ def _source(name: str, committed: str | None, planned: str | None) -> Source:
         except ValueError:
             loaded = None
         if not _ours(loaded):
-            return Source(name, other=text[:80])
+            return [Source(name, other=text[:80])]
         try:
-            found[which] = Offset.parse(loaded)
+            found[which] = MultiStreamOffset.parse(loaded).streams
         except OffsetError as error:
-            return Source(name, problem=str(error))
-    return Source(name, found.get("committed"), found.get("planned"))
+            return [Source(name, problem=str(error))]
+    before, ahead = found.get("committed", {}), found.get("planned", {})
+    streams = sorted(before.keys() | ahead.keys())
+    return [Source(name, before.get(one), ahead.get(one)) for one in streams] or [Source(name)]
 
 
 def _ours(loaded: Any) -> bool:
-    return isinstance(loaded, Mapping) and {"v", "stream", "stream_seq"} <= loaded.keys()
+    if not isinstance(loaded, Mapping) or "v" not in loaded:
+        return False
+    return "streams" in loaded or {"stream", "stream_seq"} <= loaded.keys()

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoint
 from nats_stream_source.cli.connection import connection
 from nats_stream_source.cli.flags import add_connection, given
@@ -57,6 +58,12 @@ class LiveState:
     last_seq: int | None = None
     lag: int | None = None
     lag_seconds: float | None = None
+
+
+LiveStates = Mapping[tuple[str, str | None], LiveState]
+"""By :attr:`Source.key`."""
+
+_PARALLEL = 32  # streams that are compared at a time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,14 +108,14 @@ def run(arguments: argparse.Namespace) -> int:
             "the distance to the live stream"
         )
     checkpoint = read_checkpoint(arguments.checkpoint)
-    live: dict[str, LiveState] = {}
+    live: LiveStates = {}
     if options.get("servers"):
         live = asyncio.run(_compare(checkpoint, options))
     if arguments.json:
         print_json(_as_json(checkpoint, live))
     else:
         _print(checkpoint, live)
-        if not live and any(source.committed or source.planned for source in checkpoint.sources):
+        if not live and any(source.stream is not None for source in checkpoint.sources):
             print("not compared with the streams: name a server with --servers or --context")
     broken = any(source.problem for source in checkpoint.sources)
     broken = broken or any(one.problem for one in live.values())
@@ -120,15 +127,15 @@ def run(arguments: argparse.Namespace) -> int:
 # -- the live streams ---------------------------------------------------------------------------
 
 
-async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> dict[str, LiveState]:
+async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> LiveStates:
     settings = connection_settings(parse(options, CONNECTION))
     connection = await Connection.open(settings, retry=False)
     try:
-        return {
-            source.name: await _live(SharedConnection(connection), source, options)
-            for source in checkpoint.sources
-            if source.committed or source.planned
-        }
+        sources = [source for source in checkpoint.sources if source.stream is not None]
+        states = await gather_limited(
+            lambda source: _live(SharedConnection(connection), source, options), sources, _PARALLEL
+        )
+        return {source.key: live for source, live in zip(sources, states, strict=True)}
     finally:
         await connection.close()
 
@@ -186,13 +193,13 @@ def _query(offset: Offset, options: Mapping[str, str]) -> FormatAdapter:
 # -- the report ---------------------------------------------------------------------------------
 
 
-def _as_json(checkpoint: Checkpoint, live: Mapping[str, LiveState]) -> dict[str, Any]:
+def _as_json(checkpoint: Checkpoint, live: LiveStates) -> dict[str, Any]:
     return {
         "checkpoint": str(checkpoint.path),
         "query": checkpoint.query_id,
         "committed_batch": checkpoint.committed,
         "planned_batch": checkpoint.planned,
-        "sources": [_source_json(source, live.get(source.name)) for source in checkpoint.sources],
+        "sources": [_source_json(source, live.get(source.key)) for source in checkpoint.sources],
     }
 
 
@@ -213,7 +220,7 @@ def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
     }
 
 
-def _print(checkpoint: Checkpoint, live: Mapping[str, LiveState]) -> None:
+def _print(checkpoint: Checkpoint, live: LiveStates) -> None:
     print(f"checkpoint {checkpoint.path}")
     print(f"query      {checkpoint.query_id}")
     committed, planned = checkpoint.committed, checkpoint.planned
@@ -230,7 +237,7 @@ def _print(checkpoint: Checkpoint, live: Mapping[str, LiveState]) -> None:
         )
     for source in checkpoint.sources:
         print()
-        for line in _lines(source, live.get(source.name), checkpoint):
+        for line in _lines(source, live.get(source.key), checkpoint):
             print(line)
 
 

@@ -2,15 +2,17 @@
 
 Spark reports each micro-batch with the offsets of each source: start, end, and ``latestOffset``,
 the stream's end when the micro-batch was planned. :func:`records` converts such a report into one
-:class:`BatchProgress` per source of this package; :func:`watch_progress` does so for every query of
-a session, and passes the records to a callback.
+:class:`BatchProgress` per source of this package, and where a source reads several streams, one per
+stream that the micro-batch read or that has a lag; :func:`watch_progress` does so for every query
+of a session, and passes the records to a callback.
 
 Lag is in rows, not sequences: ``consumer_seq`` counts the messages that an ordered consumer of the
 query would have received, so the difference of two is the number of messages to read. It is as of
 the planning of the micro-batch: the next one includes the messages that were written while it ran.
 An idle query does not report; its last record remains valid.
 
-``rows`` is Spark's count of the rows that the source returned. If a sink reads a batch twice, as
+``rows`` is Spark's count of the rows that the source returned. Spark does not count them by stream:
+they are unknown where the micro-batch read several. If a sink reads a batch twice, as
 ``foreachBatch`` without ``persist`` may, Spark counts them twice.
 """
 
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
 from nats_stream_source.spark.formats.offsets import Offset, lag_between, range_between
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ class BatchProgress:
         source: the source's number within the query, from 0.
         stream: the stream's name; for a bucket, ``KV_<bucket>``.
         start, end: the range ``(start, end]`` of stream sequences.
-        rows: the number of rows that Spark received.
+        rows: the number of rows that Spark received; None if the source has read several streams.
         seconds: the duration of the whole micro-batch.
         lag: rows between the end of the micro-batch and the end of the stream when it was planned;
             None if unknown, as in a micro-batch that is repeated after a restart.
@@ -52,7 +55,7 @@ class BatchProgress:
             missing.
         compacted: sequences of the range without a row: superseded or deleted before they were
             read, or left out with ``ignoreDeletes``. None if the query has a filter, since most may
-            be of other subjects.
+            be of other subjects, and if the rows are unknown.
         initial: whether the range has initial values.
         epoch: how often the stream was re-created or rolled back, with ``failOnDataLoss=false``.
     """
@@ -63,7 +66,7 @@ class BatchProgress:
     stream: str
     start: int
     end: int
-    rows: int
+    rows: int | None
     seconds: float
     lag: int | None
     lag_seconds: float | None
@@ -72,8 +75,10 @@ class BatchProgress:
     epoch: int
 
     @property
-    def rows_per_second(self) -> float:
-        """Rows per second of the micro-batch."""
+    def rows_per_second(self) -> float | None:
+        """Rows per second of the micro-batch; None if the rows are unknown."""
+        if self.rows is None:
+            return None
         return self.rows / self.seconds if self.seconds else 0.0
 
     def fields(self) -> dict[str, object]:
@@ -87,7 +92,9 @@ class BatchProgress:
             "end": self.end,
             "rows": self.rows,
             "seconds": f"{self.seconds:.3f}",
-            "rows_per_second": round(self.rows_per_second),
+            "rows_per_second": (
+                None if self.rows_per_second is None else round(self.rows_per_second)
+            ),
             "lag": self.lag,
             "lag_seconds": None if self.lag_seconds is None else f"{self.lag_seconds:.3f}",
             "compacted": self.compacted,
@@ -99,6 +106,8 @@ class BatchProgress:
 def records(progress: Mapping[str, Any]) -> list[BatchProgress]:
     """One record for each source of this package in a progress report of Spark.
 
+    A source of several streams has one for each stream that the micro-batch read or that has a lag.
+
     Args:
         progress: an element of ``query.recentProgress``, or ``event.progress`` as a JSON object.
             Sources of other packages are skipped, and so are offsets that a newer version of this
@@ -109,41 +118,55 @@ def records(progress: Mapping[str, Any]) -> list[BatchProgress]:
 
 def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
     for number, source in enumerate(progress["sources"]):
-        end = _offset(source["endOffset"])
-        if end is None:
-            continue
-        start = _offset(source["startOffset"])
-        # Spark does not report a start for the first micro-batch; its end has the origin.
-        first, last = (end.origin, end.stream_seq) if start is None else range_between(start, end)
-        newest = _offset(source["latestOffset"])
-        lag = lag_seconds = None
-        if newest is not None and newest.epoch == end.epoch:
-            lag, lag_seconds = lag_between(end, newest)
-        rows = source["numInputRows"]
-        yield BatchProgress(
-            query=progress["name"] or str(progress["id"]),
-            batch=progress["batchId"],
-            source=number,
-            stream=end.stream,
-            start=first,
-            end=last,
-            rows=rows,
-            seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
-            lag=lag,
-            lag_seconds=lag_seconds,
-            compacted=None if end.filter else max(0, last - first - rows),
-            initial=first < min(end.initial_through, last),
-            epoch=end.epoch,
-        )
+        ends = _streams(source["endOffset"])
+        starts, newest = _streams(source["startOffset"]), _streams(source["latestOffset"])
+        ranges = {name: _range(starts.get(name), end) for name, end in ends.items()}
+        read = [name for name, (first, last) in ranges.items() if last > first]
+        for name, end in ends.items():
+            lag, lag_seconds = _lag(end, newest.get(name))
+            if len(ends) > 1 and name not in read and not lag:
+                continue
+            first, last = ranges[name]
+            rows = source["numInputRows"] if name in read or len(ends) == 1 else 0
+            if name in read and len(read) > 1:
+                rows = None
+            yield BatchProgress(
+                query=progress["name"] or str(progress["id"]),
+                batch=progress["batchId"],
+                source=number,
+                stream=name,
+                start=first,
+                end=last,
+                rows=rows,
+                seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+                lag=lag,
+                lag_seconds=lag_seconds,
+                compacted=None if end.filter or rows is None else max(0, last - first - rows),
+                initial=first < min(end.initial_through, last),
+                epoch=end.epoch,
+            )
 
 
-def _offset(value: Any) -> Offset | None:
-    """An offset of a report; None if it is missing or of another source."""
+def _range(start: Offset | None, end: Offset) -> tuple[int, int]:
+    # Spark does not report a start for the first micro-batch; its end has the origin.
+    return (end.origin, end.stream_seq) if start is None else range_between(start, end)
+
+
+def _lag(end: Offset, newest: Offset | None) -> tuple[int | None, float | None]:
+    if newest is None or newest.epoch != end.epoch:
+        return None, None
+    return lag_between(end, newest)
+
+
+def _streams(value: Any) -> Mapping[str, Offset]:
+    """The positions of an offset of a report; none if it is missing or of another source."""
     try:
         loaded = json.loads(value) if isinstance(value, str) else value
-        return Offset.parse(loaded) if isinstance(loaded, Mapping) else None
+        if not isinstance(loaded, Mapping):
+            return {}
+        return MultiStreamOffset.parse(loaded).streams
     except (ValueError, OffsetError):
-        return None
+        return {}
 
 
 def watch_progress(

@@ -14,6 +14,7 @@ from tests.support.spark.scenario import (
     STREAM,
     Action,
     Create,
+    CreateOther,
     ExpectError,
     Put,
     PutMany,
@@ -22,7 +23,7 @@ from tests.support.spark.scenario import (
     play,
     shown,
 )
-from tests.support.spark.shared_scenarios import NEEDS_LIMITS, SHARED
+from tests.support.spark.shared_scenarios import NEEDS_LIMITS, OF_ONE_STREAM, SHARED
 
 pytestmark = [pytest.mark.sparks]
 if not ADMISSION_CONTROL:
@@ -41,13 +42,24 @@ def scene(scene: Scene, request: pytest.FixtureRequest) -> Scene:
     "name", [name for name in SHARED if ADMISSION_CONTROL or name not in NEEDS_LIMITS]
 )
 def test_shared_scenarios(scene: Scene, name: str) -> None:
+    play_shared(scene, name)
+
+
+@pytest.mark.parametrize("name", ["add_and_check", "crash", "made_again"])
+def test_shared_scenarios_with_several_streams(scene: Scene, name: str) -> None:
+    assert name not in NEEDS_LIMITS | OF_ONE_STREAM
+    play_shared(scene, name, CreateOther())
+
+
+def play_shared(scene: Scene, name: str, *before: Action) -> None:
+    """Play a shared scenario, again where Spark could not start a Python process."""
     attempts = itertools.count()
 
     @retry(retry=retry_if_exception(spark_gave_up), stop=stop_after_attempt(4), reraise=True)
     def attempt() -> None:
         one = another(scene, next(attempts))
         try:
-            play(one, *(step for action in SHARED[name](one) for step in runs(action)))
+            play(one, *before, *(step for action in SHARED[name](one) for step in runs(action)))
         finally:
             one.close()
 

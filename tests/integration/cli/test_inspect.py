@@ -250,7 +250,7 @@ def test_nothing_planned_yet(capsys: pytest.CaptureFixture[str], checkpoint: Che
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"v": 2}, "install the version"),
+        ({"v": 3}, "install the version"),
         ({"stream_seq": "5"}, "stream_seq='5', expected int"),
         ({"origin": 9}, "expected 0 <= origin <= stream_seq"),
     ],

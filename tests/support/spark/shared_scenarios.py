@@ -3,8 +3,6 @@
 Each is a function from a scene to its actions, so that it can be played wherever Spark runs::
 
     play(scene, *SHARED["limits"](scene))
-
-``NEEDS_LIMITS`` names those that need Spark to ask for the end of each micro-batch (Spark 4.2).
 """
 
 from __future__ import annotations
@@ -251,3 +249,7 @@ SHARED: dict[str, Callable[[Scene], Actions]] = {
 }
 
 NEEDS_LIMITS = {"limits"}
+"""Scenarios that need Spark to ask for the end of each micro-batch (Spark 4.2)."""
+
+OF_ONE_STREAM = {"replay"}
+"""Scenarios with an option that belongs to one stream: a query of several refuses it."""

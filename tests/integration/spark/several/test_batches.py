@@ -87,5 +87,5 @@ def test_listed_bucket_that_does_not_exist(sites: str) -> None:
 
 
 def test_time_beyond_the_end_of_the_streams(sites: str) -> None:
-    with pytest.raises(OptionError, match=r"KV_\w+(-\d)? with option 'endTime'"):
+    with pytest.raises(OptionError, match="'endTime'"):
         read_batch(sites, streams="KV_other,KV_site-1", endTime="2999-01-01T00:00:00Z")

@@ -321,7 +321,7 @@ def test_checkpoint_edited_by_hand(scene: Scene) -> None:
         Put("a", "1"),
         Run(),
         Put("a", "2"),
-        *broken(lambda offset: offset.update(v=2), "format is 2", "expected 1 or lower", "install"),
+        *broken(lambda offset: offset.update(v=3), "format is 3", "expected 2 or lower", "install"),
         *broken(lambda offset: offset.clear(), "expected an offset of this source"),
         *broken(lambda offset: offset.update(origin=9), "expected 0 <= origin <= stream_seq"),
         Run(),

@@ -232,6 +232,39 @@ def test_the_lag_of_a_bucket(
     assert (last.batch, last.rows, last.lag, last.compacted, last.initial) == (3, 3, 0, 0, False)
 
 
+def test_the_lag_of_each_bucket(
+    watched: Watched,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two of three have entries: 30 and 10, of which a micro-batch reads 8."""
+    url = shared_server.url
+    for name, count in (("lag-a", 30), ("lag-b", 10), ("lag-c", 0)):
+        buckets.create_bucket(url, name)
+        buckets.put_many(url, name, ((f"k{i}", b"v") for i in range(count)))
+    options = {"servers": url, "bucketPattern": "lag-.", "maxRowsPerTrigger": "8"}
+    found = watched.run(tmp_path, "nats_kv", **options)
+    first = [(one.stream, one.start, one.end, one.rows, one.lag) for one in found[:2]]
+    assert first == [("KV_lag-a", 0, 6, None, 24), ("KV_lag-b", 0, 2, None, 8)]
+    assert {record.batch for record in found} == set(range(5))
+    assert {record.stream for record in found} == {"KV_lag-a", "KV_lag-b"}
+    assert [(one.stream, one.end, one.lag) for one in found[-2:]] == [
+        ("KV_lag-a", 30, 0),
+        ("KV_lag-b", 10, 0),
+    ]
+    buckets.put_many(url, "lag-b", ((f"n{i}", b"v") for i in range(3)))
+    assert main(["inspect", str(tmp_path), "--servers", url, "--max-lag", "2", "--json"]) == 1
+    sources = json.loads(capsys.readouterr().out)["sources"]
+    shown = [(one["source"], one["bucket"], one["lag"], one["problem"]) for one in sources]
+    assert shown == [("0", "lag-a", 0, None), ("0", "lag-b", 3, None), ("0", "lag-c", 0, None)]
+    assert main(["inspect", str(tmp_path), "--servers", url]) == 0
+    assert "source 0: bucket lag-b, stream KV_lag-b, made" in capsys.readouterr().out
+    (last,) = watched.run(tmp_path, "nats_kv", **options)
+    assert (last.stream, last.rows, last.start, last.end, last.lag) == ("KV_lag-b", 3, 10, 13, 0)
+    assert last.rows_per_second
+
+
 def test_the_lag_of_a_stream_with_a_filter(
     watched: Watched, shared_server: NatsServer, tmp_path: Path
 ) -> None:

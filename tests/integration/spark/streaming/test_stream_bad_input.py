@@ -247,7 +247,7 @@ def test_the_subject_that_was_looked_up_is_a_filter(shared_server: NatsServer, n
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "newer": (lambda json: json.update(v=2), "format is 2, expected 1 or lower; install"),
+    "newer": (lambda json: json.update(v=3), "format is 3, expected 2 or lower; install"),
     "no version": (lambda json: json.pop("v"), "expected an offset of this source"),
     "a text as version": (lambda json: json.update(v="1"), "expected an offset of this source"),
     "empty": (lambda json: json.clear(), "expected an offset of this source"),

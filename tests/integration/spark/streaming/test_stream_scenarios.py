@@ -11,6 +11,7 @@ from tests.support.spark.scenario import (
     STREAM,
     Backup,
     Create,
+    CreateOther,
     Do,
     Erase,
     ExpectBatches,
@@ -29,7 +30,7 @@ from tests.support.spark.scenario import (
     play,
     shown,
 )
-from tests.support.spark.shared_scenarios import ACCEPT, SHARED
+from tests.support.spark.shared_scenarios import ACCEPT, OF_ONE_STREAM, SHARED
 
 
 @pytest.fixture
@@ -49,6 +50,11 @@ def own_scene(own_scene: Scene) -> Scene:
 def test_shared(scene: Scene, name: str) -> None:
     """Buckets have the same cases in scenarios of their own; ``make test-spark`` plays both."""
     play(scene, *SHARED[name](scene))
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if name not in OF_ONE_STREAM])
+def test_shared_with_several_streams(scene: Scene, name: str) -> None:
+    play(scene, CreateOther(), *SHARED[name](scene))
 
 
 def test_last_of_each_subject_then_everything(scene: Scene) -> None:

@@ -73,6 +73,7 @@ from tests.support.spark.scenario.server import (
 )
 from tests.support.spark.scenario.writes import (
     Create,
+    CreateOther,
     Delete,
     Drop,
     Erase,
@@ -91,6 +92,7 @@ __all__ = [
     "Action",
     "Backup",
     "Create",
+    "CreateOther",
     "Delete",
     "Do",
     "Drop",

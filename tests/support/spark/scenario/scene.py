@@ -39,6 +39,7 @@ class Scene:
         options: options of the last ``Start`` or ``Run``, for ``Restart``.
         backup: copy of the server's store, made by ``Backup``.
         format: ``KV`` or ``STREAM``.
+        other: a second bucket or stream, empty, which the query reads too; None for a query of one.
     """
 
     spark: SparkSession
@@ -50,6 +51,7 @@ class Scene:
     query: StreamingQuery | None = None
     backup: Path | None = None
     format: str = KV
+    other: str | None = None
 
     @property
     def stream(self) -> str:
@@ -65,6 +67,8 @@ class Scene:
     def source(self) -> dict[str, str]:
         """The options that name the server and the bucket or stream."""
         name = "bucket" if self.format == KV else "stream"
+        if self.other is not None:
+            return {"servers": self.url, f"{name}s": f"{self.bucket},{self.other}"}
         return {"servers": self.url, name: self.bucket}
 
     def info(self) -> dict[str, Any]:

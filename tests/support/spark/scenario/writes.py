@@ -26,6 +26,19 @@ class Create:
 
 
 @dataclass(frozen=True)
+class CreateOther:
+    """Create a second, empty bucket or stream, which the query reads too from now on."""
+
+    def run(self, scene: Scene) -> None:
+        scene.other = f"{scene.bucket}-other"
+        if scene.format == KV:
+            buckets.create_bucket(scene.url, scene.other)
+            return
+        wanted = {"name": scene.other, "subjects": [f"{scene.other}.>"]}
+        buckets.api(scene.url, f"STREAM.CREATE.{scene.other}", wanted)
+
+
+@dataclass(frozen=True)
 class Put:
     """Put a value."""
 
