@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from nats_stream_source.aio.outage import Outage
+from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.api import JetStream
+
+T = TypeVar("T")
 
 _PING_DEADLINE = 2.0  # seconds
 _FRESH = 1.0  # seconds after a use during which a PING is not required
@@ -66,6 +71,15 @@ class ReusableConnection:
     async def jetstream(self) -> JetStream:
         """JetStream over :meth:`connection`."""
         return JetStream(await self.connection())
+
+    async def retry_transient(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Call ``work``; repeat it while the server is unavailable.
+
+        For at most ``connect_timeout``, or as long as :attr:`outage` waits.
+        """
+        if self.outage is not None:
+            return await self.outage.outlive(work)
+        return await retry_transient(work, self.settings.connect_timeout)
 
     async def _is_alive(self, kept: Connection, fresh: bool) -> bool:
         if kept.client.is_connected and fresh:

@@ -21,7 +21,8 @@ def nanoseconds(text: str) -> int:
         raise ProtocolError(f"not an RFC 3339 timestamp: {text!r}")
     date, clock, fraction, sign, hours, minutes = match.groups()
     try:
-        seconds = calendar.timegm(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+        # strptime takes ten times as long: a list of 1,000 streams has 2,000 timestamps.
+        seconds = calendar.timegm(datetime.fromisoformat(f"{date}T{clock}").timetuple())
     except ValueError:  # a thirteenth month
         raise ProtocolError(f"not an RFC 3339 timestamp: {text!r}") from None
     if sign:

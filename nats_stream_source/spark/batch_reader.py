@@ -15,6 +15,7 @@ queries without the filter too, without a call of Python in between
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -61,20 +62,15 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
-        if not isinstance(partition, NatsInputPartition):
-            return  # Spark replaces an empty list by a partition of its own
-        for split in partition.splits:
-            assert isinstance(split, BatchSplit)
-            yield from self._read_split(split)
-
-    def _read_split(self, split: BatchSplit) -> Iterator[pa.RecordBatch]:
         from nats_stream_source.spark.reading.as_of import read_as_of
         from nats_stream_source.spark.reading.latest_values import read_latest_values
-        from nats_stream_source.spark.reading.split_reader import read_split
+        from nats_stream_source.spark.reading.split_reader import read_splits
 
+        if not isinstance(partition, NatsInputPartition):
+            return iter(())  # Spark replaces an empty list by a partition of its own
         adapter = format_adapter(self._options)
-        if split.kind is BatchReadKind.CURRENT:
-            return read_latest_values(split, adapter)
-        if split.kind is BatchReadKind.AS_OF:
-            return read_as_of(split, adapter)
-        return read_split(split.split, adapter)
+        splits = [split for split in partition.splits if isinstance(split, BatchSplit)]
+        if splits[0].kind is BatchReadKind.RANGE:  # all splits of a batch are of one kind
+            return read_splits([split.split for split in splits], adapter)
+        read = read_latest_values if splits[0].kind is BatchReadKind.CURRENT else read_as_of
+        return chain.from_iterable(read(split, adapter) for split in splits)

@@ -46,8 +46,7 @@ class NoAdmissionReader(StreamReader):
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # 4.2 adds arguments
         """The end of the next micro-batch, which starts where the last one ended."""
         start = self._position or self._plan(lambda planner: planner.initial_offset())
-        latest = self._plan(lambda planner: planner.latest_offset(start, limited=False))
-        end: dict[str, Any] = latest.to_json()
+        end = self._json(self._plan(lambda planner: planner.latest_offset(start, limited=False)))
         if self._position is None:
             self._end_without_position = end
         return end

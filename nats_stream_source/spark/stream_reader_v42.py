@@ -41,8 +41,9 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
         offset = self._offset(start)
         # Trigger.Once requests all available messages, regardless of the options.
         limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes, ReadMinRows))
-        end = self._plan(lambda planner: planner.latest_offset(offset, limited=limited))
-        return dict(end.to_json())
+        return self._json(
+            self._plan(lambda planner: planner.latest_offset(offset, limited=limited))
+        )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The stream's end, for the lag in the query's progress."""

@@ -89,8 +89,11 @@ class CatchUpReader:
                 plan. If it has grown again, rows from before and after may be mixed.
         """
         split, known_last_seq = self._split, self._known_last_seq
-        self.info = info = verified_stream_info(
-            self._runner, split, self._adapter, known_last_seq=known_last_seq
+        runner = self._runner
+        self.info = info = runner.run(
+            verified_stream_info(
+                runner.connection, split, self._adapter, known_last_seq=known_last_seq
+            )
         )
         if info.last_seq < known_last_seq:
             raise DataLossError(
@@ -98,7 +101,7 @@ class CatchUpReader:
                 f"read: last sequence is {info.last_seq}, expected {known_last_seq} or higher, and "
                 f"messages that were read may be missing; load the batch again"
             )
-        check_fingerprint(info, split, self._runner, self._fingerprint)
+        runner.run(check_fingerprint(info, split, runner.connection, self._fingerprint))
         self._known_last_seq = info.last_seq
         if info.last_time is not None:  # otherwise the last message was deleted
             self._fingerprint = info.last_seq, info.last_time

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from typing import Any, TypeVar
 
 from nats_stream_source.aio.outage import Outage
-from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.aio.tasks import cancel_and_wait
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import NatsSourceError
@@ -55,9 +54,7 @@ class Runner:
 
         For at most ``connectTimeout``, or ``outageTimeout`` after :meth:`outlive_outages`.
         """
-        if (outage := self.connection.outage) is not None:
-            return self.run(outage.outlive(work))
-        return self.run(retry_transient(work, self.connection.settings.connect_timeout))
+        return self.run(self.connection.retry_transient(work))
 
     def outlive_outages(self, timeout: float) -> None:
         """From now on, wait for servers that are away for at most ``timeout`` seconds.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from nats_stream_source.errors import DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.data_loss_report import report_aged_out, was_rolled_back
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.event_loop import Runner
 from nats_stream_source.spark.reading.gap_tracker import SequenceGapTracker
 from nats_stream_source.wire.columns import ack_tokens
 from nats_stream_source.wire.frames import Frames
@@ -41,7 +41,9 @@ class ReadVerifier:
         if self._gaps is not None:
             self._gaps.add(tokens.stream_seq)
 
-    def verify(self, info: StreamInfo, runner: Runner, adapter: FormatAdapter) -> None:
+    async def verify(
+        self, info: StreamInfo, connection: ReusableConnection, adapter: FormatAdapter
+    ) -> None:
         """Compare the received messages with the plan.
 
         Args:
@@ -52,15 +54,15 @@ class ReadVerifier:
                 was rolled back, and the received messages may differ from the planned ones.
         """
         split = self._split
-        check_fingerprint(info, split, runner, split.fingerprint, self._last)
+        await check_fingerprint(info, split, connection, split.fingerprint, self._last)
         if self._gaps and (missing := self._gaps.aged_out(info.first_seq, split.end)):
             report_aged_out(adapter, info, *missing, filters=split.filters)
 
 
-def check_fingerprint(
+async def check_fingerprint(
     info: StreamInfo,
     split: Split,
-    runner: Runner,
+    connection: ReusableConnection,
     fingerprint: tuple[int, str] | None,
     last: tuple[int, int] | None = None,
 ) -> None:
@@ -77,7 +79,7 @@ def check_fingerprint(
     if last is not None and last[0] == seq <= info.last_seq:
         rolled_back = last[1] != nanoseconds(time)  # the received message is the best evidence
     else:
-        rolled_back = _was_rolled_back(runner, info, seq, time)
+        rolled_back = await _was_rolled_back(connection, info, seq, time)
     if rolled_back:
         # Rows from before and after are mixed: only a new plan is correct, under any setting.
         raise DataLossError(
@@ -88,23 +90,28 @@ def check_fingerprint(
         )
 
 
-def _was_rolled_back(runner: Runner, info: StreamInfo, seq: int, time: str) -> bool:
+async def _was_rolled_back(
+    connection: ReusableConnection, info: StreamInfo, seq: int, time: str
+) -> bool:
     """:func:`was_rolled_back`; False where the permission for the request is missing."""
 
     async def check() -> bool:
         try:
-            return await was_rolled_back(await runner.connection.jetstream(), info, seq, time)
+            return await was_rolled_back(await connection.jetstream(), info, seq, time)
         except PermissionDeniedError as error:
             log.info(
                 "could not verify whether the stream was rolled back", stream=info.name, error=error
             )
             return False
 
-    return runner.retry_transient(check)
+    return await connection.retry_transient(check)
 
 
-def verified_stream_info(
-    runner: Runner, split: Split, adapter: FormatAdapter, known_last_seq: int | None = None
+async def verified_stream_info(
+    connection: ReusableConnection,
+    split: Split,
+    adapter: FormatAdapter,
+    known_last_seq: int | None = None,
 ) -> StreamInfo:
     """The stream after the read, as its leader reports it.
 
@@ -117,14 +124,14 @@ def verified_stream_info(
     """
 
     async def request() -> StreamInfo:
-        jetstream = await runner.connection.jetstream()
+        jetstream = await connection.jetstream()
         info = await adapter.stream_info(jetstream, split.stream)
         expected = split.known_last_seq if known_last_seq is None else known_last_seq
         if info.last_seq < expected:
             await confirm_last_seq(jetstream, info, expected)
         return info
 
-    info = runner.retry_transient(request)
+    info = await connection.retry_transient(request)
     check_created(info, split)
     return info
 

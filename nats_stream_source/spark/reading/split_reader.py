@@ -1,24 +1,31 @@
-"""The reader of a split: runs on an executor, once per attempt of a task.
+"""The reader of a task's splits: runs on an executor, once per attempt of the task.
 
-It reads the planned range with an ordered consumer and yields record batches; a range of a few
+It reads each planned range with an ordered consumer and yields record batches; a range of a few
 sequences is read with single requests where that is cheaper (``spark.reading.small_range``). After
 the last message it verifies that the stream is still the planned one
 (``spark.reading.read_verifier``).
+
+A task of a query of several streams has many small splits. Their rows are yielded one split after
+the other, and meanwhile the next ones begin, up to the first batch of each: the requests of several
+splits share a round trip, and the server prepares the next range while this one is converted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import pyarrow as pa
 
 from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.event_loop import cached_runner
-from nats_stream_source.spark.reading.range_reader import read_range
+from nats_stream_source.spark.reading.range_reader import range_request
 from nats_stream_source.spark.reading.read_verifier import (
     ReadVerifier,
     check_created,
@@ -27,11 +34,21 @@ from nats_stream_source.spark.reading.read_verifier import (
 from nats_stream_source.spark.reading.small_range import small_range
 from nats_stream_source.wire.frames import Frames
 
+_AHEAD = 8
+"""Splits that are read at a time."""
 
-def read_split(
-    split: Split, adapter: FormatAdapter, outage_timeout: float = 0.0, *, running: bool = False
+_MAX_AHEAD_SEQUENCES = 20_000
+"""A longer range begins when it is its turn: it gains nothing, and its consumer would wait."""
+
+
+def read_splits(
+    splits: Sequence[Split],
+    adapter: FormatAdapter,
+    outage_timeout: float = 0.0,
+    *,
+    running: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a split in the order of their sequences.
+    """Yield the rows of splits, one after the other, in the order of their sequences.
 
     Args:
         outage_timeout: seconds to wait for servers that are away. Until this process has been
@@ -48,20 +65,81 @@ def read_split(
     if not waits:
         runner.retry_transient(runner.connection.connection)
         runner.outlive_outages(outage_timeout)
+    read = runner.iterate(_splits_frames(runner.connection, splits, adapter))
+    with contextlib.closing(read):
+        for split, frames in read:
+            yield from adapter.rows(frames, split)
+
+
+async def _splits_frames(
+    connection: ReusableConnection, splits: Sequence[Split], adapter: FormatAdapter
+) -> AsyncGenerator[tuple[Split, Frames], None]:
+    """Yield the messages of splits, one after the other; read the next ones meanwhile."""
+    waiting = deque(splits)
+    opened: deque[_OpenSplit] = deque()
+    try:
+        while waiting or opened:
+            while waiting and len(opened) < _AHEAD and (not opened or _is_small(waiting[0])):
+                opened.append(_OpenSplit(connection, waiting.popleft(), adapter))
+            head = opened[0]
+            while (frames := await head.next()) is not None:
+                yield head.split, frames
+            await opened.popleft().close()
+    finally:
+        await asyncio.gather(*(one.close() for one in opened))
+
+
+def _is_small(split: Split) -> bool:
+    return split.end - split.start <= _MAX_AHEAD_SEQUENCES
+
+
+class _OpenSplit:
+    """A split whose first messages are being read."""
+
+    def __init__(
+        self, connection: ReusableConnection, split: Split, adapter: FormatAdapter
+    ) -> None:
+        self.split = split
+        self._frames = _split_frames(connection, split, adapter)
+        self._first: asyncio.Task[Frames | None] | None = asyncio.ensure_future(self._next())
+
+    async def next(self) -> Frames | None:
+        """The next messages; None after the last ones."""
+        first, self._first = self._first, None
+        return await (first or self._next())
+
+    async def _next(self) -> Frames | None:
+        return await anext(self._frames, None)
+
+    async def close(self) -> None:
+        """End the read, whether it is complete or not."""
+        if self._first is not None:
+            self._first.cancel()
+            # Whatever it found belongs to a read that ends for another reason.
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._frames.aclose()
+
+
+async def _split_frames(
+    connection: ReusableConnection, split: Split, adapter: FormatAdapter
+) -> AsyncGenerator[Frames, None]:
+    """Yield the messages of a split, and verify them after the last one."""
     verifier = ReadVerifier(split)
-    small = runner.retry_transient(lambda: _read_small_range(runner.connection, split, adapter))
+    small = await connection.retry_transient(lambda: _read_small_range(connection, split, adapter))
     if small is not None:
         frames, info = small
         check_created(info, split)
         verifier.add(frames)
-        verifier.verify(info, runner, adapter)
-        yield from adapter.rows(frames, split)
+        await verifier.verify(info, connection, adapter)
+        yield frames
         return
-    with contextlib.closing(read_range(runner, split, adapter)) as batches:
-        for frames in batches:
+    reader = OrderedReader(connection, range_request(split, adapter))
+    async with contextlib.aclosing(reader.batches()) as batches:
+        async for frames in batches:
             verifier.add(frames)
-            yield from adapter.rows(frames, split)
-    verifier.verify(verified_stream_info(runner, split, adapter), runner, adapter)
+            yield frames
+    info = await verified_stream_info(connection, split, adapter)
+    await verifier.verify(info, connection, adapter)
 
 
 async def _read_small_range(

@@ -12,7 +12,7 @@ from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.planning.planner import Planner
 from nats_stream_source.spark.reading.event_loop import Runner, close_cached_runners
-from nats_stream_source.spark.reading.split_reader import read_split
+from nats_stream_source.spark.reading.split_reader import read_splits
 
 ROWS = 3000
 """Rows of the bucket ``full``."""
@@ -52,7 +52,7 @@ def batch_row_counts(url: str, bucket: str = "full") -> Generator[int, None, Non
         start = runner.run(planner.initial_offset())
         end = runner.run(planner.latest_offset(start))
         (plan,) = runner.run(planner.splits(start, end))
-        reading = read_split(plan, query)
+        reading = read_splits((plan,), query)
         with contextlib.closing(reading):  # type: ignore[type-var]
             for batch in reading:
                 yield batch.num_rows

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.reading.split_reader import read_split
+from nats_stream_source.spark.reading.split_reader import read_splits
 from tests.faults.process.in_process_planner import batch_row_counts, open_files, open_planner
 from tests.support.attack_target import peak, resident
 from tests.support.leak_check import connections, consumers, descendants, nothing_left
@@ -62,7 +62,7 @@ def test_a_thousand_micro_batches(server: NatsServer, drip: str, kind: str) -> N
             end = runner.run(planner.latest_offset(at))
             seen = []
             for plan in runner.run(planner.splits(at, end)):
-                for batch in read_split(plan, query):
+                for batch in read_splits((plan,), query):
                     seen += batch.column("revision" if kind == "kv" else "sequence").to_pylist()
             assert seen == list(range(at.stream_seq + 1, at.stream_seq + count + 1))
             at = end

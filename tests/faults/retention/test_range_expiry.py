@@ -17,7 +17,7 @@ from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.planner import Planner
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
-from nats_stream_source.spark.reading.split_reader import read_split
+from nats_stream_source.spark.reading.split_reader import read_splits
 from tests.support.nats import buckets
 
 MANY = 12_000  # more than one batch of rows
@@ -59,7 +59,7 @@ def test_what_expires_behind_the_reader_is_no_loss(shared_server: NatsServer) ->
     make_stream(url, "BEHIND", MANY, max_msgs=MANY)
     given, plan = planned(url, "BEHIND")
     assert (plan.start, plan.end, plan.required_from) == (0, MANY, 1)
-    batches = read_split(plan, format_adapter(stream_options(given)))
+    batches = read_splits((plan,), format_adapter(stream_options(given)))
     found = next(batches)["sequence"].to_pylist()
     buckets.publish(url, [("BEHIND.x", b"", None)] * 3000)
     first_seq = buckets.api(url, "STREAM.INFO.BEHIND")["state"]["first_seq"]
@@ -80,11 +80,11 @@ def test_what_expires_before_it_is_read_is_a_loss(
     buckets.api(url, f"STREAM.PURGE.{name}", {"seq": gone + 1})
     told = f"sequences 1 to {gone} aged out"
     with pytest.raises(DataLossError, match=told):
-        list(read_split(plan, format_adapter(stream_options(given))))
+        list(read_splits((plan,), format_adapter(stream_options(given))))
     given["failOnDataLoss"] = "false"
     rest = [
         seq
-        for batch in read_split(plan, format_adapter(stream_options(given)))
+        for batch in read_splits((plan,), format_adapter(stream_options(given)))
         for seq in batch["sequence"].to_pylist()
     ]
     assert rest == list(range(gone + 1, span + 1))
@@ -99,7 +99,7 @@ def test_what_is_gone_beyond_the_range_is_not_counted(shared_server: NatsServer)
         DataLossError,
         match=r"first sequence is 31, expected 1 or lower \(sequences 1 to 20 aged out",
     ):
-        list(read_split(replace(plan, end=20), format_adapter(stream_options(given))))
+        list(read_splits((replace(plan, end=20),), format_adapter(stream_options(given))))
 
 
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
@@ -112,7 +112,7 @@ def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span:
     buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
     rows = [
         seq
-        for batch in read_split(plan, format_adapter(stream_options(given)))
+        for batch in read_splits((plan,), format_adapter(stream_options(given)))
         for seq in batch["sequence"].to_pylist()
     ]
     assert rows == list(range(11, span + 1))
@@ -124,7 +124,7 @@ def test_what_follows_a_hole_is_not_counted(shared_server: NatsServer) -> None:
     make_stream(url, name, MANY, max_msgs=MANY)
     buckets.api(url, f"STREAM.MSG.DELETE.{name}", {"seq": 100})
     given, plan = planned(url, name, failOnDataLoss="true")
-    batches = read_split(plan, format_adapter(stream_options(given)))
+    batches = read_splits((plan,), format_adapter(stream_options(given)))
     found = next(batches)["sequence"].to_pylist()
     buckets.publish(url, [(f"{name}.x", b"", None)] * 3000)
     assert 100 < buckets.api(url, f"STREAM.INFO.{name}")["state"]["first_seq"] < found[-1]

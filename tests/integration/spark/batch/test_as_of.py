@@ -122,7 +122,8 @@ def test_equal_to_a_model_at_every_revision(
 
 def without_pause(self: CatchUpReader, *args: Any, **kwargs: Any) -> Iterator[Frames]:
     """Instead of ``CatchUpReader.frames``: as when the writers are too fast for it."""
-    self.info = verified_stream_info(self._runner, self._split, self._adapter)
+    runner = self._runner
+    self.info = runner.run(verified_stream_info(runner.connection, self._split, self._adapter))
     yield from ()
 
 

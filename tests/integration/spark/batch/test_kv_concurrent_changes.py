@@ -119,7 +119,8 @@ def test_complete_though_all_is_overwritten(
 
 def without_pause(self: CatchUpReader, *args: Any, **kwargs: Any) -> Iterator[Frames]:
     """Replaces ``CatchUpReader.frames``: yields nothing, as when writers are too fast for it."""
-    self.info = verified_stream_info(self._runner, self._split, self._adapter)
+    runner = self._runner
+    self.info = runner.run(verified_stream_info(runner.connection, self._split, self._adapter))
     yield from ()
 
 

@@ -21,7 +21,7 @@ from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading import small_range
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
-from nats_stream_source.spark.reading.split_reader import read_split
+from nats_stream_source.spark.reading.split_reader import read_splits
 from tests.support.nats import buckets
 from tests.support.proxy.fault_proxy import Proxy
 
@@ -73,7 +73,9 @@ def rows(url: str, plan: Split, **options: str) -> Rows:
     found = kv_options(
         {"servers": url, "bucket": plan.stream[3:], "requestTimeout": "2", **options}
     )
-    return [row for batch in read_split(plan, format_adapter(found)) for row in batch.to_pylist()]
+    return [
+        row for batch in read_splits((plan,), format_adapter(found)) for row in batch.to_pylist()
+    ]
 
 
 def through(server: NatsServer, plan: Split, proxy: Proxy | None = None) -> tuple[Rows, bool]:
@@ -282,7 +284,7 @@ def test_a_stream_made_anew_in_between(shared_server: NatsServer, bucket: str) -
     with Proxy(shared_server.port, verdict) as proxy:
         given = kv_options({"servers": proxy.url, "bucket": bucket})
         with pytest.raises(DataLossError, match="deleted and re-created"):
-            found.extend(read_split(plan, format_adapter(given)))
+            found.extend(read_splits((plan,), format_adapter(given)))
         close_cached_runners()
     assert not found
     assert next(infos) == 2

@@ -1,0 +1,101 @@
+"""Tasks with many splits: their rows one after the other, their requests together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.options import Mode, kv_options
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.reading import split_reader
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.reading.split_reader import read_splits
+from nats_stream_source.wire.frames import Frames
+from tests.support.nats.buckets import (
+    consumers,
+    create_bucket,
+    delete_bucket,
+    put_many,
+)
+from tests.support.query_driver.several import Row, SeveralQuery, sequences
+
+pytestmark = pytest.mark.servers
+
+NAMES = [f"b{i:02}" for i in range(12)]
+
+
+@pytest.fixture
+def twelve(nats_server: NatsServer) -> str:
+    """The address of a server with twelve buckets of 100 entries: more than a small range."""
+    for name in NAMES:
+        create_bucket(nats_server.url, name)
+        put_many(nats_server.url, name, ((f"k{i}", b"v") for i in range(100)))
+    return nats_server.url
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["short ranges", "long ranges"])
+def test_rows_come_split_by_split(twelve: str, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    """Ranges that count as long are read one at a time; the rows are the same."""
+    if long:
+        monkeypatch.setattr(split_reader, "_MAX_AHEAD_SEQUENCES", 50)
+    open_now, most = 0, 0
+    original = OrderedReader.batches
+
+    async def counted(reader: OrderedReader) -> AsyncGenerator[Frames, None]:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        async for frames in original(reader):
+            yield frames
+        open_now -= 1
+
+    monkeypatch.setattr(OrderedReader, "batches", counted)
+    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
+        assert query.read() == {name: list(range(1, 101)) for name in NAMES}
+        (task,) = query.tasks
+        ordered = [split.stream for split in task]
+        assert [f"KV_{row['bucket']}" for row in query.rows[::100]] == ordered
+    assert open_now == 0
+    assert most == 1 if long else most > 1
+    assert not any(consumers(twelve, name) for name in NAMES)
+
+
+def test_task_that_ends_early_deletes_its_consumers(twelve: str) -> None:
+    """As when Spark cancels a task, or a ``LIMIT`` needs no more rows."""
+    options = kv_options({"servers": twelve, "bucketPattern": "b.*"}, Mode.STREAMING)
+    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
+        query.read()
+        (task,) = query.tasks
+        rows = read_splits(task, format_adapter(options))
+        first = next(iter(rows))
+        assert first.num_rows == 100
+        rows.close()  # type: ignore[attr-defined]
+        close_cached_runners()
+    assert not any(consumers(twelve, name) for name in NAMES)
+
+
+def test_split_that_fails_ends_the_task_when_it_is_its_turn(
+    twelve: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    options = kv_options({"servers": twelve, "bucketPattern": "b.*"}, Mode.STREAMING)
+    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
+        query.read()
+        (task,) = query.tasks
+        delete_bucket(twelve, NAMES[2])
+        create_bucket(twelve, NAMES[2])
+        put_many(twelve, NAMES[2], ((f"k{i}", b"v") for i in range(100)))
+        rows: list[Row] = []
+        batches = read_splits(task, format_adapter(options))
+        with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*re-created"):
+            rows.extend(row for batch in batches for row in batch.to_pylist())
+        close_cached_runners()
+    assert sequences(rows).keys() <= {*NAMES[:3]}
+    assert sequences(rows)[NAMES[1]] == list(range(1, 101))
+    assert not any(consumers(twelve, name) for name in NAMES)
+    assert not caplog.records  # no exception of a split that nobody waited for
