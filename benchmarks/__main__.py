@@ -43,6 +43,7 @@ FULL: dict[str, list[str]] = {
     "writing": [],
     "growth": [],
     "planner": [],
+    "several": [],
 }
 """Benchmarks in order, and their arguments."""
 

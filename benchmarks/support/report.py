@@ -311,6 +311,49 @@ def _writing(figures: Figures) -> str:
     return f"{text}\n\n`df.write` of a Parquet file, values of 128 bytes:\n\n{_table(head, sinks)}"
 
 
+def _several(figures: Figures) -> str:
+    idle = figures["idle"]
+    rest = _table(
+        ["idle query", "planner CPU, of a core", "server CPU, of a core", "requests"],
+        [
+            [
+                f"{figures['buckets']:,} buckets",
+                f"{idle['planner']:.1%}",
+                f"{idle['server']:.1%} ({idle['baseline']:.1%} without a query)",
+                f"{idle['requests']:.1f}/s",
+            ]
+        ],
+    )
+    plans = _table(
+        ["planning after a write to", "p50", "worst", "requests", "tasks"],
+        [
+            [
+                f"{one['touched']:,} buckets",
+                f"{one['p50']:.0f} ms",
+                f"{one['worst']:.0f} ms",
+                f"{one['requests']:,}",
+                f"{one['tasks']}",
+            ]
+            for one in figures["planned"]
+        ],
+    )
+    reads = _table(
+        ["first read of", "rows", "rate", "planning", "tasks"],
+        [
+            [
+                f"{one['buckets']:,} buckets" if one["buckets"] > 1 else "one bucket",
+                f"{one['rows']:,}",
+                _rate(one["rows_per_second"]),
+                f"{one['planning']:.2f} s",
+                f"{one['tasks']}",
+            ]
+            for one in figures["reads"]
+        ],
+    )
+    ratio = f"Many buckets ÷ one, median of the rounds: **{figures['ratio']:.2f}**."
+    return f"{rest}\n\n{plans}\n\n{reads}\n\n{ratio}"
+
+
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
@@ -322,6 +365,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "growth": ("Cost by messages, keys and splits", _growth),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
+    "several": ("Many buckets in one query", _several),
 }
 """The title of each benchmark, and the function that renders its table."""
 

@@ -145,6 +145,28 @@ def test_a_query_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixt
     assert buckets.consumers(as_user(server, "admin"), "fleet") == []
 
 
+def read_several(server: NatsServer, user: str, **named: str) -> int:
+    given = {**options(server, user), "keys": "a.>", "maxRowsPerTrigger": str(LIMIT), **named}
+    return follow(NatsKvDataSource(given))
+
+
+def test_a_pattern_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_several(server, "several", bucketPattern="fl.*") == ENTRIES
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not violations(server, "several")
+
+
+def test_a_pattern_needs_the_list(server: NatsServer) -> None:
+    user = f"several-{subjects('several').index('$JS.API.STREAM.LIST')}"
+    with pytest.raises(PermissionDeniedError, match=r"\$JS\.API\.STREAM\.LIST"):
+        read_several(server, user, bucketPattern="fl.*")
+    assert read_several(server, user, buckets="fleet") == ENTRIES
+
+
+def test_names_need_no_more_than_each_of_them(server: NatsServer) -> None:
+    assert read_several(server, "nats_kv", buckets="fleet") == ENTRIES
+
+
 def at_once(source: DataSource) -> int:
     """How many rows a batch reads."""
     reader = source.reader(StructType())
