@@ -63,18 +63,25 @@ def collect_evidence(
 
 def stream_messages(url: str, source: str) -> list[Entry]:
     """All messages of a stream, in order."""
-    return run(_stream_messages(url, STREAMS[source], len(PREFIXES[source])))
+    return messages_of(url, STREAMS[source], PREFIXES[source])
 
 
 def copied_messages(url: str) -> list[Entry]:
     """All messages that the query ``copy`` has written, in order."""
-    return run(_stream_messages(url, COPY, len(COPY_PREFIX)))
+    return messages_of(url, COPY, COPY_PREFIX)
+
+
+def messages_of(url: str, stream: str, prefix: str) -> list[Entry]:
+    """All messages of a stream, in order; their keys are the subjects without ``prefix``."""
+    return run(_stream_messages(url, stream, len(prefix)))
 
 
 async def _stream_messages(url: str, stream: str, prefix: int) -> list[Entry]:
     async with connected(url) as client:
         jetstream = client.jetstream()
         last = (await jetstream.stream_info(stream)).state.last_seq
+        if not last:
+            return []
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             num_replicas=1,
@@ -221,7 +228,7 @@ def read_events(path: Path) -> Events:
             events.reported_at.setdefault(query, []).append(event["at"])
         if name == "batch":
             events.batches[query] += 1
-            events.rows[query] += event["rows"]
+            events.rows[query] += event["rows"] or 0  # unknown by stream
             events.ends[query] = event["end"]
         elif name == "failed":
             _add_failure(events, query, event)

@@ -1,4 +1,4 @@
-"""The Spark driver of a soak: four queries with checkpoints and sinks, killed by the faults.
+"""The Spark driver of a soak: five queries with checkpoints and sinks, killed by the faults.
 
 Run as ``python -m tests.soak.driver <file>`` with a JSON file::
 
@@ -10,10 +10,11 @@ driver ends when its standard input is closed (a graceful stop); with ``finish``
 have read all messages. ``events.jsonl`` in the directory has a line for each micro-batch, failure,
 start and end.
 
-``full`` and ``stream`` write each micro-batch into ``<query>/<batch id>/<attempt>``, whose
-``_SUCCESS`` file marks it as complete: the last complete attempt counts, as for any idempotent
-sink, and earlier ones show whether a range that is read again has the same rows. ``copy`` writes
-into a stream, with message ids, so that a micro-batch that is repeated is stored once.
+``full``, ``stream`` and ``sites`` write each micro-batch into ``<query>/<batch id>/<attempt>``,
+whose ``_SUCCESS`` file marks it as complete: the last complete attempt counts, as for any
+idempotent sink, and earlier ones show whether a range that is read again has the same rows.
+``copy`` writes into a stream, with message ids, so that a micro-batch that is repeated is stored
+once.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from nats_stream_source import register
 from nats_stream_source.delta import merge_changes, reconcile
 from nats_stream_source.spark.progress import BatchProgress, watch_progress
+from tests.soak import sites
 from tests.soak.servers import COPY, COPY_PREFIX, PREFIXES
 from tests.support.oracle.query_failures import is_data_loss
 from tests.support.spark.session import delta_session
 
-QUERIES = ("full", "current", "stream")
+QUERIES = ("full", "current", "stream", "sites")
 """The queries that both drivers run."""
 
 _COPY = "copy"
@@ -48,12 +50,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"bucket": "full", "includeHistory": True, "maxRowsPerTrigger": 4000},
     "current": {"bucket": "current"},
     "stream": {"stream": "EVENTS", "minPartitions": 3},
+    "sites": sites.OPTIONS,
     _COPY: {"stream": "EVENTS"},
 }
 _TRIGGER_INTERVALS = {
     "full": "700 milliseconds",
     "current": "2 seconds",
     "stream": "700 milliseconds",
+    "sites": "1 second",
     _COPY: "1 second",
 }
 _RETRY_INTERVAL = 2.0  # seconds after a failure

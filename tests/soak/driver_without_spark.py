@@ -98,8 +98,8 @@ class LocalQuery:
         self._say(
             "batch",
             batch=number,
-            start=start["stream_seq"],
-            end=end["stream_seq"],
+            start=position(start),
+            end=position(end),
             rows=rows,
         )
         return end
@@ -155,6 +155,13 @@ class LocalQuery:
     def _say(self, event: str, **fields: Any) -> None:
         line = {"at": time.time(), "event": event, "query": self._name, **fields}
         self._log.write(json.dumps(line) + "\n")
+
+
+def position(offset: dict[str, Any]) -> int:
+    """The sequence of an offset; of several streams the sum, which only grows."""
+    if "streams" in offset:
+        return sum(at["stream_seq"] for at in offset["streams"].values())
+    return int(offset["stream_seq"])
 
 
 def main(path: str, name: str | None = None) -> None:

@@ -18,6 +18,7 @@ from tests.soak.fault_injector import FaultInjector
 from tests.soak.outcome import Outcome, Settings
 from tests.soak.schedule import POWER_LOSS, Fault, schedule
 from tests.soak.servers import STREAMS, Servers, find_leaks
+from tests.soak.sites import compare_sites
 from tests.soak.stall_detector import StallDetector
 from tests.soak.supervisor import DriverSupervisor
 from tests.support.oracle.copy_oracle import compare_copy
@@ -85,6 +86,8 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
             )
         )
         driver.start()
+        site_writer = _start_sites(outcome, servers, 3 if clustered else 1)
+        stack.callback(processes.kill, site_writer)
         generator = processes.start("tests.soak.generator", request, directory / "generator.log")
         stack.callback(processes.kill, generator)
         driver.wait_reading()
@@ -92,8 +95,10 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
         log("faults ended; stopping the generator, recovering the servers")
         _recover(servers)
         generator.send_signal(signal.SIGTERM)
-        if (status := generator.wait(_STOP_TIMEOUT)) != 0:
-            outcome.harness_errors.append(f"the generator ended with status {status}")
+        site_writer.send_signal(signal.SIGTERM)
+        for name, writer in (("generator", generator), ("writer of sites", site_writer)):
+            if (status := writer.wait(_STOP_TIMEOUT)) != 0:
+                outcome.harness_errors.append(f"the {name} ended with status {status}")
         servers.wait_healthy()
         driver.stop()
         log("the queries read all messages")
@@ -106,6 +111,19 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
         _compare(outcome, servers, driver)
         log(f"took {time.monotonic() - started:.0f} s in total")
     return outcome
+
+
+def _start_sites(outcome: Outcome, servers: Servers, replicas: int) -> subprocess.Popen[bytes]:
+    directory = outcome.directory
+    request = directory / "sites.json"
+    settings = {
+        "servers": servers.urls,
+        "ledger": str(directory / "sites.jsonl"),
+        "seed": outcome.settings.seed,
+        "replicas": replicas,
+    }
+    request.write_text(json.dumps(settings))
+    return processes.start("tests.soak.sites", request, directory / "sites.log")
 
 
 def clean(outcome: Outcome) -> None:
@@ -201,6 +219,9 @@ def _compare(outcome: Outcome, servers: Servers, driver: DriverSupervisor) -> No
         copied = collect.copied_messages(servers.url)
         outcome.findings.merge(compare_copy(evidence.messages["stream"], copied))
         outcome.rows["copy"] = len(copied)
+    if evidence.rollback is None:
+        found, outcome.rows["sites"] = compare_sites(servers.url, outcome.directory)
+        outcome.findings.merge(found)
     for source, writes in evidence.writes.items():
         outcome.acked[source] = sum(write.seq is not None for write in writes)
         outcome.unsure[source] = len(writes) - outcome.acked[source]

@@ -9,6 +9,7 @@ import pytest
 from tests.soak.outcome import Settings, summary
 from tests.soak.run import clean, run
 from tests.soak.schedule import BETWEEN_KINDS, DRIVER_KINDS, POWER_LOSS, SERVER_KINDS, schedule
+from tests.soak.sites import Rows, compare
 from tests.support.oracle.row_oracle import compare_all
 
 # The schedule
@@ -35,6 +36,28 @@ def test_single_server_schedule_excludes_cluster_faults() -> None:
     kinds = {one.kind for one in schedule(1, 1800, "single")}
     assert not kinds & {"kill leader", "step down meta", "kill all servers", "rolling restart"}
     assert {"kill server", "restart server", "kill driver", "drop deliveries"} <= kinds
+
+
+# Buckets that come and go
+
+SENT = {("site-1", "k2"), ("site-1", "k3"), ("site-4", "k5")}
+PRESENT = {"site-1": [(1, "k2"), (2, "k3")]}
+WRONG: dict[str, tuple[Rows, str]] = {
+    "missing": ({"site-1": [(1, "k2")]}, "not read"),
+    "twice": ({"site-1": [(1, "k2"), (2, "k3"), (2, "k3")]}, "read twice"),
+    "out of order": ({"site-1": [(2, "k3"), (1, "k2")]}, "out of order"),
+    "never sent": ({**PRESENT, "site-4": [(1, "k6")]}, "not written"),
+}
+
+
+@pytest.mark.parametrize(("rows", "kind"), WRONG.values(), ids=WRONG)
+def test_wrong_rows_of_sites_are_found(rows: Rows, kind: str) -> None:
+    assert compare(rows, PRESENT, SENT).counts == {kind: 1}
+
+
+def test_rows_of_a_deleted_site_may_be_missing() -> None:
+    assert not compare(PRESENT, PRESENT, SENT).counts
+    assert not compare({**PRESENT, "site-4": [(1, "k5")]}, PRESENT, SENT).counts
 
 
 # Complete runs

@@ -17,6 +17,7 @@ is left out, which is logged. A stream that was deleted is a data loss: an error
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -43,7 +44,11 @@ from nats_stream_source.spark.planning.range_shares import (
     group_splits,
     share_limits,
 )
-from nats_stream_source.spark.planning.stream_planner import PlannedRange, StreamPlanner
+from nats_stream_source.spark.planning.stream_planner import (
+    PlannedRange,
+    StreamPlanner,
+    check_filter,
+)
 from nats_stream_source.spark.planning.stream_states import StreamStates
 from nats_stream_source.spark.planning.trigger_delay import TriggerDelay
 
@@ -179,7 +184,8 @@ class MultiStreamPlanner:
         self._validate(start)
         self._validate(end)
         ranges = {
-            name: (start.streams.get(name) or _beginning(at), at)
+            # A stream that the start lacks begins at its origin.
+            name: (start.streams.get(name) or replace(at, stream_seq=at.origin, consumer_seq=0), at)
             for name, at in end.streams.items()
             if start.streams.get(name) != at
         }
@@ -220,15 +226,7 @@ class MultiStreamPlanner:
 
     def _validate(self, offset: MultiStreamOffset) -> None:
         adapter = self._adapter
-        if offset.filter != adapter.user_filters:
-            option = adapter.terms.filter_option
-            raise OffsetError(
-                f"could not resume from the checkpoint: it was written with {option}="
-                f"{','.join(offset.filter) or '(all)'}, the query has {option}="
-                f"{','.join(adapter.user_filters) or '(all)'}, and resuming with different "
-                f"filters would skip messages; use the same option {option!r} or another "
-                f"checkpoint location"
-            )
+        check_filter(adapter, offset.filter)
         if offset.streams and not any(map(adapter.selects, offset.streams)):
             names = sorted(offset.streams)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -253,17 +251,22 @@ class MultiStreamPlanner:
             started: the time at which the query started; None if it starts now.
         """
 
-        async def begin(name: str) -> Offset:
+        async def begin(name: str) -> Offset | None:
             info = infos[name]
             later = started is not None and nanoseconds(info.created) > nanoseconds(started)
             skips = self._adapter.start_position.policy in (DeliverPolicy.NEW, DeliverPolicy.LAST)
             planner = self._planner(name)
             planner.leader.accept(info)
-            return await planner.initial_offset(info, _FROM_FIRST if later and skips else None)
+            try:
+                return await planner.initial_offset(info, _FROM_FIRST if later and skips else None)
+            except StreamNotFoundError:
+                return None  # deleted since the poll
 
         names = list(infos)
         offsets = await gather_limited(begin, names, MAX_STREAMS)
-        return dict(zip(names, offsets, strict=True))
+        return {
+            name: offset for name, offset in zip(names, offsets, strict=True) if offset is not None
+        }
 
     async def _present(
         self, start: MultiStreamOffset, infos: Mapping[str, StreamInfo]
@@ -291,11 +294,11 @@ class MultiStreamPlanner:
             for name, info in new.items()
             if name not in self._found or self._found[name].created != info.created
         }
-        self._found |= await self._begin(unknown, started)
-        for name in unknown:
-            log.info("stream found", stream=name, after=self._found[name].origin)
-        for name in new:
-            streams[name] = self._found[name]
+        found = await self._begin(unknown, started)
+        for name, at in found.items():
+            log.info("stream found", stream=name, after=at.origin)
+        self._found |= found
+        streams |= {name: self._found[name] for name in new if name in self._found}
         return replace(start, started=started, streams=dict(sorted(streams.items())))
 
     async def _report_resumed(
@@ -305,7 +308,8 @@ class MultiStreamPlanner:
         for name, at in list(base.streams.items())[:1]:
             planner = self._planner(name)
             planner.leader.accept(infos[name])
-            await planner.report_resumed(at, infos[name])
+            with contextlib.suppress(StreamNotFoundError):  # the next poll reports it
+                await planner.report_resumed(at, infos[name])
 
     def _report_deleted(self, name: str, at: Offset) -> None:
         sequence = self._adapter.terms.sequence
@@ -370,7 +374,11 @@ class MultiStreamPlanner:
                 planner.read_thoroughly()
                 # A stream that was found later is read by the next run.
                 last = min(last, self._available_now.get(name, start.stream_seq))
-            ranged = await planner.plan(start, info, last, limit)
+            try:
+                ranged = await planner.plan(start, info, last, limit)
+            except StreamNotFoundError:
+                # Deleted since the poll: the next one reports it.
+                return PlannedRange(start, start, start, exhausted=False, whole=False)
             return ranged if unlimited is None else replace(ranged, start=unlimited[name].start)
 
         ordered = list(names)
@@ -390,8 +398,3 @@ class MultiStreamPlanner:
         limits = share_limits(self._limit, demands, self._turn)
         self._turn = (self._turn + sum(limit != NOTHING for limit in limits)) % max(1, len(limits))
         return dict(zip(planned, limits, strict=True))
-
-
-def _beginning(at: Offset) -> Offset:
-    """The position before the first message of a stream that the last offset did not have."""
-    return replace(at, stream_seq=at.origin, time=None, consumer_seq=0)

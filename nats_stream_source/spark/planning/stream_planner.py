@@ -80,6 +80,18 @@ class PlannedRange:
         return self.stream_end.consumer_seq - self.start.consumer_seq
 
 
+def check_filter(adapter: FormatAdapter, stored: tuple[str, ...]) -> None:
+    """Raise OffsetError if the filters that an offset stores are not those of the query."""
+    if stored != adapter.user_filters:
+        option = adapter.terms.filter_option
+        raise OffsetError(
+            f"could not resume from the checkpoint: it was written with {option}="
+            f"{','.join(stored) or '(all)'}, the query has {option}="
+            f"{','.join(adapter.user_filters) or '(all)'}, and resuming with different filters "
+            f"would skip messages; use the same option {option!r} or another checkpoint location"
+        )
+
+
 class StreamPlanner:
     """Plans the ranges of one stream for one query. Not safe for concurrent calls.
 
@@ -240,15 +252,7 @@ class StreamPlanner:
                 f"reads {info.name} ({terms.stream_option}); use the checkpoint's stream or "
                 f"another checkpoint location"
             )
-        if offset.filter != self._adapter.user_filters:
-            option = terms.filter_option
-            raise OffsetError(
-                f"could not resume from the checkpoint: it was written with {option}="
-                f"{','.join(offset.filter) or '(all)'}, the query has {option}="
-                f"{','.join(self._adapter.user_filters) or '(all)'}, and resuming with different "
-                f"filters would skip messages; use the same option {option!r} or another "
-                f"checkpoint location"
-            )
+        check_filter(self._adapter, offset.filter)
 
     def _needs_last_per_subject(self, end: Offset, first: int, last: int) -> bool:
         """Whether a range is the initial values of a query that needs ``last_per_subject``."""

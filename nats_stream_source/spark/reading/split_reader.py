@@ -19,9 +19,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import pyarrow as pa
 
+from nats_stream_source.errors import StreamNotFoundError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.spark.data_loss_report import report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.event_loop import cached_runner
@@ -82,11 +84,26 @@ async def _splits_frames(
             while waiting and len(opened) < _AHEAD and (not opened or _is_small(waiting[0])):
                 opened.append(_OpenSplit(connection, waiting.popleft(), adapter))
             head = opened[0]
-            while (frames := await head.next()) is not None:
-                yield head.split, frames
+            try:
+                while (frames := await head.next()) is not None:
+                    yield head.split, frames
+            except StreamNotFoundError as error:
+                _report_deleted(head.split, adapter, error)
             await opened.popleft().close()
     finally:
         await asyncio.gather(*(one.close() for one in opened))
+
+
+def _report_deleted(split: Split, adapter: FormatAdapter, error: StreamNotFoundError) -> None:
+    """A stream that does not exist is a data loss in a query of several, which goes on without."""
+    if adapter.stream_set is None:
+        raise error
+    report_data_loss(
+        adapter,
+        split.stream,
+        f"stream was deleted while the range ({split.start}, {split.end}] was read: {error}",
+        "continue without it",
+    )
 
 
 def _is_small(split: Split) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,6 +16,8 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
+from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.spark.planning.stream_states import StreamStates
 from tests.support.nats.buckets import (
     api,
     create_bucket,
@@ -147,6 +150,34 @@ def test_bucket_deleted_between_plan_and_tasks(sites: str) -> None:
         pytest.raises(DataLossError, match=r"KV_site-1.*was deleted"),
     ):
         strict.read_range(start, query.offset)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["in the offset", "just found"])
+def test_bucket_deleted_between_poll_and_plan(
+    sites: str, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """The poll has seen it; the requests of its plan do not. The next poll reports it."""
+    with SeveralQuery(sites, bucketPattern="site-.*", discoveryInterval=1, **ACCEPT) as query:
+        query.read()
+        if not known:
+            create_bucket(sites, "site-3")
+        name = "site-1" if known else "site-3"
+        put_many(sites, name, [("x", b"v")])
+        put(sites, "site-2", "k", b"v")
+        original = StreamStates.poll
+        deleted: list[str] = []
+
+        async def then_deleted(states: StreamStates, known: Iterable[str]) -> dict[str, StreamInfo]:
+            infos = await original(states, known)
+            if not deleted:
+                delete_bucket(sites, name)
+                deleted.append(name)
+            return infos
+
+        monkeypatch.setattr(StreamStates, "poll", then_deleted)
+        assert query.read() == {"site-2": [2]}
+        assert deleted == [name]
+        assert query.positions() == {"KV_site-2": 2} | ({} if known else {"KV_site-1": 2})
 
 
 def test_listed_bucket_that_does_not_exist(sites: str, caplog: pytest.LogCaptureFixture) -> None:

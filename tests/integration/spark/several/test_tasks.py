@@ -99,3 +99,20 @@ def test_split_that_fails_ends_the_task_when_it_is_its_turn(
     assert sequences(rows)[NAMES[1]] == list(range(1, 101))
     assert not any(consumers(twelve, name) for name in NAMES)
     assert not caplog.records  # no exception of a split that nobody waited for
+
+
+def test_bucket_deleted_while_the_task_reads(twelve: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A data loss: an error that names it, or without ``failOnDataLoss`` the rows of the others."""
+    given = {"servers": twelve, "bucketPattern": "b.*"}
+    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
+        query.read()
+        (task,) = query.tasks
+        delete_bucket(twelve, NAMES[2])
+        with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*was deleted while the range"):
+            list(read_splits(task, format_adapter(kv_options(given, Mode.STREAMING))))
+        accepting = kv_options({**given, "failOnDataLoss": "false"}, Mode.STREAMING)
+        batches = list(read_splits(task, format_adapter(accepting)))
+        close_cached_runners()
+    found = sequences([row for batch in batches for row in batch.to_pylist()])
+    assert found == {name: list(range(1, 101)) for name in NAMES if name != NAMES[2]}
+    assert f"data loss accepted: stream KV_{NAMES[2]}" in caplog.text
