@@ -22,6 +22,7 @@ from typing import Any
 
 import nats.errors
 import pyarrow.parquet as pq
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tests.soak.collect import messages_of
 from tests.support.event_loop import run
@@ -40,6 +41,7 @@ OPTIONS: dict[str, Any] = {
 _MOST = 8  # buckets at a time
 _PAUSE = 0.05  # seconds between two steps
 _TIMEOUT = 5.0
+_RECOVERY_TIMEOUT = 120.0
 
 Rows = dict[str, list[tuple[int, str]]]
 """Revision and key of each row, by bucket, in the order of the rows."""
@@ -155,13 +157,19 @@ def present_buckets(url: str) -> Rows:
         for name in api(url, "STREAM.NAMES", {}).get("streams") or []
         if name.startswith("KV_site-")
     ]
-    return {
-        stream.removeprefix("KV_"): [
-            (entry.seq, entry.key)
-            for entry in messages_of(url, stream, f"$KV.{stream.removeprefix('KV_')}.")
-        ]
-        for stream in streams
-    }
+    # A bucket may have no leader yet: the recovery waits for the other streams only.
+    patient = retry(
+        retry=retry_if_exception_type(nats.errors.Error),
+        stop=stop_after_delay(_RECOVERY_TIMEOUT),
+        wait=wait_fixed(0.5),
+        reraise=True,
+    )
+    found: Rows = {}
+    for stream in streams:
+        name = stream.removeprefix("KV_")
+        entries = patient(messages_of)(url, stream, f"$KV.{name}.")
+        found[name] = [(entry.seq, entry.key) for entry in entries]
+    return found
 
 
 async def main(request: dict[str, Any]) -> None:
