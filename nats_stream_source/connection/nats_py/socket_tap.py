@@ -32,6 +32,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
+from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.frames import Framer, Frames
 
@@ -279,7 +280,12 @@ class _BufferedReader(asyncio.BufferedProtocol):
 
 
 def tapped_client() -> Client:
-    """A new, unconnected nats-py client whose subscriptions can be tapped."""
+    """A new, unconnected nats-py client whose subscriptions can be tapped.
+
+    Raises:
+        ConfigurationError: this installation lacks the selected frame scanner.
+    """
+    select_frame_scanner()
     client = Client()
     client._ps = _Tap(client)  # type: ignore[assignment]
     return client
