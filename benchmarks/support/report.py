@@ -44,7 +44,8 @@ def _reader(figures: Figures) -> str:
             f"{one['size']:,} B",
             "yes" if one["headers"] else "no",
             _rate(one["bare"]["rate"]),
-            _rate(one["reader"]["rate"]),
+            f"{_rate(one['reader']['rate'])} ({one.get('scanner', 'numpy')})",
+            _rate(one["numpy"]["rate"]) if one.get("numpy") else "",
             f"**{one['ratio']:.2f}**",
             f"{min(one['rounds']):.2f} to {max(one['rounds']):.2f}",
             f"{one['cpu_ratio']:.2f}",
@@ -53,6 +54,9 @@ def _reader(figures: Figures) -> str:
             + (f", lost {one['watch_lost']:,})" if one["watch_lost"] else ")"),
             f"{one['bare']['own_cpu']:.0f} + {one['bare']['server_cpu']:.0f}",
             f"{one['reader']['own_cpu']:.0f} + {one['reader']['server_cpu']:.0f}",
+            f"{one['numpy']['own_cpu']:.0f} + {one['numpy']['server_cpu']:.0f}"
+            if one.get("numpy")
+            else "",
         ]
         for one in figures["reader"]
     ]
@@ -60,7 +64,8 @@ def _reader(figures: Figures) -> str:
         "value size",
         "headers",
         "bare socket",
-        "reader",
+        "reader (frame scanner)",
+        "reader, numpy scanner",
         "reader ÷ bare socket",
         "range of rounds",
         "ratio by CPU time",
@@ -68,6 +73,7 @@ def _reader(figures: Figures) -> str:
         "reader ÷ nats-py KV watch",
         "CPU ns/row, bare socket + server",
         "CPU ns/row, reader + server",
+        "CPU ns/row, reader with numpy + server",
     ]
     return _table(head, rows)
 
