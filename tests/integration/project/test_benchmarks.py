@@ -19,7 +19,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import freshness, growth, jetstream, latency, planner, reader, small_reads, writing
+from benchmarks import (
+    framing,
+    freshness,
+    growth,
+    jetstream,
+    latency,
+    planner,
+    reader,
+    small_reads,
+    writing,
+)
 from benchmarks.microbatch import Bucket
 from benchmarks.support import machine, raw_connection, raw_publish, report
 from benchmarks.support.bucket_data import entries, fill_bucket, write_parquet
@@ -69,6 +79,13 @@ def test_reader() -> None:
     names = list(scanner.available())
     assert one.scanner == names[0]
     assert (one.numpy is None) == (names == ["numpy"])
+
+
+def test_framing(capsys: pytest.CaptureFixture[str]) -> None:
+    framing.main(["--rounds", "1"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    assert [row[0].strip() for row in rows] == [case.name for case in framing.CASES]
+    assert all(float(row[3].replace(",", "")) > 0 for row in rows)
 
 
 def test_small_reads() -> None:
