@@ -100,10 +100,13 @@ def _spark(figures: Figures) -> str:
     rows = []
     for outcome in figures["spark"]:
         rates = {(one["source"], one["sink"]): one["rate"] for one in outcome["results"]}
+        executors = {(one["source"], one["sink"]): _executor_cpu(one) for one in outcome["results"]}
         for one in sorted(outcome["results"], key=lambda one: str(one["sink"])):
             ratio = rates["nats_kv", one["sink"]] / one["rate"]
             cold = _rate(one["rows"] / one["cold"]["seconds"]) if one["cold"] else ""
             cpu = one["cpu_ns_per_row"]
+            executor = executors[one["source"], one["sink"]]
+            executor_ratio = executors["nats_kv", one["sink"]] / executor if executor else 0.0
             rows.append(
                 [
                     f"{one['rows']:,}",
@@ -115,6 +118,8 @@ def _spark(figures: Figures) -> str:
                     cold,
                     f"{ratio:.2f}",
                     " + ".join(f"{cpu.get(role, 0):,.0f}" for role in ("server", "python", "jvm")),
+                    f"{executor:,.0f}",
+                    f"{executor_ratio:.2f}",
                 ]
             )
     head = [
@@ -127,7 +132,14 @@ def _spark(figures: Figures) -> str:
         "cold",
         "nats_kv ÷ this source",
     ]
-    return _table([*head, "CPU ns/row: server + Python + JVM"], rows)
+    head += ["CPU ns/row: server + Python + JVM", "executor CPU ns/row: Python + JVM"]
+    return _table([*head, "nats_kv ÷ this source, executor CPU"], rows)
+
+
+def _executor_cpu(result: Mapping[str, Any]) -> float:
+    """CPU nanoseconds per row of the processes beside the server."""
+    cpu = result["cpu_ns_per_row"]
+    return float(cpu.get("python", 0) + cpu.get("jvm", 0))
 
 
 def _microbatch(figures: Figures) -> str:
