@@ -42,6 +42,8 @@ venv := .venv
 stamp := $(venv)/.set-up
 python := $(venv)/bin/python
 preflight := nats_stream_source/demo/preflight.py
+scanner := nats_stream_source/wire/compiled_scan.pyx
+built = $(foreach suffix,so pyd,$(wildcard $(scanner:.pyx=.*$(suffix))))
 security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
 # The fault tests: tests/faults, all files with tests marked `faults`, and the files listed here.
 scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py)) \
@@ -117,9 +119,9 @@ workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of t
 	@$(venv)/bin/pre-commit validate-config
 	@if command -v actionlint >/dev/null; then actionlint; else echo 'skipped actionlint: not on the PATH'; fi
 
-dist: $(venv)/.extra-release ## build the sdist and the wheel into dist/, and check their contents
+dist: $(venv)/.extra-release ## build the sdist and the wheel without the compiled scanner, check both
 	@rm -rf dist build
-	@$(python) -m build
+	@NATS_STREAM_SOURCE_PURE=1 $(python) -m build
 	@$(python) -m twine check --strict dist/*
 	@DIST=dist $(python) -m pytest -m faults tests/integration/project/test_distribution.py
 
@@ -131,7 +133,7 @@ bench: $(if $(QUICK),,java) $(stamp) ## run the benchmarks, write docs/internals
 	@$(python) -m benchmarks $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
 
 clean: ## remove .venv and the files that tools created
-	@rm -rf $(venv) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site target .servers .sparks \
+	@rm -rf $(venv) $(built) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site target .servers .sparks \
 		spark-warehouse metastore_db derby.log *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -139,7 +141,7 @@ clean: ## remove .venv and the files that tools created
 java:
 	@found=$$($(find_python)); [ -z "$$found" ] || $$found $(preflight) java
 
-$(stamp): pyproject.toml $(stale)
+$(stamp): pyproject.toml $(wildcard setup.py $(scanner)) $(stale)
 	@found=$$($(find_python)); \
 	if [ -z "$$found" ]; then \
 		echo '$(if $(PYTHON),could not set up $(venv): $(PYTHON) is not a working Python 3.10 or newer; set another one (`make setup PYTHON=python3.12`),could not set up $(venv): no Python 3.10 or newer was found; install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or set its path (`make setup PYTHON=/path/to/python3.12`))' >&2; \
@@ -147,7 +149,7 @@ $(stamp): pyproject.toml $(stale)
 	fi; \
 	$$found $(preflight) venv || exit 1; \
 	echo "Setting up $(venv) with $$($$found --version): the packages take a few minutes the first time."; \
-	$$found -m venv $(if $(stale),--clear) $(venv) && \
+	$$found -m venv $(if $(stale),--clear) $(venv) && rm -f $(built) && \
 	$(python) -m pip --disable-pip-version-check install --quiet --editable '.[dev]' || { \
 		echo 'could not install the packages (see above): is a package index such as PyPI reachable?' >&2; \
 		exit 1; \

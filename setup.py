@@ -1,17 +1,27 @@
-"""The metadata that pyproject.toml cannot state: the README with absolute links, and the URLs.
+"""What pyproject.toml cannot state: the README with absolute links, the URLs, the compiled scanner.
 
 A package index shows the README without the files that its relative links lead to. The environment
 variable ``REPOSITORY_URL`` (``https://github.com/OWNER/NAME``) makes these links absolute, at the
 tag of the version, and adds the project's URLs. Without it a link is reduced to its text.
+
+The compiled scanner is optional: without a C compiler the installation succeeds without it.
+``NATS_STREAM_SOURCE_PURE=1`` does not compile it, and the wheel is one for every platform.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent
+SCANNER = "nats_stream_source.wire.compiled_scan"
+LIMITED_API = 0x030B0000
+"""Lowest Python of the stable ABI that the compiled scanner uses: 3.11 added memory views to it."""
 _RELATIVE = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -31,8 +41,37 @@ def version() -> str:
     return found[1]
 
 
+def has_limited_api() -> bool:
+    """Whether this Python builds against the stable ABI, for all later versions."""
+    return (
+        sys.implementation.name == "cpython"
+        and sys.hexversion >= LIMITED_API
+        and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    )
+
+
+def compiled_scanner() -> dict[str, Any]:
+    """Return the arguments of ``setup`` that compile the scanner; none without Cython."""
+    from setuptools import Extension
+
+    if os.environ.get("NATS_STREAM_SOURCE_PURE", "0") not in ("", "0") or not find_spec("Cython"):
+        return {}
+    limited = has_limited_api()
+    extension = Extension(
+        SCANNER,
+        [SCANNER.replace(".", "/") + ".pyx"],
+        optional=True,
+        py_limited_api=limited,
+        define_macros=[("Py_LIMITED_API", hex(LIMITED_API))] if limited else [],
+    )
+    options: dict[str, dict[str, Any]] = {"build_ext": {"cython_c_in_temp": True}}
+    if limited:
+        options["bdist_wheel"] = {"py_limited_api": "cp311"}
+    return {"ext_modules": [extension], "options": options}
+
+
 def main() -> None:
-    """Pass the metadata to setuptools."""
+    """Pass the metadata and the extension to setuptools."""
     from setuptools import setup  # here: the tests import this module, environments lack setuptools
 
     repository = os.environ.get("REPOSITORY_URL", "").rstrip("/")
@@ -47,6 +86,7 @@ def main() -> None:
         long_description=with_absolute_links(readme, files),
         long_description_content_type="text/markdown",
         project_urls=urls if repository else {},
+        **compiled_scanner(),
     )
 
 

@@ -6,7 +6,8 @@ For each value size, with and without headers, the benchmark fills a new bucket 
 Then two readers alternate for several rounds: the bare socket (a push consumer whose bytes are
 received into one buffer and counted, without parsing) and the reader (``OrderedReader`` and the
 rows of ``nats_kv``; the record batches are counted and dropped). Server and reader share the cores.
-The ratio is that of the medians; the CPU time per row of both processes explains it.
+The ratio is that of the medians; the CPU time per row of both processes explains it. Where the
+compiled frame scanner exists, the reader runs in each round with it and with numpy's.
 
 In the same rounds nats-py reads fewer messages of the same kind: a push consumer whose messages go
 to a callback that counts them (``Client.subscribe``), and the KV watch with history.
@@ -46,6 +47,7 @@ from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.event_loop import Runner
+from nats_stream_source.wire import scanner
 
 SIZES = (16, 128, 1024, 16384)
 _KEYS = 100_000
@@ -66,15 +68,19 @@ class Run:
 class Result:
     """Medians of the rounds for one kind of message.
 
-    ``callback`` and ``watch`` are nats-py's messages per second, ``watch_lost`` how many of its KV
-    watch were not delivered in all rounds, ``rounds`` the ratios of the single rounds.
+    ``scanner`` is that of ``reader``; ``numpy`` is the reader with the numpy scanner, if that is
+    another one. ``callback`` and ``watch`` are nats-py's messages per second, ``watch_lost`` how
+    many of its KV watch were not delivered in all rounds, ``rounds`` the ratios of the single
+    rounds.
     """
 
     size: int
     headers: bool
     rows: int
     bare: Run
+    scanner: str
     reader: Run
+    numpy: Run | None
     callback: float
     watch: float
     watch_lost: int
@@ -116,10 +122,11 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
         _fill(server, "few", size, headers, watched)
         expected = drain(server.port, stream, rows)
         bare: list[Run] = []
-        reader: list[Run] = []
+        reader: dict[str, list[Run]] = {name: [] for name in scanner.available()}
         callback: list[float] = []
         watch_rates: list[float] = []
         lost = 0
+        before = scanner.selected()
         runner = Runner(ConnectionSettings(servers=(server.url,)))
         try:
             _read(runner, stream, created, rows)  # warm-up: connection, imports
@@ -127,22 +134,28 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
                 with Stopwatch(server.pid) as watch:
                     drain(server.port, stream, rows, expected)
                 bare.append(_run(watch, rows))
-                with Stopwatch(server.pid) as watch:
-                    _read(runner, stream, created, rows)
-                reader.append(_run(watch, rows))
+                for name, runs in reader.items():
+                    scanner.select(name)
+                    with Stopwatch(server.pid) as watch:
+                        _read(runner, stream, created, rows)
+                    runs.append(_run(watch, rows))
                 callback.append(_with_nats_py(server, lambda client: _callback(client, rows))[1])
                 count, rate = _with_nats_py(server, lambda client: _watch(client, watched))
                 watch_rates.append(rate)
                 lost += watched - count
         finally:
             runner.close()
-    pairs = [one.rate / other.rate for one, other in zip(reader, bare, strict=True)]
+            scanner.select(before)
+    fastest, *others = reader
+    pairs = [one.rate / other.rate for one, other in zip(reader[fastest], bare, strict=True)]
     return Result(
         size,
         headers,
         rows,
         _median(bare),
-        _median(reader),
+        fastest,
+        _median(reader[fastest]),
+        _median(reader["numpy"]) if others else None,
         statistics.median(callback),
         statistics.median(watch_rates),
         lost,
@@ -290,7 +303,8 @@ def table(results: Sequence[Result]) -> Table:
         "headers",
         "rows",
         "bare socket",
-        "reader",
+        f"reader, {results[0].scanner}",
+        "numpy",
         "ratio",
         "rounds",
         "by CPU",
@@ -305,13 +319,15 @@ def table(results: Sequence[Result]) -> Table:
             f"{one.rows:,}",
             f"{one.bare.rate:,.0f}/s",
             f"{one.reader.rate:,.0f}/s",
+            f"{one.numpy.rate:,.0f}/s" if one.numpy else "",
             f"{one.ratio:.2f}",
             f"{min(one.rounds):.2f} to {max(one.rounds):.2f}",
             f"{one.cpu_ratio:.2f}",
             f"{one.reader.rate / one.callback:.1f}",
             f"{one.reader.rate / one.watch:.0f}",
             f"{one.bare.own_cpu:.0f}+{one.bare.server_cpu:.0f}, "
-            f"{one.reader.own_cpu:.0f}+{one.reader.server_cpu:.0f}",
+            f"{one.reader.own_cpu:.0f}+{one.reader.server_cpu:.0f}"
+            + (f", {one.numpy.own_cpu:.0f}+{one.numpy.server_cpu:.0f}" if one.numpy else ""),
         )
     return shown
 
@@ -337,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = [measure(size, headers, rounds, rows) for size in sizes for headers in kinds]
     console.print(table(results))
     console.print(
-        f"CPU: own + server's, of the bare socket and of the reader; "
+        f"CPU: own + server's, of the bare socket, of the reader and of the reader with numpy; "
         f"{time.perf_counter() - began:.0f} s in total",
         highlight=False,
     )

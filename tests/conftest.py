@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
+from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.embedded import NatsServer
 from tests.support.event_loop import LoopOfTest
 from tests.support.nats.buckets import api
@@ -18,6 +19,9 @@ from tests.support.spark.session import delta_session
 # Wall-clock time depends on the other processes of the machine, so it does not decide about a test.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
+
+# Tests of the framer alone use the scanner that NATS_STREAM_SOURCE_SCANNER selects, too.
+select_frame_scanner()
 
 pytest.register_assert_rewrite("tests.support.spark.scenario")
 

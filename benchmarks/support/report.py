@@ -44,7 +44,8 @@ def _reader(figures: Figures) -> str:
             f"{one['size']:,} B",
             "yes" if one["headers"] else "no",
             _rate(one["bare"]["rate"]),
-            _rate(one["reader"]["rate"]),
+            f"{_rate(one['reader']['rate'])} ({one.get('scanner', 'numpy')})",
+            _rate(one["numpy"]["rate"]) if one.get("numpy") else "",
             f"**{one['ratio']:.2f}**",
             f"{min(one['rounds']):.2f} to {max(one['rounds']):.2f}",
             f"{one['cpu_ratio']:.2f}",
@@ -53,6 +54,9 @@ def _reader(figures: Figures) -> str:
             + (f", lost {one['watch_lost']:,})" if one["watch_lost"] else ")"),
             f"{one['bare']['own_cpu']:.0f} + {one['bare']['server_cpu']:.0f}",
             f"{one['reader']['own_cpu']:.0f} + {one['reader']['server_cpu']:.0f}",
+            f"{one['numpy']['own_cpu']:.0f} + {one['numpy']['server_cpu']:.0f}"
+            if one.get("numpy")
+            else "",
         ]
         for one in figures["reader"]
     ]
@@ -60,7 +64,8 @@ def _reader(figures: Figures) -> str:
         "value size",
         "headers",
         "bare socket",
-        "reader",
+        "reader (frame scanner)",
+        "reader, numpy scanner",
         "reader ÷ bare socket",
         "range of rounds",
         "ratio by CPU time",
@@ -68,6 +73,7 @@ def _reader(figures: Figures) -> str:
         "reader ÷ nats-py KV watch",
         "CPU ns/row, bare socket + server",
         "CPU ns/row, reader + server",
+        "CPU ns/row, reader with numpy + server",
     ]
     return _table(head, rows)
 
@@ -94,10 +100,13 @@ def _spark(figures: Figures) -> str:
     rows = []
     for outcome in figures["spark"]:
         rates = {(one["source"], one["sink"]): one["rate"] for one in outcome["results"]}
+        executors = {(one["source"], one["sink"]): _executor_cpu(one) for one in outcome["results"]}
         for one in sorted(outcome["results"], key=lambda one: str(one["sink"])):
             ratio = rates["nats_kv", one["sink"]] / one["rate"]
             cold = _rate(one["rows"] / one["cold"]["seconds"]) if one["cold"] else ""
             cpu = one["cpu_ns_per_row"]
+            executor = executors[one["source"], one["sink"]]
+            executor_ratio = executors["nats_kv", one["sink"]] / executor if executor else 0.0
             rows.append(
                 [
                     f"{one['rows']:,}",
@@ -109,6 +118,8 @@ def _spark(figures: Figures) -> str:
                     cold,
                     f"{ratio:.2f}",
                     " + ".join(f"{cpu.get(role, 0):,.0f}" for role in ("server", "python", "jvm")),
+                    f"{executor:,.0f}",
+                    f"{executor_ratio:.2f}",
                 ]
             )
     head = [
@@ -121,7 +132,14 @@ def _spark(figures: Figures) -> str:
         "cold",
         "nats_kv ÷ this source",
     ]
-    return _table([*head, "CPU ns/row: server + Python + JVM"], rows)
+    head += ["CPU ns/row: server + Python + JVM", "executor CPU ns/row: Python + JVM"]
+    return _table([*head, "nats_kv ÷ this source, executor CPU"], rows)
+
+
+def _executor_cpu(result: Mapping[str, Any]) -> float:
+    """CPU nanoseconds per row of the processes beside the server."""
+    cpu = result["cpu_ns_per_row"]
+    return float(cpu.get("python", 0) + cpu.get("jvm", 0))
 
 
 def _microbatch(figures: Figures) -> str:

@@ -25,6 +25,7 @@ from nats_stream_source.cli.connection import connection
 from nats_stream_source.cli.flags import add_connection, given
 from nats_stream_source.cli.output import format_integer, print_json
 from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
@@ -199,6 +200,7 @@ def _as_json(checkpoint: Checkpoint, live: LiveStates) -> dict[str, Any]:
         "query": checkpoint.query_id,
         "committed_batch": checkpoint.committed,
         "planned_batch": checkpoint.planned,
+        "frame_scanner": select_frame_scanner(),
         "sources": [_source_json(source, live.get(source.key)) for source in checkpoint.sources],
     }
 
@@ -223,6 +225,7 @@ def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
 def _print(checkpoint: Checkpoint, live: LiveStates) -> None:
     print(f"checkpoint {checkpoint.path}")
     print(f"query      {checkpoint.query_id}")
+    print(f"scanner    {select_frame_scanner()}")
     committed, planned = checkpoint.committed, checkpoint.planned
     if planned is None:
         print("nothing was planned yet: the next start begins where its options say")

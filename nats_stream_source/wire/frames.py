@@ -8,7 +8,7 @@ A *frame* is one protocol message of a server (docs.nats.io, "Client protocol"):
 
 Theory of operation. :class:`Framer` receives the bytes in any pieces and returns :class:`Frames`:
 positions into the received bytes, one numpy array per field, instead of objects. So columns can be
-built from many frames at once (``wire/columns.py``). ``wire/scan.py`` finds the frames.
+built from many frames at once (``wire/columns.py``). ``wire/scanner.py`` finds the frames.
 
 The bytes are received directly into a *block* of memory (:meth:`Framer.room`), one read after the
 other. So a frame that two reads divide is contiguous in memory and is not copied. Frames share
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scan
+from nats_stream_source.wire import scan, scanner
 
 Buffer: TypeAlias = bytes | memoryview
 """Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
@@ -276,7 +276,7 @@ class Framer:
             return _NO_FRAMES
         block = self._block
         try:
-            table, self._begin, self._needed = scan.find_frames(block, self._begin, self._end)
+            table, self._begin, self._needed = scanner.find_frames(block, self._begin, self._end)
         except ProtocolError:
             self.reset()
             self._failed = True

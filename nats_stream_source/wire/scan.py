@@ -2,7 +2,7 @@
 
 Theory of operation. Two ways agree on every input:
 
-``_parse_frame`` parses the frame at a position with a regular expression. It is the definition: it
+``parse_frame`` parses the frame at a position with a regular expression. It is the definition: it
 accepts frames, raises :class:`ProtocolError` for other bytes, and only it detects unfinished
 frames.
 
@@ -11,7 +11,7 @@ positions of all bytes up to the space (its *marks*) include every space, CR and
 start after each LF. The number of its marks determines the fields that a control line would have,
 and the marks are the borders of the fields. Numbers are parsed from their last digit backwards, all
 at once. A line that differs from the exact format of servers (one space between fields, a complete
-payload followed by CRLF) is left out. So the scan never accepts what ``_parse_frame`` rejects.
+payload followed by CRLF) is left out. So the scan never accepts what ``parse_frame`` rejects.
 
 The scan returns *candidates*: a payload may contain ``\\r\\nMSG x 1 5\\r\\n``. A candidate is a
 frame only if the frame before it ends where it starts, from the first byte of the buffer on.
@@ -25,6 +25,9 @@ buffer once the frames so far indicate that enough frames remain.
 The deliveries of one consumer are so similar that a faster method finds them together with their
 numbers: ``wire/delivery_scan.py``. Where other frames between them are too many for that, the scan
 finds the rest.
+
+Where the compiled scanner exists, it replaces both (``wire/scanner.py``) and calls ``parse_frame``
+for unusual lines only.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ _RUN_PAYS = 60  # frames that a run must have on average
 _ACK_PREFIX = b"$JS.ACK."
 _WINDOW = 16
 _LENGTH_DIGITS = 10
-_Row: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
+Row: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 # The lines that nats-py's parser accepts (nats/protocol/parser.py), limited to one line.
 # Servers store subjects with any byte except blank, tab, CR and LF; \S would exclude VT and FF too.
@@ -93,7 +96,7 @@ def find_frames(
         ProtocolError: the bytes at some position are not a frame.
     """
     parts: list[Table] = []
-    rows: list[_Row] = []
+    rows: list[Row] = []
     runs: DeliveryScanner | None = None
     scan: _CandidateScan | None = None
     position, needed = begin, 0
@@ -108,7 +111,7 @@ def find_frames(
             parts.append(run)
             position = int(run[1, -1])
             continue
-        row = _parse_frame(buffer, position, size)
+        row = parse_frame(buffer, position, size)
         if isinstance(row, int):
             needed = row
             break
@@ -136,7 +139,7 @@ def find_frames(
     return _concatenate(parts), position, needed
 
 
-def _flush(rows: list[_Row], parts: list[Table]) -> None:
+def _flush(rows: list[Row], parts: list[Table]) -> None:
     if rows:
         parts.append(np.array(rows, dtype=np.int64).reshape(-1, FIELDS).T)
         rows.clear()
@@ -154,8 +157,16 @@ def _concatenate(parts: list[Table]) -> Table:
     return table
 
 
-def _parse_frame(buffer: bytes | memoryview, begin: int, size: int) -> _Row | int:
-    """Parse the frame at ``begin``; return its length if it is incomplete (0: still unknown)."""
+def parse_frame(buffer: bytes | memoryview, begin: int, size: int) -> Row | int:
+    """Parse the frame at ``begin`` of ``buffer[:size]``: the definition of a frame.
+
+    Returns:
+        the first FIELDS fields of a :data:`Table`; the length in bytes of an incomplete frame, 0
+        while its control line is incomplete.
+
+    Raises:
+        ProtocolError: the bytes at ``begin`` are not a frame.
+    """
     header_length = 0
     if line := _MSG_LINE.match(buffer, begin, size):
         kind = _MSG

@@ -23,6 +23,7 @@ _VARIES = (
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>"),
     (r"[\d.]+ s$", "<seconds>"),
     (r"[\d.]+s ago$", "<seconds>"),
+    (r"^scanner    \w+$", "<scanner>"),
 )
 
 

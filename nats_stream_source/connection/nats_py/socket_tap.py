@@ -13,6 +13,10 @@ stream. It receives up to a MiB at a time directly into the framer's memory, and
 ``read()`` only waits for that. Writing is unchanged. If the transport is not the known one
 (websocket, another version of nats-py), the tap takes chunks as they arrive.
 
+A read costs as much as hundreds of small frames. While a *bulk* inbox receives, the tap waits
+``_ACCUMULATE`` seconds between medium reads, in which more bytes arrive in the socket. Responses to
+requests wait too, so inboxes of short ranges and of watches are not bulk.
+
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_socket_tap.py``: ``Client._ps`` (an object with
 ``parse`` and ``reset``), ``Client._transport`` (with ``close``, and except for websocket
@@ -32,12 +36,15 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
+from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.frames import Framer, Frames
 
 log = field_logger(__name__)
 
 _MAX_UNREAD = 4 << 20  # bytes received ahead of the read loop; then reading is paused
+_ACCUMULATE = 0.002  # seconds
+_MEDIUM = range(64 << 10, 512 << 10)  # bytes of a read after which more are worth waiting for
 _SPARSE = 64  # frames that fill less than 1/64 of their block are copied out of it
 MAX_BYTES = 256 << 20  # of an inbox; flow control limits a consumer to 32 MiB in flight
 
@@ -54,12 +61,14 @@ class Inbox:
         nbytes: size of the buffered frames.
         max_bytes: limit of ``nbytes``.
         dropped: number of frames that were dropped because of the limit.
+        bulk: whether throughput counts more than the delay of a frame.
     """
 
     def __init__(self, subscription: Subscription, tap: _Tap) -> None:
         self.nbytes = 0
         self.max_bytes = MAX_BYTES
         self.dropped = 0
+        self.bulk = False
         self._subscription = subscription
         self._tap = tap
         self._stopped = False
@@ -172,6 +181,7 @@ class _Tap:
             return
         # Consecutive frames with the same sid, in the order in which they were received.
         start = 0
+        bulk = False
         for stop in [*(np.flatnonzero(np.diff(frames.sid)) + 1).tolist(), len(frames)]:
             inbox = self.inboxes.get(int(frames.sid[start]))
             if inbox is None:
@@ -179,7 +189,10 @@ class _Tap:
                 await self._parser.parse(bytes(whole))
             else:
                 inbox.put(frames.select(slice(start, stop)))
+                bulk = inbox.bulk
             start = stop
+        if bulk and self._buffered is not None:
+            self._buffered.accumulate()
 
     async def _install_reader(self) -> bytes:
         """Install :class:`_BufferedReader` if possible; returns the bytes that were read before."""
@@ -215,8 +228,9 @@ class _BufferedReader(asyncio.BufferedProtocol):
         self._framer = framer
         self._transport: Any = transport
         self._behind: Any = transport.get_protocol()
-        self._unread = 0
+        self._unread = self._taken = 0
         self._paused = self._ended = False
+        self._accumulating: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self._waiting: asyncio.Future[bool] | None = None
 
@@ -232,11 +246,23 @@ class _BufferedReader(asyncio.BufferedProtocol):
                 self._waiting = None
         if not self._unread and self._error is not None:
             raise self._error
-        self._unread = 0
+        self._taken, self._unread = self._unread, 0
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
         return b""
+
+    def accumulate(self) -> None:
+        """Leave the next bytes in the socket for a moment, if the last :meth:`read` was medium."""
+        if self._taken in _MEDIUM and not self._paused and self._accumulating is None:
+            self._transport.pause_reading()
+            loop = asyncio.get_running_loop()
+            self._accumulating = loop.call_later(_ACCUMULATE, self._accumulated)
+
+    def _accumulated(self) -> None:
+        self._accumulating = None
+        if not self._paused:
+            self._transport.resume_reading()
 
     def at_eof(self) -> bool:
         """Whether the connection has ended and all bytes were read; read raises a failure."""
@@ -264,6 +290,8 @@ class _BufferedReader(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended, self._error = True, exc
+        if self._accumulating is not None:
+            self._accumulating.cancel()
         self._wake()
         self._behind.connection_lost(exc)
 
@@ -279,7 +307,12 @@ class _BufferedReader(asyncio.BufferedProtocol):
 
 
 def tapped_client() -> Client:
-    """A new, unconnected nats-py client whose subscriptions can be tapped."""
+    """A new, unconnected nats-py client whose subscriptions can be tapped.
+
+    Raises:
+        ConfigurationError: this installation lacks the selected frame scanner.
+    """
+    select_frame_scanner()
     client = Client()
     client._ps = _Tap(client)  # type: ignore[assignment]
     return client

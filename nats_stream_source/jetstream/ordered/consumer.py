@@ -142,7 +142,7 @@ class EphemeralConsumer:
         if leader is not None:
             await self._create_at(leader, jetstream, config)
         else:
-            self.inbox = await connection.open_inbox(config["deliver_subject"])
+            await self._open_inbox(connection, config["deliver_subject"])
         if leader is None or failures:
             # A repeated creation, after that on the leader, returns the info of the consumer.
             named = {"name": self.name, **config}
@@ -174,7 +174,7 @@ class EphemeralConsumer:
             if created.leader == leader:
                 # Subscribed to only now: a consumer sends nothing without a subscriber, and a
                 # misplaced consumer would send as much as flow control permits.
-                self.inbox = await connection.open_inbox(config["deliver_subject"])
+                await self._open_inbox(connection, config["deliver_subject"])
                 self._undeleted.remove(self.name)
                 return
             # Where the deletion is denied, the server removes the consumer a minute later.
@@ -268,6 +268,10 @@ class EphemeralConsumer:
         # Already deleted: the intended state.
         with contextlib.suppress(ConsumerNotFoundError, StreamNotFoundError):
             await JetStream(connection).delete_consumer(self._request.stream, name)
+
+    async def _open_inbox(self, connection: Connection, subject: str) -> None:
+        self.inbox = await connection.open_inbox(subject)
+        self.inbox.bulk = not self._request.eager
 
     async def _release_inbox(self) -> None:
         inbox, self.inbox = self.inbox, None

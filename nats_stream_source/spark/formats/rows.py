@@ -53,6 +53,7 @@ def constant_column(value: str | int, kind: pa.DataType, count: int) -> pa.Array
     return pa.repeat(pa.scalar(value, kind), count)
 
 
+@functools.lru_cache(maxsize=16)
 def created_column(stream_created: str, count: int) -> pa.Array:
     """The column ``stream_created`` (given as RFC 3339), floored to microseconds."""
     return constant_column(nanoseconds(stream_created) // 1000, _TIMESTAMP, count)

@@ -40,6 +40,7 @@ def inspect(
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     for source in report["sources"]:
         assert f"source {source['source']}" in text
+        assert f"scanner    {report['frame_scanner']}" in text
         if source["problem"]:
             assert source["problem"] in text
         elif source["lag"] is not None:

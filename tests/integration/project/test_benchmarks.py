@@ -19,7 +19,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import freshness, growth, jetstream, latency, planner, reader, small_reads, writing
+from benchmarks import (
+    framing,
+    freshness,
+    growth,
+    jetstream,
+    latency,
+    planner,
+    reader,
+    small_reads,
+    writing,
+)
 from benchmarks.microbatch import Bucket
 from benchmarks.support import machine, raw_connection, raw_publish, report
 from benchmarks.support.bucket_data import entries, fill_bucket, write_parquet
@@ -28,6 +38,7 @@ from benchmarks.support.planner_bucket import KEYS, fill
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.wire import scanner
 from tests.support.paths import ROOT
 
 MACHINE = {"cores": 2, "load": 0.1, "python": "3.11.7", "versions": {"numpy": "2.4"}}
@@ -65,6 +76,16 @@ def test_reader() -> None:
     figures = one.as_dict()
     assert figures["over_callback"] == one.reader.rate / one.callback > 0
     assert figures["over_watch"] == one.reader.rate / one.watch > 0
+    names = list(scanner.available())
+    assert one.scanner == names[0]
+    assert (one.numpy is None) == (names == ["numpy"])
+
+
+def test_framing(capsys: pytest.CaptureFixture[str]) -> None:
+    framing.main(["--rounds", "1"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    assert [row[0].strip() for row in rows] == [case.name for case in framing.CASES]
+    assert all(float(row[3].replace(",", "")) > 0 for row in rows)
 
 
 def test_small_reads() -> None:
@@ -213,7 +234,9 @@ FIGURES: dict[str, dict[str, Any]] = {
                 "size": 128,
                 "headers": False,
                 "bare": {"rate": 700_000.0, "own_cpu": 70, "server_cpu": 1500},
+                "scanner": "compiled",
                 "reader": {"rate": 600_000.0, "own_cpu": 700, "server_cpu": 1600},
+                "numpy": {"rate": 500_000.0, "own_cpu": 900, "server_cpu": 1600},
                 "ratio": 0.857,
                 "cpu_ratio": 0.8,
                 "callback": 150_000.0,

@@ -1,7 +1,8 @@
 """The sdist and the wheel: their files, their metadata, the README that a package index shows.
 
 ``make dist`` builds both and sets ``DIST`` to their directory; without it the slow tests build them
-from a copy of the tree.
+from a copy of the tree. This wheel lacks the compiled scanner. The sdist builds the wheel that has
+it, and one on a machine whose compiler fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
 REPOSITORY = "https://example.org/owner/name"
 README = (ROOT / "README.md").read_text()
 _LINK = re.compile(r"\]\(([^)]+)\)")
-_NOT_IN_A_COPY = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site")
+_NOT_IN_A_COPY = shutil.ignore_patterns(
+    ".*", "__pycache__", "*.egg-info", "build", "dist", "site", "*.so", "*.pyd"
+)
+_BUILT = {".so", ".pyd"}  # files of the compiled scanner in a tree where `make setup` built it
+SCANNER = "nats_stream_source/wire/compiled_scan"
+SELECTED = "from nats_stream_source.wire import scanner as it; print(it.__file__, it.selected())"
 ROOT_FILES = {
     *(
         "README.md",
@@ -48,8 +54,11 @@ def files(folder: Path, pattern: str = "*") -> set[str]:
     return {
         file.relative_to(ROOT).as_posix()
         for file in folder.rglob(pattern)
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix not in _BUILT
     }
+
+
+PURE_FILES = files(PACKAGE, "*.py") | MODULES | {"nats_stream_source/py.typed", f"{SCANNER}.pyi"}
 
 
 def test_version_has_one_source() -> None:
@@ -84,7 +93,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, source, ignore=_NOT_IN_A_COPY)
     done = subprocess.run(
         [sys.executable, "-m", "build", "--outdir", str(source / "dist"), str(source)],
-        env={**os.environ, "REPOSITORY_URL": REPOSITORY},
+        env={**os.environ, "REPOSITORY_URL": REPOSITORY, "NATS_STREAM_SOURCE_PURE": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -104,7 +113,8 @@ def test_wheel(distributions: Path, tmp_path: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         described = metadata(archive.read(about))
-    assert names == files(PACKAGE, "*.py") | {"nats_stream_source/py.typed"} | MODULES
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert names == PURE_FILES
     assert described["Version"] == nats_stream_source.__version__
     assert described["Requires-Python"] == ">=3.10"
     links = [link for link in _LINK.findall(str(described.get_payload())) if link[0] != "#"]
@@ -136,3 +146,59 @@ def test_sdist(distributions: Path) -> None:
     assert expected | ROOT_FILES <= names
     added = names - expected - ROOT_FILES - {"PKG-INFO", "setup.cfg"}
     assert [name for name in added if ".egg-info/" not in name] == []
+
+
+def built_wheel(distributions: Path, target: Path, **variables: str) -> Path:
+    """The wheel that pip builds of the sdist for this machine."""
+    (sdist,) = distributions.glob("*.tar.gz")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(target), str(sdist)],
+        env={**os.environ, "NATS_STREAM_SOURCE_PURE": "", **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+def selected_scanner(wheel: Path, target: Path) -> str:
+    """The scanner of an installation of the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    ran = subprocess.run(
+        [sys.executable, "-c", SELECTED],
+        cwd=target,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    file, name = ran.stdout.split()
+    assert Path(file).is_relative_to(target), ran.stderr
+    return name
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_a_wheel_with_the_compiled_scanner(distributions: Path, tmp_path: Path) -> None:
+    wheel = built_wheel(distributions, tmp_path / "wheel")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names > PURE_FILES
+    (added,) = names - PURE_FILES
+    assert added.startswith(f"{SCANNER}.")
+    if SETUP["has_limited_api"]():
+        assert "-cp311-abi3-" in wheel.name
+        assert ".cpython-" not in added
+    assert selected_scanner(wheel, tmp_path / "installed") == "compiled"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("compiler", ["/bin/false", "/no/such/compiler"])
+def test_a_machine_without_a_compiler(distributions: Path, tmp_path: Path, compiler: str) -> None:
+    wheel = built_wheel(distributions, tmp_path / "wheel", CC=compiler)
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == PURE_FILES
+    assert selected_scanner(wheel, tmp_path / "installed") == "numpy"

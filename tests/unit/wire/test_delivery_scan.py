@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeAlias
 from unittest import mock
 
 import numpy as np
@@ -13,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import ascii_integers, delivery_scan, scan
+from nats_stream_source.wire import ascii_integers, delivery_scan, scan, scanner
 from nats_stream_source.wire.ack_subject import ack_tokens, is_delivery
 from nats_stream_source.wire.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.fuzz import fuzz
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
+from tests.unit.wire.reference.streams import scan_pays, using
 
 FAKE = b"\r\nMSG x 1 5\r\nhello\r\nPING\r\n"
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -57,8 +59,20 @@ def many(count: int = 150, first: int = 1, **more: object) -> bytes:
 @contextmanager
 def runs_pay(frames: int = 0) -> Iterator[None]:
     """Runs from the first frame on, and never given up for a scan (at 0)."""
-    with mock.patch.object(scan, "_RUN_PAYS", frames), mock.patch.object(scan, "_SCAN_PAYS", 0):
+    with scan_pays(0), mock.patch.object(scan, "_RUN_PAYS", frames):
         yield
+
+
+Way: TypeAlias = Callable[[], AbstractContextManager[None]]
+WAYS: dict[str, Way] = {"runs": runs_pay, "compiled": lambda: using("compiled")}
+if "compiled" not in scanner.available():
+    del WAYS["compiled"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    """Runs, or the compiled scanner."""
+    return WAYS[request.param]
 
 
 def check(stream: bytes, chunks: list[bytes] | None = None) -> int:
@@ -120,10 +134,14 @@ ALIKE = {
 }
 
 
+@pytest.mark.parametrize("selected", scanner.available())
 @pytest.mark.parametrize("name", ALIKE)
-def test_runs_are_read_as_plainly_and_with_their_numbers(name: str) -> None:
+def test_runs_are_read_as_plainly_and_with_their_numbers(
+    name: str, selected: scanner.Scanner
+) -> None:
     stream = ALIKE[name]
-    with mock.patch.object(scan, "_parse_frame", wraps=scan._parse_frame) as walk:
+    wrapped = mock.patch.object(scan, "parse_frame", wraps=scan.parse_frame)
+    with using(selected), wrapped as walk:
         known = check(stream)
     deliveries = stream.count(b" $JS.ACK.") if b"x1" not in stream else known
     assert known == deliveries
@@ -148,27 +166,30 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_where_runs_do_not_pay_they_are_given_up(name: str) -> None:
-    with mock.patch.object(
-        delivery_scan.DeliveryScanner,
-        "read",
-        autospec=True,
-        side_effect=delivery_scan.DeliveryScanner.read,
-    ) as read:
+    with (
+        using("numpy"),
+        mock.patch.object(
+            delivery_scan.DeliveryScanner,
+            "read",
+            autospec=True,
+            side_effect=delivery_scan.DeliveryScanner.read,
+        ) as read,
+    ):
         check(OTHERS[name])
     assert read.call_count < 20
 
 
 @pytest.mark.parametrize("name", [*ALIKE, *OTHERS])
-def test_runs_alone(name: str) -> None:
+def test_runs_alone(name: str, way: Way) -> None:
     """The same though a run is tried for every single frame, and all is done in small pieces."""
     small = mock.patch.multiple(delivery_scan, _MAX_ROWS=50, _SLICE=1000)
-    with runs_pay(), small:
+    with way(), small:
         check((ALIKE | OTHERS)[name])
 
 
-def test_cut_at_every_byte() -> None:
+def test_cut_at_every_byte(way: Way) -> None:
     stream = many(3) + b"PING\r\n" + many(3, 4, header=BLOCK, value=FAKE) + delivery(9, value=b"")
-    with runs_pay():
+    with way():
         for place in range(len(stream) + 1):
             check(stream, [stream[:place], stream[place:]])
 
@@ -228,7 +249,7 @@ def outcome(stream: bytes) -> tuple[list[Frame], int] | str:
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_in_one_line_is_seen(name: str) -> None:
+def test_damage_in_one_line_is_seen(name: str, way: Way) -> None:
     old, new = DAMAGE[name]
     line = delivery(50)
     assert old in line
@@ -238,30 +259,30 @@ def test_damage_in_one_line_is_seen(name: str) -> None:
         expected: tuple[list[Frame], int] | str = frames, len(rest)
     except NotNatsError:
         expected = "no frame"
-    with runs_pay():
+    with way():
         assert outcome(stream) == expected
 
 
-def test_a_line_without_a_key_is_seen() -> None:
+def test_a_line_without_a_key_is_seen(way: Way) -> None:
     line = delivery(50, value=bytes(5000)).replace(b"$KV.b.key ", b" ")
-    with runs_pay():
+    with way():
         assert outcome(many(49, value=bytes(5000)) + line) == "no frame"
 
 
 @pytest.mark.parametrize("header", [(b" 18 ", b"x18 "), (b" 18 ", b" 99 "), (b"HMSG ", b"HMSGx")])
-def test_damage_in_a_line_with_headers_is_seen(header: tuple[bytes, bytes]) -> None:
+def test_damage_in_a_line_with_headers_is_seen(header: tuple[bytes, bytes], way: Way) -> None:
     line = delivery(50, header=BLOCK)
     assert header[0] in line
     stream = many(49, header=BLOCK) + line.replace(*header, 1) + many(70, 51, header=BLOCK)
-    with runs_pay():
+    with way():
         assert outcome(stream) == "no frame"
     with pytest.raises(NotNatsError):
         parse(stream)
 
 
-def test_a_length_whose_digit_is_none_is_seen() -> None:
+def test_a_length_whose_digit_is_none_is_seen(way: Way) -> None:
     line = delivery(50, value=bytes(10)).replace(b" 10\r\n", b" :\r\n")
-    with runs_pay():
+    with way():
         assert outcome(many(49, value=b"123456789") + line) == "no frame"
 
 
@@ -323,6 +344,9 @@ def test_any_deliveries_in_any_chunks(
     chunks = [stream[a:b] for a, b in itertools.pairwise(edges)]
     with runs_pay(pays), mock.patch.object(delivery_scan, "_MAX_ROWS", rows):
         check(stream, chunks)
+    if "compiled" in WAYS:
+        with using("compiled"):
+            check(stream, chunks)
 
 
 @some
@@ -336,8 +360,9 @@ def test_damaged_deliveries_are_read_alike(stream: bytes, data: st.DataObject) -
         expected: tuple[list[Frame], int] | str = frames, len(rest)
     except NotNatsError:
         expected = "no frame"
-    with runs_pay():
-        assert outcome(stream) == expected
+    for way in WAYS.values():
+        with way():
+            assert outcome(stream) == expected
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50))

@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scan
+from nats_stream_source.wire import scan, scanner
 from nats_stream_source.wire.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, parse
-from tests.unit.wire.reference.streams import ACK, STREAMS, cut_at, feed_all, msg, scan_pays
+from tests.unit.wire.reference.streams import (
+    ACK,
+    STREAMS,
+    cut_at,
+    feed_all,
+    msg,
+    scan_pays,
+    using,
+)
 
 
 def test_a_failure_lasts_until_reset() -> None:
@@ -76,7 +84,7 @@ def test_a_large_payload_is_looked_at_once() -> None:
     stream = msg(b"a", 1, payload, ACK) + b"PING\r\n"
     framer = Framer()
     found: list[Frame] = []
-    with mock.patch.object(scan, "find_frames", wraps=scan.find_frames) as find_frames:
+    with mock.patch.object(scanner, "find_frames", wraps=scanner.find_frames) as find_frames:
         for place in range(0, len(stream), 32 << 10):
             found += seen(framer.feed(stream[place : place + (32 << 10)]))
     assert [frame.kind for frame in found] == ["MSG", "CONTROL"]
@@ -87,7 +95,7 @@ def test_a_large_payload_is_looked_at_once() -> None:
 def test_a_long_line_is_looked_at_once() -> None:
     stream = b"INFO {" + b"x" * 50_000 + b"}\r\n"
     framer = Framer()
-    with mock.patch.object(scan, "find_frames", wraps=scan.find_frames) as find_frames:
+    with mock.patch.object(scanner, "find_frames", wraps=scanner.find_frames) as find_frames:
         counts = [len(framer.feed(stream[i : i + 10])) for i in range(0, len(stream), 10)]
     assert sum(counts) == counts[-1] == 1
     assert find_frames.call_count == 1
@@ -96,7 +104,8 @@ def test_a_long_line_is_looked_at_once() -> None:
 def test_many_frames_are_scanned_and_large_ones_are_not() -> None:
     small, large = msg(b"a", 1, b"x") * 500, msg(b"a", 1, bytes(50_000)) * 20
     for stream, scanned in ((small, 1), (large, 0), (large + small, 1), (small[:600], 0)):
-        with mock.patch.object(scan, "_CandidateScan", wraps=scan._CandidateScan) as scans:
+        wrapped = mock.patch.object(scan, "_CandidateScan", wraps=scan._CandidateScan)
+        with using("numpy"), wrapped as scans:
             Framer().feed(stream)
         assert scans.call_count == scanned
 

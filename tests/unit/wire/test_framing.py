@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scan
+from nats_stream_source.wire import scan, scanner
 from nats_stream_source.wire.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
@@ -22,11 +22,14 @@ from tests.unit.wire.reference.streams import (
     BLOCK,
     NASTY,
     STREAMS,
+    WALK,
+    WAYS,
     cut_at,
     feed_all,
     msg,
     random_settings,
     random_streams,
+    reading,
     scan_pays,
 )
 
@@ -70,11 +73,9 @@ NO_FRAMES = {
 }
 
 
-@pytest.fixture(params=["walk", "scan", "both"])
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Walk only, scan only, and both as in production."""
-    frames = {"walk": 1 << 60, "scan": 0, "both": scan._SCAN_PAYS}[request.param]
-    with scan_pays(frames):
+    with reading(WAYS[request.param]):
         yield request.param
 
 
@@ -107,12 +108,18 @@ def test_byte_by_byte(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_both_ways_give_the_positions_of(name: str) -> None:
-    tables = []
-    for pays in (0, 1 << 60):
-        with scan_pays(pays):
-            tables.append(scan.find_frames(b"PING\r\n" + STREAMS[name])[0][: scan.FIELDS])
-    np.testing.assert_array_equal(*tables)
+def test_all_ways_give_the_positions_of(name: str) -> None:
+    assert_same_positions(b"PING\r\n" + STREAMS[name])
+
+
+def assert_same_positions(stream: bytes) -> None:
+    with reading(WALK):
+        expected = scanner.find_frames(stream)
+    for way in WAYS.values():
+        with reading(way):
+            table, position, needed = scanner.find_frames(stream)
+        np.testing.assert_array_equal(table[: scan.FIELDS], expected[0][: scan.FIELDS])
+        assert (position, needed) == expected[1:]
 
 
 def test_a_scan_leaves_little_to_walk() -> None:
@@ -121,7 +128,7 @@ def test_a_scan_leaves_little_to_walk() -> None:
         for i in range(400)
         for more in ((), (ACK,), (ACK, BLOCK), (b"", BLOCK * (1 + i % 9)))
     )
-    with scan_pays(0), mock.patch.object(scan, "_parse_frame", wraps=scan._parse_frame) as walk:
+    with scan_pays(0), mock.patch.object(scan, "parse_frame", wraps=scan.parse_frame) as walk:
         assert feed_all([stream]) == parse(stream)[0]
     assert walk.call_count == 1
 
@@ -173,16 +180,16 @@ def test_nats_py_reads_the_same(name: str) -> None:
     assert client.others == len(controls)
 
 
-ways = st.sampled_from([0, 3, scan._SCAN_PAYS, 1 << 60])
+ways = st.sampled_from([*WAYS.values(), 3])
 
 
 @random_settings
-@given(stream=random_streams, pays=ways, data=st.data())
-def test_any_stream_in_any_chunks(stream: bytes, pays: int, data: st.DataObject) -> None:
+@given(stream=random_streams, way=ways, data=st.data())
+def test_any_stream_in_any_chunks(stream: bytes, way: int, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
     expected, rest = parse(stream)
     assert rest == b""
-    with scan_pays(pays):
+    with reading(way):
         assert feed_all(cut_at(stream, places)) == expected
 
 
@@ -193,9 +200,9 @@ def test_a_damaged_stream_is_read_alike_by_all(stream: bytes, data: st.DataObjec
     piece = data.draw(st.one_of(st.sampled_from(NASTY), st.binary(max_size=2)))
     stream = stream[:place] + piece + stream[place + data.draw(st.integers(0, 3)) :]
     results: list[tuple[list[Frame], int] | str] = []
-    for pays in (0, 1 << 60):
+    for way in WAYS.values():
         framer = Framer()
-        with scan_pays(pays):
+        with reading(way):
             try:
                 results.append((seen(framer.feed(stream)), framer.pending))
             except ProtocolError:
@@ -205,14 +212,10 @@ def test_a_damaged_stream_is_read_alike_by_all(stream: bytes, data: st.DataObjec
         results.append((frames, len(rest)))
     except NotNatsError:
         results.append("no frame")
-    assert results[0] == results[1] == results[2]
+    assert all(result == results[-1] for result in results)
 
 
 @random_settings
 @given(stream=random_streams)
-def test_both_ways_give_the_same_positions(stream: bytes) -> None:
-    tables = []
-    for pays in (0, 1 << 60):
-        with scan_pays(pays):
-            tables.append(scan.find_frames(stream)[0][: scan.FIELDS])
-    np.testing.assert_array_equal(*tables)
+def test_all_ways_give_the_same_positions(stream: bytes) -> None:
+    assert_same_positions(stream)

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from nats.aio.client import Client
@@ -23,7 +24,7 @@ from nats_stream_source.connection.nats_py.socket_tap import (
     tapped_client,
 )
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
 
 pytestmark = pytest.mark.servers
@@ -348,3 +349,92 @@ async def test_few_frames_that_wait_do_not_keep_what_came_with_them(
         await slow.close()
     finally:
         await client.close()
+
+
+class FakeTransport:
+    """Records when reading is paused and resumed."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def get_protocol(self) -> Any:
+        return mock.Mock()
+
+    def pause_reading(self) -> None:
+        self.calls.append("pause")
+
+    def resume_reading(self) -> None:
+        self.calls.append("resume")
+
+
+def received(reader: _BufferedReader, nbytes: int) -> None:
+    """Let the reader receive so many bytes, in as many pieces as its memory has."""
+    while nbytes:
+        piece = min(nbytes, len(reader.get_buffer(-1)))
+        reader.buffer_updated(piece)
+        nbytes -= piece
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "pauses"), [(1000, False), (64 << 10, True), (511 << 10, True), (512 << 10, False)]
+)
+async def test_bytes_accumulate_after_a_medium_read(nbytes: int, pauses: bool) -> None:
+    transport: Any = FakeTransport()
+    reader = _BufferedReader(Framer(), transport)
+    received(reader, nbytes)
+    assert await reader.read(1) == b""
+    reader.accumulate()
+    reader.accumulate()
+    assert transport.calls == ["pause"] * pauses
+    await asyncio.sleep(10 * socket_tap._ACCUMULATE)
+    assert transport.calls == ["pause", "resume"] * pauses
+
+
+async def test_a_connection_that_is_lost_meanwhile_is_not_resumed() -> None:
+    transport: Any = FakeTransport()
+    reader = _BufferedReader(Framer(), transport)
+    received(reader, 100 << 10)
+    await reader.read(1)
+    reader.accumulate()
+    reader.connection_lost(None)
+    await asyncio.sleep(10 * socket_tap._ACCUMULATE)
+    assert transport.calls == ["pause"]
+    assert reader.at_eof()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_a_bulk_inbox_receives_all(
+    shared_server: NatsServer,
+    tls_files: Path,
+    tls_server: NatsServer,
+    encrypted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a pause after every read, a request between them included."""
+    monkeypatch.setattr(socket_tap, "_MEDIUM", range(1, 1 << 30))
+    pauses = mock.Mock(wraps=_BufferedReader._accumulated)
+    monkeypatch.setattr(_BufferedReader, "_accumulated", lambda reader: pauses(reader))
+    server = tls_server if encrypted else shared_server
+    options: dict[str, Any] = {}
+    if encrypted:
+        options["tls"] = ssl.create_default_context(cafile=str(tls_files / "cert.pem"))
+    client, writer = tapped_client(), Client()
+    url = server.url.replace("nats://", "tls://") if encrypted else server.url
+    await client.connect(url, **options)
+    await writer.connect(url, **options)
+    try:
+        inbox = await open_inbox(client, "bulk")
+        inbox.bulk = True
+        await flushed(client)
+        for number in range(3000):
+            await writer.publish("bulk", b"%d" % number * 100)
+        await writer.flush()
+        count = 0
+        while count < 3000 and await inbox.wait(5):
+            count += sum(map(len, inbox.take()))
+            await flushed(client)
+        assert count == 3000
+        assert pauses.call_count >= 1
+    finally:
+        await client.close()
+        await writer.close()

@@ -57,6 +57,21 @@ async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> N
     assert [rows for rows, _ in alone] == [1] * 3000
 
 
+@pytest.mark.parametrize("eager", [False, True])
+async def test_only_a_reader_of_whole_batches_reads_in_bulk(
+    filled: NatsServer, eager: bool
+) -> None:
+    async with linked(filled.url) as link:
+        request = request_for(filled.url, "b", 3000, batch_rows=100, eager=eager)
+        reader = OrderedReader(link, request)
+        async for _ in reader.batches():
+            if reader._consumer.inbox is not None:
+                assert reader._consumer.inbox.bulk is not eager
+                break
+        else:
+            raise AssertionError("no batch came while the consumer existed")
+
+
 async def test_one_message_larger_than_a_batch(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "small", b"1")

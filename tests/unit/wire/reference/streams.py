@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from nats_stream_source.wire import scan
+from nats_stream_source.wire import scan, scanner
 from nats_stream_source.wire.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame
@@ -61,10 +61,36 @@ STREAMS = {
 
 
 @contextmanager
-def scan_pays(frames: int) -> Iterator[None]:
-    """Scan the rest of a buffer when this many frames are expected; else parse frame by frame."""
-    with mock.patch.object(scan, "_SCAN_PAYS", frames):
+def using(name: scanner.Scanner) -> Iterator[None]:
+    """Find frames with this scanner."""
+    before = scanner.selected()
+    scanner.select(name)
+    try:
         yield
+    finally:
+        scanner.select(before)
+
+
+@contextmanager
+def scan_pays(frames: int) -> Iterator[None]:
+    """Scan the rest of a buffer when this many frames are expected; else parse frame by frame.
+
+    With numpy: the compiled scanner has one way.
+    """
+    with using("numpy"), mock.patch.object(scan, "_SCAN_PAYS", frames):
+        yield
+
+
+WALK, SCAN, BOTH, COMPILED = 1 << 60, 0, scan._SCAN_PAYS, -1
+WAYS = {"walk": WALK, "scan": SCAN, "both": BOTH, "compiled": COMPILED}
+"""Parse frame by frame, scan all, both as in production; or the compiled scanner, if it exists."""
+if "compiled" not in scanner.available():
+    del WAYS["compiled"]
+
+
+def reading(way: int) -> AbstractContextManager[None]:
+    """Find frames in one of the ``WAYS``."""
+    return using("compiled") if way == COMPILED else scan_pays(way)
 
 
 def feed_all(chunks: list[bytes]) -> list[Frame]:

@@ -1,0 +1,24 @@
+"""Types of the compiled scanner (``compiled_scan.pyx``)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIELDS: int
+
+def scan(
+    buffer: bytes | memoryview, begin: int, size: int, table: NDArray[np.int64], count: int
+) -> tuple[int, int, int]:
+    """Find frames of ``buffer[begin:size]`` and append them to ``table`` from column ``count`` on.
+
+    Args:
+        buffer: a block that starts with a frame at ``begin``, in bytes.
+        table: the columns of ``scan.Table``: FIELDS rows, contiguous.
+
+    Returns:
+        the number of columns with frames; the position after the last frame; the length of the
+        unfinished frame there, or 0. With 0, either the table is full, or ``size`` was reached, or
+        the bytes at the position are not a frame that this function accepts.
+
+    Raises:
+        ValueError: the positions are not within the buffer, or the table has another shape.
+    """

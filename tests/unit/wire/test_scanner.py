@@ -1,0 +1,271 @@
+"""The two scanners: which one is selected, equal results, and no access outside of a block."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.connection.frame_scanner import SCANNER_VARIABLE
+from nats_stream_source.errors import ConfigurationError, ProtocolError
+from nats_stream_source.wire import scan, scanner
+from nats_stream_source.wire.ack_subject import is_delivery, with_acks
+from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.zip_package import write_archive
+from tests.support.paths import ROOT
+from tests.unit.wire.reference.streams import (
+    ACK,
+    BLOCK,
+    STREAMS,
+    WAYS,
+    msg,
+    random_settings,
+    random_streams,
+    reading,
+    using,
+)
+
+needs_compiled = pytest.mark.skipif(
+    scanner.compiled_scan is None, reason="the compiled scanner is not built"
+)
+REPORT = """
+from nats_stream_source.connection.frame_scanner import select_frame_scanner
+from nats_stream_source.wire import scanner
+print(scanner.available(), select_frame_scanner(), scanner.selected())
+"""
+
+
+def run(code: str, *, path: Path = ROOT, **variables: str) -> str:
+    environment = {**os.environ, SCANNER_VARIABLE: "", "PYTHONPATH": str(path), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def frames_of(stream: bytes, name: scanner.Scanner) -> Frames:
+    with using(name):
+        return Framer().feed(stream)
+
+
+# -- the selection ---------------------------------------------------------------------------------
+
+
+def test_numpy_is_always_there() -> None:
+    assert scanner.available()[-1] == "numpy"
+    with using("numpy"):
+        assert scanner.selected() == "numpy"
+
+
+@needs_compiled
+def test_the_compiled_scanner_is_the_default() -> None:
+    assert run(REPORT) == "('compiled', 'numpy') compiled compiled"
+
+
+def test_the_variable_selects() -> None:
+    for name in scanner.available():
+        assert run(REPORT, **{SCANNER_VARIABLE: name}).endswith(f"{name} {name}")
+
+
+def test_without_the_extension_numpy_is_selected() -> None:
+    hidden = "import sys; sys.modules['nats_stream_source.wire.compiled_scan'] = None\n"
+    assert run(hidden + REPORT) == "('numpy',) numpy numpy"
+
+
+def test_a_zip_file_has_numpy(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "package.zip")
+    assert run(REPORT, path=archive) == "('numpy',) numpy numpy"
+
+
+@pytest.mark.parametrize("name", ["rust", "Compiled"])
+def test_an_unknown_scanner_is_refused(name: str) -> None:
+    before = scanner.selected()
+    with pytest.raises(ConfigurationError, match=f"could not select frame scanner '{name}'.*numpy"):
+        scanner.select(name)
+    assert scanner.selected() == before
+
+
+def test_the_compiled_scanner_is_refused_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scanner, "compiled_scan", None)
+    with pytest.raises(ConfigurationError, match=r"this installation has numpy; .* C compiler"):
+        scanner.select("compiled")
+
+
+# -- equal results ---------------------------------------------------------------------------------
+
+
+@needs_compiled
+@pytest.mark.parametrize("name", STREAMS)
+def test_frames_of_the_table_are_equal(name: str) -> None:
+    assert_equal_frames(STREAMS[name])
+
+
+@needs_compiled
+@random_settings
+@given(stream=random_streams)
+def test_any_frames_are_equal(stream: bytes) -> None:
+    assert_equal_frames(stream)
+
+
+def assert_equal_frames(stream: bytes) -> None:
+    found = []
+    for name in scanner.available():
+        frames = frames_of(stream, name)
+        deliveries = frames.select(is_delivery(frames))
+        try:
+            acks = with_acks(deliveries).acks
+        except ProtocolError as error:
+            found.append((frames.begin.tolist(), frames.stop.tolist(), str(error)))
+        else:
+            assert acks is not None
+            found.append((frames.begin.tolist(), frames.stop.tolist(), acks.tolist()))
+    assert found[0] == found[1]
+
+
+@needs_compiled
+def test_lines_of_servers_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise AssertionError("a line was parsed alone")
+
+    monkeypatch.setattr(scan, "parse_frame", refuse)
+    lines = [
+        msg(b"a" * (1 + i % 9), 10 ** (i % 5), b" \r\n." * (i % 40), reply, header)
+        for i in range(400)
+        for reply in (b"", ACK, b"_INBOX.1")
+        for header in (b"", BLOCK)
+    ]
+    frames = frames_of(b"".join(lines), "compiled")
+    assert len(frames) == len(lines)
+    assert frames.acks is not None
+    assert ((frames.acks[0] >= 0) == is_delivery(frames)).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "sizes", [[1] * 5000, [50_000, *[0] * 20_000], [*[0] * 5000, 300_000], [70_000] * 3]
+)
+def test_tables_of_any_size(way: str, sizes: list[int]) -> None:
+    """Also where the first frames give a wrong estimate of the number of columns."""
+    stream = b"".join(msg(b"a", i, bytes(size)) for i, size in enumerate(sizes))
+    with reading(WAYS[way]):
+        table, position, needed = scanner.find_frames(stream)
+    assert table[3].tolist() == list(range(len(sizes)))
+    assert (position, needed) == (len(stream), 0)
+    base = table if table.base is None else table.base
+    assert base.nbytes <= 3 * table.nbytes + 64 * 8 * table.shape[0]
+
+
+@needs_compiled
+def test_growing_tables_are_copied_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    resized = scanner._resized
+    copied = []
+
+    def count(table: scan.Table, frames: int, columns: int) -> scan.Table:
+        copied.append(frames)
+        return resized(table, frames, columns)
+
+    monkeypatch.setattr(scanner, "_resized", count)
+    stream = msg(b"a", 1, bytes(1 << 20)) + msg(b"a", 1, b"") * 100_000
+    with using("compiled"):
+        assert scanner.find_frames(stream)[0].shape[1] == 100_001
+    assert sum(copied) < 2 * 100_001
+
+
+# -- safety ----------------------------------------------------------------------------------------
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("begin", "size", "rows", "count"),
+    [(-1, 3, 16, 0), (4, 3, 16, 0), (0, 7, 16, 0), (0, 6, 15, 0), (0, 6, 16, 5), (0, 6, 16, -1)],
+)
+def test_positions_outside_of_the_block_or_the_table_are_refused(
+    begin: int, size: int, rows: int, count: int
+) -> None:
+    table = np.empty((rows, 4), np.int64)
+    with pytest.raises(ValueError, match=r"could not (scan bytes|append to column)"):
+        scanner.compiled_scan.scan(b"PING\r\n", begin, size, table, count)
+
+
+@needs_compiled
+def test_other_tables_are_refused() -> None:
+    scan_block = scanner.compiled_scan.scan
+    for table in (np.empty((16, 4), np.int32), np.empty((4, 16), np.int64).T):
+        with pytest.raises(ValueError, match=r"mismatch|contiguous"):
+            scan_block(b"PING\r\n", 0, 6, table, 0)
+    read_only = np.empty((16, 4), np.int64)
+    read_only.setflags(write=False)
+    with pytest.raises(ValueError, match="read-only"):
+        scan_block(b"PING\r\n", 0, 6, read_only, 0)
+
+
+@needs_compiled
+@pytest.mark.parametrize("columns", [0, 1, 2, 3])
+def test_a_full_table_ends_the_scan(columns: int) -> None:
+    stream = msg(b"a", 1, b"x", ACK) * 3
+    # The memory after the table must stay as it is.
+    memory = np.full(16 * columns + 64, -7, np.int64)
+    table = memory[: 16 * columns].reshape(16, columns)
+    found = scanner.compiled_scan.scan(stream, 0, len(stream), table, 0)
+    assert found == (columns, columns * len(stream) // 3, 0)
+    assert (memory[16 * columns :] == -7).all()
+
+
+@needs_compiled
+@pytest.mark.skipif(sys.platform == "win32", reason="guarded pages are those of POSIX")
+@pytest.mark.parametrize("name", STREAMS)
+def test_nothing_outside_of_a_block_is_read(name: str) -> None:
+    """A stream that ends at any byte, between two pages that end the process if they are read."""
+    code = (
+        "from nats_stream_source.errors import ProtocolError\n"
+        "from nats_stream_source.wire.scanner import find_frames_compiled\n"
+        "from tests.unit.wire.reference.guarded import GuardedBlock\n"
+        "from tests.unit.wire.reference.streams import STREAMS\n"
+        f"stream = STREAMS[{name!r}]\n"
+        "block = GuardedBlock(len(stream))\n"
+        "for begin in range(len(stream)):\n"
+        "    for end in {*range(begin, min(begin + 60, len(stream))), len(stream)}:\n"
+        "        for place in (block.at_start, block.at_end):\n"
+        "            try:\n"
+        "                find_frames_compiled(place(stream[begin:end]))\n"
+        "            except ProtocolError:\n"
+        "                pass\n"
+    )
+    run(code)
+
+
+@needs_compiled
+@pytest.mark.skipif(sys.platform == "win32", reason="guarded pages are those of POSIX")
+def test_a_bounded_run_of_the_fuzz_target() -> None:
+    """In a process of its own, which a read outside of a block ends."""
+    run(
+        "from tests.unit.wire.reference.fuzz_scanners import fuzz_scanners\n"
+        "fuzz_scanners(seed=1, cases=100_000)"
+    )
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_judged_alike(data: bytes) -> None:
+    outcomes = []
+    for way in WAYS.values():
+        with reading(way):
+            try:
+                table, *rest = scanner.find_frames(data)
+                outcomes.append((table[: scan.FIELDS].tolist(), rest))
+            except ProtocolError as error:
+                outcomes.append(([], [str(error)]))
+    assert all(outcome == outcomes[0] for outcome in outcomes)
