@@ -1,14 +1,15 @@
 """The cost of many buckets in one query: polls of an idle query, planning, and the first read.
 
-``python -m benchmarks.several [--quick] [--json FILE] [--buckets 1000] [--keys 1000]``
+``python -m benchmarks.several [--quick] [--json FILE] [--buckets 1000] [--no-spark]``
 
 The benchmark fills so many buckets with so many keys each, and one bucket with as many entries as
-all of them. A query selects the small ones by a pattern, without Spark: planner and tasks run in
+all of them. A query selects the small ones by a pattern. Without Spark, planner and tasks run in
 this process, one task after the other. Measured are
 
 - the idle query, called every 10 ms as Spark does: CPU of planner and server, requests a second;
 - planning a micro-batch after writes to 10 buckets, and to all of them: end and tasks;
-- the first read of all buckets, planning included, beside that of the one bucket.
+- the first read of all buckets, planning included, beside that of the one bucket; and in Spark,
+  with a sink that drops the rows, from the start of the query to its end.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import argparse
 import itertools
 import json
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +34,7 @@ from benchmarks.support.machine import Stopwatch, machine
 from benchmarks.support.planner_bucket import Requests
 from benchmarks.support.progress import progress
 from benchmarks.support.raw_connection import fill
+from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
 from nats_stream_source.spark.input_partition import NatsInputPartition
@@ -72,6 +76,16 @@ class FirstRead:
     rows_per_second: float
     planning: float
     tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRead:
+    """The first read in Spark: seconds of the whole query, and of its micro-batch."""
+
+    buckets: int
+    rows: int
+    seconds: float
+    micro_batch: float
 
 
 class Query:
@@ -185,9 +199,32 @@ def first_read(options: KvOptions, buckets: int, rows: int) -> FirstRead:
     return FirstRead(buckets, rows, rows / seconds, planning, len(tasks))
 
 
-def measure(
-    buckets: int, keys: int, rounds: int, seconds: float
-) -> tuple[Idle, list[Planned], list[FirstRead]]:
+def read_in_spark(spark: SparkSession, options: Mapping[str, str], buckets: int) -> SparkRead:
+    """Run a query with ``availableNow`` from its start position to its end."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        frame = spark.readStream.format("nats_kv").options(**options).load()
+        writer = frame.writeStream.format("noop").trigger(availableNow=True)
+        began = time.perf_counter()
+        query = writer.option("checkpointLocation", scratch).start()
+        query.awaitTermination()
+        seconds = time.perf_counter() - began
+        (batch,) = [one for one in query.recentProgress if one["numInputRows"]]
+    return SparkRead(
+        buckets, batch["numInputRows"], seconds, batch["durationMs"]["triggerExecution"] / 1000
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All figures of a run."""
+
+    idle: Idle
+    planned: list[Planned]
+    reads: list[FirstRead]
+    spark_reads: list[SparkRead]
+
+
+def measure(buckets: int, keys: int, rounds: int, seconds: float, *, spark: bool) -> Figures:
     """All figures, on a server that is started for them."""
     names = [f"site-{i:04}" for i in range(buckets)]
     rows = buckets * keys
@@ -204,22 +241,41 @@ def measure(
             reads.append(first_read(several, buckets, rows))
             reads.append(first_read(_options(server, bucket=_ONE), 1, rows))
         plans = [planned(server, several, names, touched, rounds) for touched in (10, buckets)]
-        return idle(server, several, seconds), plans, reads
+        rest = idle(server, several, seconds)
+        spark_reads = _spark_reads(server, buckets) if spark else []
+    return Figures(rest, plans, reads, spark_reads)
+
+
+def _spark_reads(server: NatsServer, buckets: int) -> list[SparkRead]:
+    many = {"servers": server.url, "bucketPattern": "site-.*"}
+    one = {"servers": server.url, "bucket": _ONE}
+    with spark_session() as session:
+        read_in_spark(session, one, 1)  # starts the Python workers
+        return [
+            read_in_spark(session, options, count)
+            for _ in range(3)
+            for options, count in ((many, buckets), (one, 1))
+        ]
 
 
 def _options(server: NatsServer, **options: str) -> KvOptions:
     return kv_options({"servers": server.url, **options}, Mode.STREAMING)
 
 
-def ratio(reads: Sequence[FirstRead]) -> float:
-    """Rows per second of many buckets ÷ those of one: the median of the rounds."""
-    many = [one.rows_per_second for one in reads if one.buckets > 1]
-    single = [one.rows_per_second for one in reads if one.buckets == 1]
+def ratio(reads: Sequence[FirstRead] | Sequence[SparkRead]) -> float:
+    """The rate of many buckets ÷ that of one: the median of the rounds."""
+    rates = [
+        (one.buckets > 1, one.rows_per_second if isinstance(one, FirstRead) else 1 / one.seconds)
+        for one in reads
+    ]
+    many = [rate for is_many, rate in rates if is_many]
+    single = [rate for is_many, rate in rates if not is_many]
     return statistics.median(a / b for a, b in zip(many, single, strict=True))
 
 
-def tables(rest: Idle, plans: Sequence[Planned], reads: Sequence[FirstRead]) -> Iterator[Table]:
+def tables(figures: Figures) -> Iterator[Table]:
     """The results for a terminal."""
+    rest, plans, reads = figures.idle, figures.planned, figures.reads
     resting = Table("idle", "planner", "server", "server alone", "requests")
     resting.add_row(
         "",
@@ -249,6 +305,16 @@ def tables(rest: Idle, plans: Sequence[Planned], reads: Sequence[FirstRead]) -> 
             f"{read.tasks}",
         )
     yield first
+    if figures.spark_reads:
+        in_spark = Table("first read in Spark of", "rows", "query", "micro-batch")
+        for run in figures.spark_reads:
+            in_spark.add_row(
+                f"{run.buckets:,}",
+                f"{run.rows:,}",
+                f"{run.seconds:.2f} s",
+                f"{run.micro_batch:.2f} s",
+            )
+        yield in_spark
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -257,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="100 buckets, few rounds")
     parser.add_argument("--buckets", type=int)
     parser.add_argument("--keys", type=int, default=1000)
+    parser.add_argument("--no-spark", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     buckets = options.buckets or (100 if options.quick else 1000)
@@ -266,19 +333,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     host = machine()
     console.print(str(host), highlight=False)
-    rest, plans, reads = measure(buckets, options.keys, rounds, seconds)
-    for table in tables(rest, plans, reads):
+    spark = not (options.quick or options.no_spark)
+    figures = measure(buckets, options.keys, rounds, seconds, spark=spark)
+    for table in tables(figures):
         console.print(table)
-    console.print(f"many buckets ÷ one: {ratio(reads):.2f}", highlight=False)
+    ratios = {"ratio": ratio(figures.reads)}
+    if figures.spark_reads:
+        ratios["spark_ratio"] = ratio(figures.spark_reads)
+    for name, value in ratios.items():
+        where = "in Spark" if name == "spark_ratio" else "without Spark"
+        console.print(f"many buckets ÷ one, {where}: {value:.2f}", highlight=False)
     if options.json:
         results = {
             "machine": host.as_dict(),
             "buckets": buckets,
             "keys": options.keys,
-            "idle": asdict(rest),
-            "planned": [asdict(one) for one in plans],
-            "reads": [asdict(one) for one in reads],
-            "ratio": ratio(reads),
+            **asdict(figures),
+            **ratios,
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

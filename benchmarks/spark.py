@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
-from benchmarks.support.kafka import KafkaBroker, source_jars
+from benchmarks.support.kafka import KafkaBroker, create_topic, source_jars
 from benchmarks.support.machine import OtherProcesses, cpu_by_role, machine
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
@@ -225,18 +225,7 @@ def measure(
 
 def _fill_topic(spark: SparkSession, broker: KafkaBroker, parquet: Path, partitions: int) -> Source:
     name = f"bench{partitions}"
-    java = spark._jvm
-    assert java is not None
-    properties = java.java.util.Properties()
-    properties.put("bootstrap.servers", broker.servers)
-    admin = java.org.apache.kafka.clients.admin.Admin.create(properties)
-    try:
-        topics = java.java.util.Collections.singleton(
-            java.org.apache.kafka.clients.admin.NewTopic(name, partitions, 1)
-        )
-        admin.createTopics(topics).all().get()
-    finally:
-        admin.close()
+    create_topic(spark, broker, name, partitions)
     servers = {"kafka.bootstrap.servers": broker.servers}
     frame = spark.read.parquet(str(parquet))
     frame.write.format("kafka").options(**servers, topic=name).save()

@@ -20,6 +20,7 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import pyspark
+from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import free_port
 
@@ -189,3 +190,29 @@ class KafkaBroker:
                 self._process.wait()
             self._process = None
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def create_topic(spark: SparkSession, broker: KafkaBroker, name: str, partitions: int) -> None:
+    """Create a topic, with the Kafka client of a session that has :func:`source_jars`."""
+    java = spark._jvm
+    assert java is not None
+    properties = java.java.util.Properties()
+    properties.put("bootstrap.servers", broker.servers)
+    admin = java.org.apache.kafka.clients.admin.Admin.create(properties)
+    try:
+        topics = java.java.util.Collections.singleton(
+            java.org.apache.kafka.clients.admin.NewTopic(name, partitions, 1)
+        )
+        admin.createTopics(topics).all().get()
+    finally:
+        admin.close()
+
+
+def steady_producer(broker: KafkaBroker, topic: str, rate: int, count: int) -> list[str]:
+    """The command of a process that sends ``count`` records, ``rate`` a second; needs a JDK.
+
+    The value of a record is the time of its send in ns, 8 bytes.
+    """
+    classpath = os.pathsep.join(str(jar) for jar in broker_jars())
+    program = Path(__file__).with_name("SteadyProducer.java")
+    return [_java(), "-cp", classpath, str(program), broker.servers, topic, str(rate), str(count)]

@@ -186,13 +186,17 @@ def _latency(figures: Figures) -> str:
     rows = [
         [
             f"{one['rate']:,}",
+            one["source"],
             f"{one['p50']:.0f} ms",
             f"{one['p99']:.0f} ms",
+            "" if one["ratio"] is None else f"**{one['ratio']:.2f}**",
             f"{one['entries'] / one['batches']:,.0f}",
+            ", ".join(f"{part} {ms:.0f}" for part, ms in one["parts"].items()),
         ]
         for one in figures["latency"]
     ]
-    return _table(["puts per second", "p50", "p99", "entries per micro-batch"], rows)
+    head = ["puts per second", "source", "p50", "p99", "p50 ÷ Kafka's", "entries per micro-batch"]
+    return _table([*head, "parts of a micro-batch, medians in ms"], rows)
 
 
 def _freshness(figures: Figures) -> str:
@@ -368,8 +372,23 @@ def _several(figures: Figures) -> str:
             for one in figures["reads"]
         ],
     )
-    ratio = f"Many buckets ÷ one, median of the rounds: **{figures['ratio']:.2f}**."
-    return f"{rest}\n\n{plans}\n\n{reads}\n\n{ratio}"
+    in_spark = _table(
+        ["first read in Spark of", "rows", "query", "its micro-batch"],
+        [
+            [
+                f"{one['buckets']:,} buckets" if one["buckets"] > 1 else "one bucket",
+                f"{one['rows']:,}",
+                f"{one['seconds']:.2f} s",
+                f"{one['micro_batch']:.2f} s",
+            ]
+            for one in figures["spark_reads"]
+        ],
+    )
+    ratios = (
+        f"Many buckets ÷ one, medians of the rounds: without Spark **{figures['ratio']:.2f}**, "
+        f"query in Spark **{figures['spark_ratio']:.2f}**."
+    )
+    return f"{rest}\n\n{plans}\n\n{reads}\n\n{in_spark}\n\n{ratios}"
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {

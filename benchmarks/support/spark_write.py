@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.table import Table
 
 from benchmarks.support.bucket_data import SIZE, entries, write_parquet
-from benchmarks.support.kafka import KafkaBroker, KafkaUnavailableError, source_jars
+from benchmarks.support.kafka import KafkaBroker, KafkaUnavailableError, create_topic, source_jars
 from benchmarks.support.machine import cpu_by_role, machine
 from benchmarks.support.raw_connection import RawConnection
 from benchmarks.support.spark_session import spark_session
@@ -112,7 +112,7 @@ def _alternate(
     }
     if broker is not None:
         sinks[KAFKA] = {"kafka.bootstrap.servers": broker.servers, "topic": f"bench{tasks}"}
-        _create_topic(spark, broker, f"bench{tasks}", tasks)
+        create_topic(spark, broker, f"bench{tasks}", tasks)
     seconds: dict[str, list[float]] = {}
     cpu: dict[str, list[dict[str, float]]] = {}
     for turn in range(rounds + 1):
@@ -167,19 +167,6 @@ def _purge(port: int, rows: int) -> None:
         if stored != min(rows, 64 * _KEYS):
             raise RuntimeError(f"the bucket has {stored:,} messages after {rows:,} rows")
         connection.request("$JS.API.STREAM.PURGE.KV_bench", {})
-
-
-def _create_topic(spark: SparkSession, broker: KafkaBroker, name: str, partitions: int) -> None:
-    java = spark._jvm
-    assert java is not None
-    properties = java.java.util.Properties()
-    properties.put("bootstrap.servers", broker.servers)
-    admin = java.org.apache.kafka.clients.admin.Admin.create(properties)
-    try:
-        topic = java.org.apache.kafka.clients.admin.NewTopic(name, partitions, 1)
-        admin.createTopics(java.java.util.Collections.singleton(topic)).all().get()
-    finally:
-        admin.close()
 
 
 def table(results: Sequence[SinkResult]) -> Table:

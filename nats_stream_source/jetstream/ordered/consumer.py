@@ -51,6 +51,7 @@ log = field_logger(__name__)
 
 _PONG_TIMEOUT = 2.0  # seconds; a server that sends no PONG for so long counts as lost …
 _MAX_PONG_TIMEOUT = 60.0  # … unless data arrives: on a slow line the PONG follows all of it
+_BULK = 20_000  # sequences of a range whose rate counts more than the delay of a message
 _MAX_PLACEMENTS = 30  # consumers until one is placed on the leader; the placement is random
 _MAX_UNDELETED = 16  # older ones are left to the server, which removes them within a minute
 
@@ -271,7 +272,8 @@ class EphemeralConsumer:
 
     async def _open_inbox(self, connection: Connection, subject: str) -> None:
         self.inbox = await connection.open_inbox(subject)
-        self.inbox.bulk = not self._request.eager
+        request = self._request
+        self.inbox.bulk = not request.eager and request.end - request.start > _BULK
 
     async def _release_inbox(self) -> None:
         inbox, self.inbox = self.inbox, None

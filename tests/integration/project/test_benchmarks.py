@@ -298,7 +298,14 @@ FIGURES: dict[str, dict[str, Any]] = {
             for way in ("direct", "consumer")
         ]
     },
-    "latency": {"latency": [latency.Result(100, 1000, 180.0, 300.0, 20, OTHERS).as_dict()]},
+    "latency": {
+        "latency": [
+            latency.Result(
+                "nats_kv", 100, 1000, 180.0, 300.0, 20, {"addBatch": 90.0}, OTHERS
+            ).as_dict()
+            | {"ratio": 1.1}
+        ]
+    },
     "freshness": {
         "freshness": [
             freshness.Result(
@@ -338,6 +345,17 @@ FIGURES: dict[str, dict[str, Any]] = {
                 1000, 10, 1, 1, 0.004, 3, 1 << 27, 1 << 28, 0.5, 1 << 27, 1 << 28, OTHERS
             ).as_dict()
         ]
+    },
+    "several": {
+        "buckets": 100,
+        "idle": {"planner": 0.03, "server": 0.03, "baseline": 0.01, "requests": 4.8},
+        "planned": [{"touched": 10, "p50": 40.0, "worst": 60.0, "requests": 14, "tasks": 1}],
+        "reads": [
+            {"buckets": 100, "rows": 10, "rows_per_second": 1e5, "planning": 0.1, "tasks": 1}
+        ],
+        "spark_reads": [{"buckets": 1, "rows": 10, "seconds": 3.0, "micro_batch": 2.0}],
+        "ratio": 0.5,
+        "spark_ratio": 0.6,
     },
     "planner": {
         "planned": [

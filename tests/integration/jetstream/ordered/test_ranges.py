@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from tests.integration.jetstream.ordered.reads import (
     ALL,
@@ -57,16 +58,17 @@ async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> N
     assert [rows for rows, _ in alone] == [1] * 3000
 
 
-@pytest.mark.parametrize("eager", [False, True])
-async def test_only_a_reader_of_whole_batches_reads_in_bulk(
-    filled: NatsServer, eager: bool
+@pytest.mark.parametrize(("eager", "long"), [(False, True), (False, False), (True, True)])
+async def test_only_a_reader_of_a_long_range_in_whole_batches_reads_in_bulk(
+    filled: NatsServer, monkeypatch: pytest.MonkeyPatch, eager: bool, long: bool
 ) -> None:
+    monkeypatch.setattr(consumer, "_BULK", 2999 if long else 3000)
     async with linked(filled.url) as link:
         request = request_for(filled.url, "b", 3000, batch_rows=100, eager=eager)
         reader = OrderedReader(link, request)
         async for _ in reader.batches():
             if reader._consumer.inbox is not None:
-                assert reader._consumer.inbox.bulk is not eager
+                assert reader._consumer.inbox.bulk is (long and not eager)
                 break
         else:
             raise AssertionError("no batch came while the consumer existed")
