@@ -14,6 +14,8 @@ from tests.support.nats import buckets
 from tests.support.spark.streaming_query import run_to_the_end
 
 BUCKET, STREAM = "plant", "ORDERS"
+OTHER = "yard"
+"""A second bucket, whose keys are not those of the first one."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ def shown(row: Row) -> list[Any]:
         value = None if row.value is None else bytes(row.value).decode()
         return [row.revision, row.operation, row.key, value, row.initial]
     return [row.sequence, row.subject, bytes(row.data).decode()]
+
+
+def by_key(row: list[Any]) -> tuple[str, int]:
+    """The key, and the revision, of a row of ``nats_kv`` as :func:`shown`."""
+    return row[2], row[0]
 
 
 def go_on(

@@ -2,7 +2,8 @@
 
 ``rounds``: they are stopped after two rounds of changes, some before the second was committed.
 ``epochs``: bucket and stream were deleted and made anew, and the query accepted that. ``first``:
-not even the first micro-batch was committed.
+not even the first micro-batch was committed. ``several``: as ``rounds``, with two buckets in each
+query.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests.compat.golden.dataset import BUCKET, STREAM, Case, create, go_on, state_of, stored, write
+from tests.compat.golden.dataset import (
+    BUCKET,
+    OTHER,
+    STREAM,
+    Case,
+    by_key,
+    create,
+    go_on,
+    state_of,
+    stored,
+    write,
+)
 from tests.support.nats import buckets
 
 ROUNDS = {
@@ -48,6 +60,12 @@ FIRST = {
     "kv_updates": Case("nats_kv", {"bucket": BUCKET, "updatesOnly": "true"}, uncommitted=True),
     "stream": Case("nats_stream", {"stream": STREAM}, uncommitted=True),
     "stream_new": Case("nats_stream", {"stream": STREAM, "deliverPolicy": "new"}, uncommitted=True),
+}
+
+BUCKETS = {"bucketPattern": f"{BUCKET}|{OTHER}", "includeHistory": "true"}
+SEVERAL = {
+    "kv": Case("nats_kv", {"buckets": f"{BUCKET},{OTHER}", "includeHistory": "true"}),
+    "kv_uncommitted": Case("nats_kv", BUCKETS, uncommitted=True),
 }
 
 
@@ -132,9 +150,31 @@ def first(writer: Writer) -> None:
         writer.missing(name, ends[name] if new else 0, ends[name])
 
 
+def several(writer: Writer) -> None:
+    """Two rounds of two buckets, the second one in some queries not committed; then a third."""
+    create(writer.url)
+    buckets.create_bucket(writer.url, OTHER, history=5)
+    last = 0
+    for round_ in (0, 1, 2):
+        committed = last
+        write(writer.url, 10 * (round_ + 1))
+        last = state_of(writer.url, SEVERAL["kv"])["last_seq"]
+        buckets.put(writer.url, OTHER, "yard.gate", b"%d" % round_)
+        for name, case in writer.cases.items() if round_ < 2 else ():
+            writer.run(name, fail=case.uncommitted and round_ == 1)
+            assert writer.offset(name)["v"] == 2
+    initial = committed // 2  # one round of two
+    for name, case in writer.cases.items():
+        after, rounds_left = (initial, (1, 2)) if case.uncommitted else (committed, (2,))
+        plant = stored(writer.url, case, after)
+        yard = [[r + 1, "PUT", "yard.gate", str(r), False] for r in rounds_left]
+        writer.kept[name]["missing"] = sorted(plant + yard, key=by_key)
+
+
 STORIES: dict[str, tuple[Callable[[Writer], None], dict[str, Case]]] = {
     "": (rounds, ROUNDS),
     "-epochs": (epochs, EPOCHS),
     "-first": (first, FIRST),
+    "-several": (several, SEVERAL),
 }
 """By what follows the version in the directory's name: what happens, and the queries."""

@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.compat.golden.dataset import Case, go_on
+from tests.compat.golden.dataset import Case, by_key, go_on
 
 GOLDEN = Path(__file__).parent
 VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))
@@ -84,7 +84,11 @@ def test_it_goes_on(
     assert (checkpoint / "commits" / str(max(logged))).exists() is not case.uncommitted
     assert version.endswith("-first") is not (checkpoint / "commits").exists()
     assert known["missing"], "there is something to go on with"
-    assert go_on(spark, url, case, checkpoint) == known["missing"]
+    found = go_on(spark, url, case, checkpoint)
+    # Buckets have no order between them.
+    assert (sorted(found, key=by_key) if version.endswith("-several") else found) == known[
+        "missing"
+    ]
     assert go_on(spark, url, case, checkpoint) == []
     # What was logged is what was read.
     assert offsets(checkpoint).items() >= logged.items()
@@ -143,6 +147,6 @@ def test_a_newer_format_is_refused(
     change_offsets(checkpoint, {"v": 99})
     with pytest.raises(
         StreamingQueryException,
-        match=r"OffsetError: .* checkpoint's offset: format is 99, expected 1 or lower",
+        match=r"OffsetError: .* checkpoint's offset: format is 99, expected 2 or lower",
     ):
         go_on(spark, url, case, checkpoint)
