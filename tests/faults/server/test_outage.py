@@ -15,6 +15,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, NatsSourceError
 from nats_stream_source.options import kv_options
 from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.nats.cluster import Cluster
 from tests.support.query_driver.driver import QueryDriver
 from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
@@ -166,3 +167,36 @@ def test_a_query_outlives_it_and_can_be_stopped(
         stopping.start()
         stopping.join(60)
     assert not stopping.is_alive()
+
+
+def test_a_query_of_several_buckets_waits_for_all_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One of two has three replicas and loses its majority."""
+    with Cluster(3) as cluster:
+        create_bucket(cluster.url, "a", 64)
+        create_bucket(cluster.url, "b", 64, num_replicas=3)
+        leader = cluster.leader_of("KV_b")
+        followers = cluster.followers_of("KV_b")
+        given = {"servers": leader.url, "bucketPattern": "a|b", "includeHistory": "true", **SHORT}
+        driver = QueryDriver(kv_options(given), outage_timeout=120)
+        try:
+            fill(leader.url, 0, 50)
+            start = driver.initial_offset()
+            end = driver.latest_offset(start)
+            assert read(driver, start, end) == list(range(1, 51))
+            fill(leader.url, 50, 50)
+            for follower in followers:
+                follower.kill()
+            returns = threading.Timer(AWAY, lambda: [one.start() for one in followers])
+            returns.start()
+            began = time.monotonic()
+            last = driver.latest_offset(end)
+            while last == end:
+                assert time.monotonic() - began < 120
+                last = driver.latest_offset(end)
+            returns.join()
+            assert read(driver, end, last) == list(range(51, 101))
+        finally:
+            driver.close()
+    assert "servers are away, waiting" in caplog.text
