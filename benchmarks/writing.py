@@ -12,6 +12,7 @@ sink                 ``KvRowEncoder`` and ``KvBatchWriter``: Arrow rows, as a Sp
 ``Publisher.send``   one call and one future for each message; fewer messages
 nats-py              ``publish_async``, futures awaited; fewer messages
 fast ingest          prepared frames of one batch (ADR-50) over a bare socket
+FastIngestPublisher  columns of messages with fast ingest, as a sink with ``fastIngest``
 ===================  ===============================================================================
 
 A ratio is that of one round; the table has the median and the minimum of the rounds. Server and
@@ -48,6 +49,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
+from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
 from nats_stream_source.spark.writing.rows import MessageIds, Position
@@ -55,8 +57,9 @@ from nats_stream_source.wire.headers import parse_headers
 
 SIZES = (16, 128, 1024, 16384)
 BARE, BATCH, SINK, PUBLISHER = "bare socket", "BatchPublisher", "sink", "Publisher.send"
-NATS_PY, FAST = "nats-py", "fast ingest"
-WAYS = (BARE, BATCH, SINK, PUBLISHER, NATS_PY, FAST)
+NATS_PY, FAST, FAST_PUBLISHER = "nats-py", "fast ingest", "FastIngestPublisher"
+_ALL_FAST = (FAST, FAST_PUBLISHER)
+WAYS = (BARE, BATCH, SINK, PUBLISHER, NATS_PY, *_ALL_FAST)
 _KEYS = 10_000
 _BATCH_ROWS = 10_000  # as Spark's record batches
 _MAX_BYTES = 160 << 20
@@ -114,7 +117,7 @@ async def measure(
     with NatsServer() as server:
         _create(server.port, "bench")
         fast = raw_publish.create_fast_stream(server.port, _config("fast"))
-        ways = [way for way in ways if way != FAST or fast]
+        ways = [way for way in ways if fast or way not in _ALL_FAST]
         connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
         client = await nats.connect(server.url)
         try:
@@ -126,7 +129,7 @@ async def measure(
                         stored = await run()
                     if stored != count:
                         raise RuntimeError(f"{way}: {stored:,} of {count:,} messages stored")
-                    _purge(server.port, "fast" if way == FAST else "bench", count)
+                    _purge(server.port, "fast" if way in _ALL_FAST else "bench", count)
                     own, other = watch.own_cpu / count * 1e9, watch.other_cpu / count * 1e9
                     if turn:  # the first round warms up
                         runs.setdefault(way, []).append(Run(count / watch.wall, own, other))
@@ -217,9 +220,11 @@ class _Task:
         rows = sum(batch.num_rows for batch in self._batches)
         if way == SINK:
             return rows, self._sink
-        columns = self._columns("fast" if way == FAST else "bench")
+        columns = self._columns("fast" if way in _ALL_FAST else "bench")
         if way == BATCH:
             return rows, lambda: self._batch_publisher(columns)
+        if way == FAST_PUBLISHER:
+            return rows, lambda: self._fast_publisher(columns)
         if way == BARE:
             prepared = raw_publish.prepare(columns)
             return rows, lambda: _direct(raw_publish.publish, self._port, prepared)
@@ -254,6 +259,13 @@ class _Task:
 
     async def _batch_publisher(self, columns: Sequence[MessageColumns]) -> int:
         async with BatchPublisher(self._jetstream, "KV_bench") as publisher:
+            for messages in columns:
+                await publisher.send(messages)
+            await publisher.flush()
+        return publisher.stored
+
+    async def _fast_publisher(self, columns: Sequence[MessageColumns]) -> int:
+        async with FastIngestPublisher(self._jetstream, "KV_fast") as publisher:
             for messages in columns:
                 await publisher.send(messages)
             await publisher.flush()

@@ -250,6 +250,13 @@ class TtlNotSupportedError(PublishError, ConfigurationError):
     err_code = 10166
 
 
+class FastIngestNotSupportedError(PublishError, ConfigurationError):
+    """The stream does not accept fast ingest (``allow_batched``, nats-server 2.14)."""
+
+    code = 400
+    err_code = 10205
+
+
 class NoStreamError(PublishError):
     """No stream has the subject."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MessageColumns,
         Rejection,
     )
+    from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
     from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
     from nats_stream_source.jetstream.subscriptions.message import JsMessage
     from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
@@ -35,6 +36,7 @@ __all__ = [
     "ConsumerConfig",
     "DirectGet",
     "Entry",
+    "FastIngestPublisher",
     "JetStream",
     "JsMessage",
     "KeyValue",
@@ -56,6 +58,7 @@ _MODULES = {
     "ConsumerConfig": "subscriptions.subscribe",
     "DirectGet": "direct_get.client",
     "Entry": "kv.entry",
+    "FastIngestPublisher": "publish.fast_ingest_publisher",
     "JetStream": "api",
     "JsMessage": "subscriptions.message",
     "KeyValue": "kv.store",

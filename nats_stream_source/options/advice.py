@@ -110,6 +110,7 @@ KV_WRITE_ADVICE = _lower(
         "stream": "write 'bucket', or format('nats_stream') to write to a stream",
         "subject": "write the column 'key', or format('nats_stream') to write to a subject",
         "keys": "filter the DataFrame: df.where(...)",
+        "fastIngest": "remove it: each row of a bucket has a PubAck of its own",
         "ignoreDeletes": "filter the DataFrame: df.where(\"operation = 'PUT'\")",
         "metaOnly": _READ_ONLY,
     }

@@ -156,6 +156,15 @@ STREAM_WRITE: tuple[Option, ...] = (
         (),
         "Subjects of a stream that is created. Default: the option `subject`.",
     ),
+    Option(
+        "fastIngest",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether the server acknowledges many rows together (ADR-50), which is faster for rows of "
+        "up to some hundred bytes. The stream must have `allow_batched`, which needs nats-server "
+        "2.14; a stream that is created has it. Default: false.",
+    ),
     *_WRITING,
 )
 
@@ -213,6 +222,7 @@ class StreamWriteOptions:
     Attributes:
         subject: of all rows; None: the column ``subject`` has them.
         subjects: of a stream that ``ifMissing=create`` creates.
+        fast_ingest: whether the server acknowledges many rows together.
     """
 
     connection: ConnectionSettings
@@ -220,6 +230,7 @@ class StreamWriteOptions:
     subject: str | None
     subjects: tuple[str, ...]
     common: CommonWriteOptions
+    fast_ingest: bool = False
 
 
 _QUERY_OPTIONS = (
@@ -292,6 +303,7 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
             subject=None if subject is None else check_written_subject(subject),
             subjects=tuple(check_subject_filters(subjects)),
             common=common,
+            fast_ingest=values["fastIngest"],
         )
 
 

@@ -60,10 +60,10 @@ log = field_logger(__name__)
 
 MAX_IN_FLIGHT = 4096
 _CHUNK_BYTES = 16 << 20  # of messages that are encoded at once
-_PONG_TIMEOUT = 2.0  # seconds
+PONG_TIMEOUT = 2.0  # seconds
 _MAX_RESPONSE_WAIT = 0.5  # seconds; how often a lost connection is noticed at the latest
 _BACKOFF = Backoff(0.05, 1.0)
-_NO_RESPONDERS = b"NATS/1.0 503"
+NO_RESPONDERS = b"NATS/1.0 503"
 
 
 class BatchPublisher:
@@ -81,6 +81,8 @@ class BatchPublisher:
         stored: number of messages that have their PubAcks, duplicates included.
         duplicates: number of those that the stream already had.
     """
+
+    _inbox_wildcard = "*"
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class BatchPublisher:
         prefix = connection.client.new_inbox()
         connection.denial_listeners.append(self._on_denied)
         try:
-            self._inbox = await connection.open_inbox(f"{prefix}.*")
+            self._inbox = await connection.open_inbox(f"{prefix}.{self._inbox_wildcard}")
         except BaseException:
             connection.denial_listeners.remove(self._on_denied)
             raise
@@ -169,7 +171,7 @@ class BatchPublisher:
         chunk = self._window.append(messages)
         await self._run(lambda: chunk.sent == len(chunk.frames))
 
-    def _encode(self, messages: MessageColumns, first_serial: int) -> EncodedFrames:
+    def _encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
         return encode(messages, self._prefix, first_serial)
 
     async def flush(self) -> None:
@@ -235,7 +237,7 @@ class BatchPublisher:
     async def _check_connection(self) -> None:
         """No PubAck within ``request_timeout``: the connection is dead, or PubAcks were lost."""
         connection = self._connection
-        if connection.online.is_set() and not await connection.alive(_PONG_TIMEOUT):
+        if connection.online.is_set() and not await connection.alive(PONG_TIMEOUT):
             connection.reconnect()
             return
         self._receive()
@@ -314,7 +316,7 @@ class BatchPublisher:
         if chunk.done[index]:
             return
         subject = chunk.messages.subject(index)
-        if frames.kind[i] == FrameKind.HMSG and frames.header(i).startswith(_NO_RESPONDERS):
+        if frames.kind[i] == FrameKind.HMSG and frames.header(i).startswith(NO_RESPONDERS):
             self._go_back = no_stream_error(subject)
             return
         payload = frames.payload(i)

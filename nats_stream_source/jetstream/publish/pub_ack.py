@@ -78,10 +78,11 @@ class PubAck:
                 f"invalid PubAck for a message on {subject!r}: expected a JSON object with "
                 f"'stream' and an integer 'seq'"
             ) from None
-        raise _publish_error(subject, error)
+        raise publish_error(subject, error)
 
 
-def _publish_error(subject: str, error: Mapping[str, Any]) -> PublishError:
+def publish_error(subject: str, error: Mapping[str, Any]) -> PublishError:
+    """The error for a message on ``subject``, from the ``error`` object of the response."""
     code, err_code = error.get("code"), error.get("err_code") or 0
     description = str(error.get("description"))
     message = f"could not publish to {subject!r}: {description} (code {code}, err_code {err_code})"

@@ -27,8 +27,9 @@ MAX_BYTES = 8 << 20  # of the messages in flight
 _PIECE_BYTES = 128 << 10  # of one write to the socket
 _SERIALS = 10**12  # of each sending
 
-Encode = Callable[[MessageColumns, int], EncodedFrames]
-"""Encodes messages; the second argument is the serial of the first one."""
+Encode = Callable[[MessageColumns, int, int], EncodedFrames]
+"""Encodes messages. The second argument is the serial of the first one, the third one is the index
+of the first message to send: those before it are done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +39,10 @@ class Chunk:
     Attributes:
         first_row: the number of the first message among all messages of the publisher.
         base: messages before it, and those of all chunks before, are done.
+        start: the first message that the current sending sends.
         sent: messages before it have been sent.
+        allowed: messages before it may be sent; None: all.
+        ended_at: the message at which the server has ended the current sending; None if it has not.
         done: which messages have their PubAcks of the current sending, or were rejected.
         stored: which messages have a PubAck of any sending.
         rejected: which messages were rejected.
@@ -47,8 +51,11 @@ class Chunk:
     messages: MessageColumns
     frames: EncodedFrames
     first_row: int
+    allowed: int | None = None
     base: int = 0
+    start: int = 0
     sent: int = 0
+    ended_at: int | None = None
     done: NDArray[np.bool_] = field(init=False)
     stored: NDArray[np.bool_] = field(init=False)
     rejected: NDArray[np.bool_] = field(init=False)
@@ -83,7 +90,14 @@ class Chunk:
         self.stored[index] = True
         return new
 
-    def finish(self, index: NDArray[np.int64]) -> None:
+    def add_stored_range(self, part: slice) -> int:
+        """As :meth:`add_stored`, for the messages of a slice."""
+        stored = self.stored[part]
+        new = stored.size - int(np.count_nonzero(stored))
+        stored[:] = True
+        return new
+
+    def finish(self, index: NDArray[np.int64] | slice) -> None:
         """Mark messages as done."""
         self.done[index] = True
 
@@ -95,9 +109,11 @@ class Chunk:
         self.base += rest.size if rest.size and rest[missing] else missing
         return self.base > before
 
-    def go_back(self, frames: EncodedFrames) -> None:
+    def go_back(self, frames: EncodedFrames, allowance: int | None) -> None:
         """Begin the sending with the serials of ``frames``, at ``base``."""
-        self.frames, self.sent = frames, self.base
+        self.frames, self.start, self.sent = frames, self.base, self.base
+        self.allowed = None if allowance is None else self.base + allowance
+        self.ended_at = None
         self.done[self.base :] = self.rejected[self.base :]
 
 
@@ -108,11 +124,14 @@ class Window:
         max_in_flight: the maximum number of messages from the first one that is not done to the
             last one that was sent. Their bytes are at most :data:`MAX_BYTES`, or one message.
         encode: encodes messages.
+        allowance: the number of messages of a chunk that may be sent before ``Chunk.allowed`` is
+            raised; None for all.
     """
 
-    def __init__(self, max_in_flight: int, encode: Encode) -> None:
+    def __init__(self, max_in_flight: int, encode: Encode, allowance: int | None = None) -> None:
         self._max_in_flight = max_in_flight
         self._encode = encode
+        self._allowance = allowance
         self._rows = 0
         self._sending = 0
         self.chunks: deque[Chunk] = deque()
@@ -139,6 +158,8 @@ class Window:
                 if not rows or room == _PIECE_BYTES:
                     stop = max(stop, chunk.sent + 1)
                 stop = min(stop, chunk.sent + self._max_in_flight - rows, len(frames))
+                if chunk.allowed is not None:
+                    stop = min(stop, chunk.allowed)
                 if stop <= chunk.sent:
                     return
                 start, chunk.sent = chunk.sent, stop
@@ -148,8 +169,8 @@ class Window:
 
     def append(self, messages: MessageColumns) -> Chunk:
         """Encode messages, and add them at the end."""
-        frames = self._encode(messages, self._sending * _SERIALS + self._rows)
-        chunk = Chunk(messages, frames, self._rows)
+        frames = self._encode(messages, self._sending * _SERIALS + self._rows, 0)
+        chunk = Chunk(messages, frames, self._rows, self._allowance)
         self._rows += len(messages)
         self.chunks.append(chunk)
         return chunk
@@ -169,7 +190,19 @@ class Window:
         self._sending += 1
         for chunk in self.chunks:
             first_serial = self._sending * _SERIALS + chunk.first_row
-            chunk.go_back(self._encode(chunk.messages, first_serial))
+            frames = self._encode(chunk.messages, first_serial, chunk.base)
+            chunk.go_back(frames, self._allowance)
+
+    def locate(self, serial: int) -> tuple[Chunk, int, bool] | None:
+        """The chunk and index of a message, and whether the serial is one of the current sending.
+
+        Returns None for a serial of a message that is done, or of none.
+        """
+        for chunk in self.chunks:
+            index, mine, current = chunk.find(np.array([serial]))
+            if mine[0]:
+                return chunk, int(index[0]), bool(current[0])
+        return None
 
     def first_subject(self) -> str:
         """The subject of the first message that is not done; empty if all are done."""

@@ -9,6 +9,7 @@ from nats_stream_source.errors import (
     ApiError,
     BucketNotFoundError,
     ConfigurationError,
+    FastIngestNotSupportedError,
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
@@ -66,6 +67,7 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
     Raises:
         StreamNotFoundError: the stream does not exist.
         ConfigurationError: the stream is a mirror, sealed, or has no subjects.
+        FastIngestNotSupportedError: ``fastIngest``, and the stream does not have ``allow_batched``.
         ApiError: the server rejected the creation.
     """
     name = options.stream
@@ -81,6 +83,13 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
             f"could not write to stream {name!r}: it does not have subjects, because it stores the "
             f"messages of other streams; write to one of those",
             settings=("stream",),
+        )
+    if options.fast_ingest and not info.config.get("allow_batched"):
+        server = jetstream.connection.client.connected_server_version
+        raise FastIngestNotSupportedError(
+            f"could not write to stream {name!r} with fast ingest: it does not have allow_batched "
+            f"(nats-server {server.major}.{server.minor}, expected 2.14 or newer); update the "
+            f"stream with allow_batched, or remove the option 'fastIngest'"
         )
     _check(info, f"stream {name!r}", options.common)
     return info
@@ -111,6 +120,8 @@ async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> N
         "duplicate_window": _nanoseconds(common.duplicate_window),
         "allow_direct": True,
     }
+    if options.fast_ingest:
+        config["allow_batched"] = True
     # Another writer may create it at the same time. With other subjects than these, the first row
     # on a subject that it lacks is an error.
     try:

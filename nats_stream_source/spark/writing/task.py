@@ -17,6 +17,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from nats_stream_source.options.writing import (
     KvWriteOptions,
     MessageId,
@@ -131,9 +132,8 @@ async def _open(
         ids,
         max_message_size(info, max_payload),
     )
-    async with BatchPublisher(
-        jetstream, options.stream, max_in_flight=common.max_in_flight
-    ) as writer:
+    publisher = FastIngestPublisher if options.fast_ingest else BatchPublisher
+    async with publisher(jetstream, options.stream, max_in_flight=common.max_in_flight) as writer:
         yield _Sink(encoder, writer)
 
 

@@ -99,12 +99,21 @@ class EncodedFrames:
         return int(self.ends[i - 1]) if i else 0
 
 
-def encode(messages: MessageColumns, reply_prefix: str, first_serial: int) -> EncodedFrames:
+def encode(
+    messages: MessageColumns,
+    reply_prefix: str,
+    first_serial: int,
+    *,
+    numbers: NDArray[np.int64] | None = None,
+    reply_suffixes: pa.Array | None = None,
+) -> EncodedFrames:
     """Encode ``messages``, in order.
 
     Args:
-        reply_prefix: the reply subject of a message is this and its serial.
+        reply_prefix: the reply subject of a message is this, its number and its suffix.
         first_serial: the serial of the first message.
+        numbers: the number of each message in its reply subject. Default: the serials.
+        reply_suffixes: ``pa.binary()``. Default: no suffixes.
 
     Raises:
         OverflowError: the frames have more than :data:`MAX_BYTES` bytes.
@@ -114,18 +123,22 @@ def encode(messages: MessageColumns, reply_prefix: str, first_serial: int) -> En
     payloads = messages.payloads.cast(_BINARY)
     total = messages.sizes()
     fixed = n * (len(reply_prefix) + _FRAME_BYTES)
+    if reply_suffixes is not None:
+        fixed += int(_lengths(reply_suffixes).sum())
     if (size := int(total.sum()) + int(_lengths(subjects).sum()) + fixed) > MAX_BYTES:
         raise OverflowError(
             f"could not encode {n} messages: the frames have up to {size} bytes, expected at most "
             f"{MAX_BYTES}; publish fewer messages at once"
         )
-    serials = _decimal(np.arange(first_serial, first_serial + n))
+    if numbers is None:
+        numbers = np.arange(first_serial, first_serial + n)
+    reply = [_decimal(numbers)] if reply_suffixes is None else [_decimal(numbers), reply_suffixes]
     before_reply, crlf = _scalar(f" {reply_prefix}".encode()), _scalar(b"\r\n")
     space, empty = _scalar(b" "), _scalar(b"")
     headers = messages.headers
     if headers is None or headers.null_count == n:
         frames = pc.binary_join_element_wise(
-            _scalar(b"PUB "), subjects, before_reply, serials, space, _decimal(total), crlf,
+            _scalar(b"PUB "), subjects, before_reply, *reply, space, _decimal(total), crlf,
             payloads, crlf, empty,
         )  # fmt: skip
     else:
@@ -137,7 +150,7 @@ def encode(messages: MessageColumns, reply_prefix: str, first_serial: int) -> En
             header_size = pc.if_else(without, empty, header_size)
             headers = headers.fill_null(b"")
         frames = pc.binary_join_element_wise(
-            command, subjects, before_reply, serials, space, header_size, _decimal(total), crlf,
+            command, subjects, before_reply, *reply, space, header_size, _decimal(total), crlf,
             headers, payloads, crlf, empty,
         )  # fmt: skip
     offsets = np.frombuffer(frames.buffers()[1], np.int32, n + 1, frames.offset * 4)

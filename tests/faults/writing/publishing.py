@@ -112,6 +112,7 @@ async def publishing(
     servers: str | Sequence[str],
     stream: str,
     *,
+    kind: type[BatchPublisher] = BatchPublisher,
     max_in_flight: int = 4096,
     retry_timeout: float = 30,
     **settings: Any,
@@ -119,7 +120,7 @@ async def publishing(
     """A publisher on a connection of its own, which waits up to 30 seconds for a server."""
     async with (
         connect(servers, **settings) as jetstream,
-        BatchPublisher(
+        kind(
             jetstream, stream, max_in_flight=max_in_flight, retry_timeout=retry_timeout
         ) as publisher,
     ):
@@ -145,7 +146,7 @@ def number_of(frame: bytes) -> int | None:
     if not frame.startswith((b"PUB ", b"HPUB ")):
         return None
     line, _, rest = frame.partition(b"\r\n")
-    if b"$JS." in line:
+    if b"$JS." in line or line.endswith((b".3.$FI 0", b".4.$FI 0")):  # not a message
         return None
     header = int(line.split(b" ")[-2]) if frame.startswith(b"H") else 0
     return int(rest[header:])

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.options.writing import kv_write_options
+from nats_stream_source.options.writing import kv_write_options, stream_write_options
+from nats_stream_source.spark.reading.event_loop import close_cached_runners
 from nats_stream_source.spark.writing.driver import prepare_target
+from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.spark.streaming_query import run_to_the_end
@@ -138,6 +141,36 @@ def test_a_stream(spark: SparkSession, shared_server: NatsServer, write: Write) 
     assert found == [("orders.1", b"one", [("Nats-Msg-Id", ["id-1"])]), two, two]
 
 
+@pytest.mark.parametrize("message_id", ["none", "auto"])
+def test_fast_ingest(
+    spark: SparkSession, shared_server: NatsServer, write: Write, message_id: str
+) -> None:
+    """Every row once and in order; the rows of a task are more than one batch."""
+    url, stream = shared_server.url, f"FAST_{message_id}"
+    frame = spark.range(12_000).coalesce(1).selectExpr("CAST(id AS STRING) AS data")
+    options = {"stream": stream, "subject": "fast.x." + message_id, "messageId": message_id}
+    write(frame, ifMissing="create", fastIngest="true", **options)
+    assert api(url, f"STREAM.INFO.{stream}")["config"]["allow_batched"]
+    found = messages(url, stream)
+    assert [row["data"] for row in found] == [b"%d" % i for i in range(12_000)]
+    ids = [dict(row["headers"] or []).get("Nats-Msg-Id") for row in found]
+    assert len(set(map(str, ids))) == (12_000 if message_id == "auto" else 1)
+
+
+def test_a_repeated_task_with_fast_ingest(shared_server: NatsServer) -> None:
+    """As Spark repeats a task that has failed at its end: with ids each row is stored once."""
+    url = shared_server.url
+    given = {"servers": url, "stream": "AGAIN", "subject": "again", "ifMissing": "create"}
+    options = stream_write_options({**given, "fastIngest": "true", "messageId": "auto"})
+    rows = pa.record_batch({"data": [b"%d" % i for i in range(2000)]})
+    try:
+        for _ in range(2):
+            assert write_task(options, iter([rows]), job="job", partition=0).stored == 2000
+    finally:
+        close_cached_runners()
+    assert [row["data"] for row in messages(url, "AGAIN")] == [b"%d" % i for i in range(2000)]
+
+
 def test_the_option_subject(spark: SparkSession, shared_server: NatsServer, write: Write) -> None:
     frame = spark.createDataFrame([("x",), ("y",)], "data STRING")
     write(frame, stream="ONE", subject="one.subject", ifMissing="create")
@@ -193,6 +226,16 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("'a' AS subject, 'v' AS data", {"stream": "SEALED"}, "is sealed, which is read-only"),
     ("'a' AS subject, 'v' AS data", {"stream": "KV_mirrored"}, "does not have subjects"),
     ("'a' AS data", {"stream": "PLAIN"}, "column 'subject' is missing"),
+    (
+        "'plain.a' AS subject, 'v' AS data",
+        {"stream": "PLAIN", "fastIngest": "true"},
+        "FastIngestNotSupportedError.*does not have allow_batched.*remove the option 'fastIngest'",
+    ),
+    (
+        "'a' AS key, 'v' AS value",
+        {"bucket": "b", "fastIngest": "true"},
+        "'fastingest'.*a PubAck of its own",
+    ),
     ("'elsewhere' AS subject, 'v' AS data", {"stream": "PLAIN"}, "does not have the subject"),
     ("'a b' AS key, 'v' AS value", {"bucket": "plain"}, "row 0 of partition .*'a b'"),
     ("'a' AS key, 'v' AS value, 5 AS ttl", {"bucket": "plain"}, "does not accept a ttl"),

@@ -1,0 +1,236 @@
+"""Publishing of many messages as columns with fast ingest (ADR-50, nats-server 2.14).
+
+Theory of operation. :class:`FastIngestPublisher` is a ``BatchPublisher`` for which the server
+acknowledges many messages together. Each chunk of the window is one batch
+(``wire/publish/fast_ingest.py``), and its last message commits the batch. So each message is
+acknowledged when :meth:`flush` returns, and no batch stays open while the caller prepares the next
+messages: servers abandon a batch after 10 seconds without a message.
+
+Flow control: the first message of a batch is sent alone. Its response, and each acknowledgement
+after it, says how many messages the server acknowledges together. At most
+:data:`MAX_OUTSTANDING_ACKS` times as many messages are in flight behind the last acknowledgement.
+
+A batch ends early if the server did not receive a message (route or leader lost), rejected one, or
+no longer has the batch (restart, abandoned). The messages after the last acknowledgement are then
+sent again in a new batch, *with those of all later chunks*, as ``BatchPublisher`` does and with the
+same limits of time. Acknowledgements of an ended batch count as stored, and do not complete a
+message that was sent again. If no acknowledgement arrives for ``request_timeout``, it is requested
+again (ping) before the messages are. Before messages are sent again, the publisher ends their batch
+at the server, which then rejects those of a lost connection that arrive late.
+
+A rejection that is not transient is an error: the server has dropped the messages after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from nats_stream_source.connection.nats_py.socket_writer import write_frames
+from nats_stream_source.errors import (
+    AckLostError,
+    FastIngestNotSupportedError,
+    NatsSourceError,
+    ProtocolError,
+    UnexpectedStreamError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.publish.batch_publisher import (
+    MAX_IN_FLIGHT,
+    NO_RESPONDERS,
+    PONG_TIMEOUT,
+    BatchPublisher,
+)
+from nats_stream_source.jetstream.publish.pub_ack import no_stream_error, publish_error
+from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
+from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk, Window
+from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.publish import fast_ingest
+from nats_stream_source.wire.publish.fast_ingest import BatchResponse, ResponseKind
+from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
+
+MAX_OUTSTANDING_ACKS = 3
+"""ADR-50 allows 1 to 3."""
+
+_DISABLED = 10205
+_UNKNOWN_BATCH, _TOO_MANY_BATCHES = 10208, 10211
+
+
+class FastIngestPublisher(BatchPublisher):
+    """Publishes columns of messages to one stream with fast ingest; an async context manager.
+
+    The stream must have ``allow_batched``. All headers of JetStream are allowed; a message with an
+    expected sequence that is wrong is an error, which leaves out the messages after it.
+
+    Args:
+        jetstream: the account's JetStream; its connection is used.
+        stream: the stream that must store the messages.
+        max_in_flight: the maximum number of messages in the window.
+        retry_timeout: seconds without progress after which the publisher fails. Default: the
+            connection's ``connect_timeout``.
+
+    Attributes:
+        stored: number of messages that were acknowledged, duplicates included.
+        duplicates: 0, since servers do not report the duplicates of a batch.
+    """
+
+    _inbox_wildcard = ">"
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        *,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        retry_timeout: float | None = None,
+    ) -> None:
+        super().__init__(jetstream, stream, retry_timeout=retry_timeout)
+        self._window = Window(max_in_flight, self._encode, allowance=1)
+        self._max_in_flight = max_in_flight
+
+    def __repr__(self) -> str:
+        return f"<FastIngestPublisher to {self._stream!r}, {self.stored} stored, {self._window}>"
+
+    def _encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
+        flow = self._flow(messages)
+        return fast_ingest.encode_batch(messages, self._prefix, first_serial, start, flow)
+
+    def _flow(self, messages: MessageColumns) -> int:
+        """Two acknowledgements per window: otherwise a full window could wait for none."""
+        window = min(self._max_in_flight, MAX_BYTES // max(int(messages.sizes().max()), 1))
+        return max(1, min(fast_ingest.MAX_FLOW, window // 2))
+
+    # -- responses ------------------------------------------------------------------------------
+
+    def _process(self, frames: Frames) -> None:
+        inbox = self._prefix.encode()
+        for i in range(len(frames)):
+            found = fast_ingest.parse_reply(frames.subject(i), inbox)
+            if found is None or (place := self._window.locate(sum(found) - 1)) is None:
+                continue
+            chunk, index, current = place
+            if frames.kind[i] == FrameKind.HMSG and frames.header(i).startswith(NO_RESPONDERS):
+                if current:
+                    self._end_batch(chunk, index, no_stream_error(chunk.messages.subject(index)))
+                continue
+            try:
+                response = fast_ingest.parse_response(frames.payload(i))
+            except ValueError as error:
+                self._failure = ProtocolError(
+                    f"invalid response to a message on {chunk.messages.subject(index)!r}: {error}"
+                )
+                return
+            self._process_response(chunk, index - found[1] + 1, index, response, current)
+
+    def _process_response(
+        self, chunk: Chunk, start: int, index: int, response: BatchResponse, current: bool
+    ) -> None:
+        """Process a response to message ``index``; message ``start`` is the batch's first one."""
+        subject = chunk.messages.subject(index)
+        if response.stream not in (None, self._stream):
+            self._failure = UnexpectedStreamError(
+                f"could not publish to stream {self._stream!r}: stream {response.stream!r} has "
+                f"received the message on {subject!r}; publish to a subject of {self._stream!r}"
+            )
+        elif response.kind in (ResponseKind.ACK, ResponseKind.END):
+            self._process_ack(chunk, start, response, current)
+        elif current and response.kind is ResponseKind.GAP:
+            self._end_batch(chunk, max(start + response.missing - 1, start))
+        elif current:
+            self._process_error(chunk, index, response)
+
+    def _process_ack(
+        self, chunk: Chunk, start: int, response: BatchResponse, current: bool
+    ) -> None:
+        end = start + response.stored
+        if start < 0 or end > (chunk.sent if current else len(chunk.frames)):
+            self._failure = ProtocolError(
+                f"invalid acknowledgement from stream {self._stream!r}: {response.stored} messages "
+                f"of a batch are stored, expected at most {chunk.sent - start}, which were sent"
+            )
+            return
+        if current and chunk.ended_at is not None:
+            end = min(end, chunk.ended_at)
+        part = slice(start, end)
+        new = chunk.add_stored_range(part)
+        self.stored += new
+        if new:
+            self._note_progress()
+        # With a connection, the response may be lost that an earlier message was rejected.
+        if not current or self._is_disconnected():
+            return
+        allowed = end + MAX_OUTSTANDING_ACKS * max(response.flow, 1)
+        if not chunk.done[part].all() or allowed > (chunk.allowed or 0):
+            chunk.finish(part)
+            self._silent = 0.0
+        if response.kind is ResponseKind.ACK:
+            chunk.allowed = max(chunk.sent, allowed)
+        elif end < len(chunk.frames):
+            self._end_batch(chunk, end)
+
+    def _process_error(self, chunk: Chunk, index: int, response: BatchResponse) -> None:
+        assert response.error is not None
+        error = publish_error(chunk.messages.subject(index), response.error)
+        if error.err_code == _DISABLED:
+            self._failure = FastIngestNotSupportedError(
+                f"could not publish to stream {self._stream!r}: it does not accept fast ingest; "
+                f"set allow_batched in its configuration (code {error.code}, err_code {_DISABLED})"
+            )
+        elif error.err_code == _UNKNOWN_BATCH:
+            self._end_batch(chunk, index)
+        elif error.err_code == _TOO_MANY_BATCHES or is_transient_rejection(error):
+            self._end_batch(chunk, index, error)
+        else:
+            self._failure = error
+
+    def _end_batch(self, chunk: Chunk, index: int, reason: NatsSourceError | None = None) -> None:
+        """The server stores neither message ``index`` nor those after it: send them again."""
+        chunk.ended_at = index if chunk.ended_at is None else min(index, chunk.ended_at)
+        if self._go_back is None:
+            self._go_back = reason or AckLostError(
+                f"could not confirm a message on {chunk.messages.subject(index)!r}: stream "
+                f"{self._stream!r} has ended the batch before it; the message may or may not be "
+                f"stored"
+            )
+
+    async def _check_connection(self) -> None:
+        """Request the last acknowledgement of each batch again, before the messages are sent."""
+        loop, settings = asyncio.get_running_loop(), self._connection.settings
+        started = loop.time()
+        if self._connection.online.is_set() and self._inbox is not None:
+            # A broken connection is noticed by the caller.
+            with contextlib.suppress(OSError):
+                for chunk in self._window.chunks:
+                    if chunk.sent > max(chunk.start, chunk.base):
+                        await write_frames(self._connection.client, memoryview(self._ping(chunk)))
+                await self._inbox.wait(min(PONG_TIMEOUT, settings.request_timeout))
+            self._add_time(loop.time() - started)
+            self._receive()
+            if not self._silent or self._go_back is not None:
+                return
+        await super()._check_connection()
+
+    async def _recover(self, reason: NatsSourceError) -> None:
+        """End the batches at the server before their messages are sent again.
+
+        Otherwise the server could store messages of a lost connection, which arrive late, after
+        those that were sent again.
+        """
+        open_batches = [
+            fast_ingest.end(*self._batch(chunk), chunk.sent - chunk.start + 1)
+            for chunk in self._window.chunks
+            if chunk.sent > chunk.start
+        ]
+        await super()._recover(reason)
+        # If the connection is broken again, the caller notices it.
+        with contextlib.suppress(OSError):
+            for frame in open_batches:
+                await write_frames(self._connection.client, memoryview(frame))
+
+    def _ping(self, chunk: Chunk) -> bytes:
+        return fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)
+
+    def _batch(self, chunk: Chunk) -> tuple[str, str, int, int]:
+        """A subject of the batch, the inbox, the batch and its flow."""
+        subject, batch = chunk.messages.subject(chunk.sent - 1), chunk.frames.first_serial
+        return subject, self._prefix, batch + chunk.start, self._flow(chunk.messages)

@@ -1,0 +1,76 @@
+"""Fast ingest in the fault tests: publishers, and the responses of servers on their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
+from tests.faults.writing.publishing import create_stream, publishing
+from tests.support.proxy.fault_proxy import Outcome, Proxy, subject_of
+from tests.support.proxy.verdicts import Harm
+
+FLOW = 500
+"""Messages that a server acknowledges together at most."""
+
+
+def create_fast(url: str, name: str, **config: Any) -> None:
+    """A stream with the subjects ``<name>.>`` that accepts fast ingest."""
+    create_stream(url, name, allow_batched=True, **config)
+
+
+def fast_publishing(
+    servers: str, stream: str, **settings: Any
+) -> AbstractAsyncContextManager[BatchPublisher]:
+    """A publisher with fast ingest on a connection of its own."""
+    return publishing(servers, stream, kind=FastIngestPublisher, **settings)
+
+
+def is_response(frame: bytes) -> bool:
+    """Whether a frame of the server is a response to a message of a batch."""
+    return frame.startswith((b"MSG ", b"HMSG ")) and subject_of(frame).endswith(".$FI")
+
+
+def response_of(frame: bytes) -> dict[str, Any]:
+    """The JSON object of a response."""
+    response: dict[str, Any] = json.loads(frame.partition(b"\r\n")[2])
+    return response
+
+
+def responses(proxy: Proxy, kind: str) -> list[dict[str, Any]]:
+    """The responses of a kind that passed: ``ack``, ``gap``, ``err``, ``count``, ``error``."""
+    found = [response_of(frame) for frame in proxy.seen if is_response(frame)]
+    return [
+        one for one in found if one.get("type", kind) == kind and (kind in one or "type" in one)
+    ]
+
+
+class Responses(Harm):
+    """The responses with these numbers, counted from 1 over all connections."""
+
+    def __init__(self, numbers: Container[int], outcome: Outcome = False) -> None:
+        super().__init__(outcome)
+        self._numbers = numbers
+        self._count = 0
+
+    def hits(self, frame: bytes) -> bool:
+        if not is_response(frame):
+            return False
+        self._count += 1
+        return self._count in self._numbers
+
+
+class AtResponse(Responses):
+    """Call ``act`` when the response with this number comes; the response is lost."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        super().__init__((number,))
+        self._act = act
+
+    def hits(self, frame: bytes) -> bool:
+        if hit := super().hits(frame):
+            self._act()
+        return hit
