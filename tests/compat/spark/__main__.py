@@ -34,6 +34,12 @@ _PYTEST = (
 )
 
 SETTINGS = {**SMALL, "spark.executor.memory": "512m"}
+_CLUSTER_SETTINGS = {
+    **SETTINGS,
+    # A running Spark cannot switch it on. No task is that slow but in the test of it.
+    "spark.speculation": "true",
+    "spark.speculation.multiplier": "1000000",
+}
 
 
 def run(place: str, arguments: list[str]) -> Outcome:
@@ -66,7 +72,7 @@ def _on_a_cluster(
         command = [
             *(str(home / "bin" / "spark-submit"), "--master", cluster.url),
             *("--py-files", str(archive)),
-            *(part for pair in SETTINGS.items() for part in ("--conf", "=".join(pair))),
+            *(part for pair in _CLUSTER_SETTINGS.items() for part in ("--conf", "=".join(pair))),
             *(str(Path(__file__).with_name("driver.py")), *_PYTEST, *arguments),
         ]
         groups = {worker.name: worker.process.pid for worker in cluster.workers}

@@ -65,10 +65,22 @@ class Standalone:
     workers: list[Process] = field(default_factory=list)
 
     def add_worker(self, cores: int = 1) -> Process:
-        """Start a worker, and wait until the master has it."""
-        name = f"worker{len(self.workers)}"
+        """Start a worker on a host of its own, and wait until the master has it.
+
+        Spark starts a speculative attempt only on another host than that of the first one.
+        """
+        number = len(self.workers)
         worker = self.start(
-            *(name, "worker.Worker", "--cores", str(cores), "--memory", "1g", self.url)
+            *(
+                f"worker{number}",
+                "worker.Worker",
+                "--cores",
+                str(cores),
+                "--memory",
+                "1g",
+                self.url,
+            ),
+            host=f"127.0.0.{number + 1}",
         )
         self.workers.append(worker)
         worker.find(r"(Successfully registered) with master")
@@ -100,10 +112,10 @@ def standalone(
 ) -> Iterator[Standalone]:
     """A cluster of ``workers`` one-core workers, from the Spark in ``spark_home``."""
 
-    def start(name: str, main: str, *arguments: str) -> Process:
+    def start(name: str, main: str, *arguments: str, host: str = "127.0.0.1") -> Process:
         command = [
             *(str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"),
-            *("--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
+            *("--host", host, "--port", "0", "--webui-port", "0"),
             *(("--work-dir", str(directory / name)) if "Worker" in main else ()),
             *arguments,
         ]
