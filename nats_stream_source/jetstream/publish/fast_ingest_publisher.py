@@ -87,6 +87,7 @@ class FastIngestPublisher(BatchPublisher):
         super().__init__(jetstream, stream, retry_timeout=retry_timeout)
         self._window = Window(max_in_flight, self._encode, allowance=1)
         self._max_in_flight = max_in_flight
+        self._ends: list[bytes] = []  # the frames that end the batches before the current ones
 
     def __repr__(self) -> str:
         return f"<FastIngestPublisher to {self._stream!r}, {self.stored} stored, {self._window}>"
@@ -159,6 +160,7 @@ class FastIngestPublisher(BatchPublisher):
         # With a connection, the response may be lost that an earlier message was rejected.
         if not current or self._is_disconnected():
             return
+        self._ends.clear()
         allowed = end + MAX_OUTSTANDING_ACKS * max(response.flow, 1)
         if not chunk.done[part].all() or allowed > (chunk.allowed or 0):
             chunk.finish(part)
@@ -214,9 +216,10 @@ class FastIngestPublisher(BatchPublisher):
         """End the batches at the server before their messages are sent again.
 
         Otherwise the server could store messages of a lost connection, which arrive late, after
-        those that were sent again.
+        those that were sent again. While the stream does not have a leader, the requests are lost
+        too: they are repeated until a message that was sent after them is acknowledged.
         """
-        open_batches = [
+        self._ends += [
             fast_ingest.end(*self._batch(chunk), chunk.sent - chunk.start + 1)
             for chunk in self._window.chunks
             if chunk.sent > chunk.start
@@ -224,8 +227,7 @@ class FastIngestPublisher(BatchPublisher):
         await super()._recover(reason)
         # If the connection is broken again, the caller notices it.
         with contextlib.suppress(OSError):
-            for frame in open_batches:
-                await write_frames(self._connection.client, memoryview(frame))
+            await write_frames(self._connection.client, memoryview(b"".join(self._ends)))
 
     def _ping(self, chunk: Chunk) -> bytes:
         return fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from nats.js.errors import ServiceUnavailableError
 
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
 from tests.support.nats.buckets import api, with_client
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Harm
+from tests.support.wait import wait_until
 
 SUBJECTS = 7
 """Number of subjects that messages are spread over."""
@@ -93,7 +95,16 @@ def stored(url: str, stream: str, first_seq: int = 1) -> list[tuple[str, int]]:
         await subscription.unsubscribe()
         return found
 
-    return with_client(url, read)
+    complete: list[list[tuple[str, int]]] = []
+
+    def told() -> bool:
+        # A cluster has no leader of its own for a while after a server was stopped.
+        with contextlib.suppress(ServiceUnavailableError):
+            complete.append(with_client(url, read))
+        return bool(complete)
+
+    wait_until(told, f"the messages of {stream}")
+    return complete[0]
 
 
 def create_stream(url: str, name: str, **config: Any) -> None:

@@ -127,9 +127,13 @@ def _creates(cluster: Cluster, stream: str) -> bool:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("harm", HARMS)
-async def test_leader_change(cluster: Cluster, harm: str) -> None:
-    """In the middle of a batch; the new leader may go on with the batch, or end it."""
-    messages = Messages(harm.replace(" ", "_"), COUNT)
+@pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
+async def test_leader_change(cluster: Cluster, harm: str, ids: bool) -> None:
+    """In the middle of a batch; the new leader may go on with the batch, or end it.
+
+    Without ids, a server that was stopped may store messages of the ended batch late.
+    """
+    messages = Messages(f"{harm}_{ids}".replace(" ", "_"), COUNT, ids=ids)
     wait_until(partial(_creates, cluster, messages.stream), "a meta leader that creates a stream")
     cluster.wait_ready(messages.stream)
     with (
