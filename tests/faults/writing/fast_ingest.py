@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from tests.faults.writing.publishing import create_stream, publishing
-from tests.support.proxy.fault_proxy import Outcome, Proxy, subject_of
-from tests.support.proxy.verdicts import Harm
+from tests.faults.writing.publishing import AtPubAck, PubAcks, create_stream, publishing
+from tests.support.proxy.fault_proxy import Proxy, subject_of
 
 FLOW = 500
 """Messages that a server acknowledges together at most."""
@@ -48,29 +46,13 @@ def responses(proxy: Proxy, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-class Responses(Harm):
+class Responses(PubAcks):
     """The responses with these numbers, counted from 1 over all connections."""
 
-    def __init__(self, numbers: Container[int], outcome: Outcome = False) -> None:
-        super().__init__(outcome)
-        self._numbers = numbers
-        self._count = 0
-
-    def hits(self, frame: bytes) -> bool:
-        if not is_response(frame):
-            return False
-        self._count += 1
-        return self._count in self._numbers
+    matches = staticmethod(is_response)
 
 
-class AtResponse(Responses):
+class AtResponse(AtPubAck):
     """Call ``act`` when the response with this number comes; the response is lost."""
 
-    def __init__(self, number: int, act: Callable[[], object]) -> None:
-        super().__init__((number,))
-        self._act = act
-
-    def hits(self, frame: bytes) -> bool:
-        if hit := super().hits(frame):
-            self._act()
-        return hit
+    matches = staticmethod(is_response)

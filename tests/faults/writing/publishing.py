@@ -169,7 +169,12 @@ def sendings(proxy: Proxy) -> Counter[int]:
 
 
 class PubAcks(Harm):
-    """The PubAcks with these numbers, counted from 1 over all connections."""
+    """The PubAcks with these numbers, counted from 1 over all connections.
+
+    A subclass counts other frames of the server, those that ``matches`` selects.
+    """
+
+    matches: Callable[[bytes], bool] = staticmethod(is_pub_ack)
 
     def __init__(self, numbers: Container[int], outcome: Outcome = False) -> None:
         super().__init__(outcome)
@@ -177,7 +182,7 @@ class PubAcks(Harm):
         self._count = 0
 
     def hits(self, frame: bytes) -> bool:
-        if not is_pub_ack(frame):
+        if not self.matches(frame):
             return False
         self._count += 1
         return self._count in self._numbers
