@@ -19,7 +19,7 @@ split. The numbers of a run of deliveries were usually parsed when their frames 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
@@ -87,17 +87,13 @@ def is_delivery(frames: Frames) -> NDArray[np.bool_]:
     Other frames are status messages (heartbeat, flow control), responses, control lines or messages
     of other publishers.
     """
-    result = frames.reply_end - frames.reply_begin >= len(_ACK_PREFIX)
-    all_long = result.all()
-    begin = frames.reply_begin if all_long else frames.reply_begin[result]
-    if begin.size:
+    result: NDArray[np.bool_] = frames.acks[0] >= 0
+    if not result.all():
+        others = np.flatnonzero(~result)
+        begin, end = frames.reply_begin[others], frames.reply_end[others]
+        others, begin = others[end - begin >= 8], begin[end - begin >= 8]
         # Eight bytes are compared as one integer.
-        is_ack: NDArray[np.bool_] = (
-            bytes_at(frames.buffer, begin, 8).view(np.int64) == _ACK_PREFIX_VALUE
-        )
-        if all_long:
-            return is_ack
-        result[result] = is_ack
+        result[others] = bytes_at(frames.buffer, begin, 8).view(np.int64) == _ACK_PREFIX_VALUE
     return result
 
 
@@ -108,9 +104,7 @@ def ack_tokens(frames: Frames) -> AckTokens:
         ProtocolError: a reply has neither 9 nor at least 11 tokens, or one of the five is not an
             integer. The message contains the reply.
     """
-    numbers = with_acks(frames).acks
-    assert numbers is not None
-    delivered, stream_seq, consumer_seq, timestamp_ns, pending = numbers
+    delivered, stream_seq, consumer_seq, timestamp_ns, pending = with_acks(frames).acks
     return AckTokens(stream_seq, consumer_seq, timestamp_ns, pending, delivered)
 
 
@@ -120,14 +114,11 @@ def with_acks(frames: Frames) -> Frames:
     Raises:
         ProtocolError: as :func:`ack_tokens`.
     """
-    if frames.acks is None:
-        return replace(frames, acks=_parse_acks(frames))
-    unparsed = np.flatnonzero(frames.acks[0] < 0)
-    if not unparsed.size:
+    if not len(frames) or frames.acks[0].min() >= 0:
         return frames
-    acks = frames.acks.copy()
-    acks[:, unparsed] = _parse_acks(frames.select(unparsed))
-    return replace(frames, acks=acks)
+    unparsed = np.flatnonzero(frames.acks[0] < 0)
+    numbers = _parse_acks(frames.select(unparsed))
+    return frames.replace_acks(unparsed, numbers)
 
 
 def _parse_acks(frames: Frames) -> Integers:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -51,9 +51,20 @@ class FrameKind(IntEnum):
     HMSG = 2
 
 
+class _Row:
+    """A row of the table as an attribute: int64, one element per frame."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, frames: Frames, _owner: type[Frames]) -> NDArray[np.int64]:
+        row: NDArray[np.int64] = frames.table[self._index]
+        return row
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Frames:
-    """Whole frames of one buffer, in order: arrays of one length, with positions into ``buffer``.
+    """Whole frames of one buffer, in order: a table of positions into ``buffer``, int64.
 
     Frame ``i`` is ``buffer[begin[i]:stop[i]]``, its final CRLF included. Its header block is
     ``buffer[header_begin[i]:payload_begin[i]]``, empty for MSG; its payload
@@ -62,26 +73,35 @@ class Frames:
 
     ``acks`` are the numbers of the reply subjects that were parsed with the frames: delivered,
     stream_seq, consumer_seq, time and pending, 5 rows with one column per frame; -1 for frames
-    whose numbers were not parsed, and None if no numbers were parsed.
-    :func:`~nats_stream_source.wire.ack_subject.with_acks` parses the rest.
+    whose numbers were not parsed. :func:`~nats_stream_source.wire.ack_subject.with_acks` parses
+    the rest.
+
+    Attributes:
+        table: one column per frame, one row per field; see ``scan.Table``.
     """
 
     buffer: Buffer
-    begin: NDArray[np.int64]
-    stop: NDArray[np.int64]
-    kind: NDArray[np.uint8]
-    sid: NDArray[np.int64]
-    subject_begin: NDArray[np.int64]
-    subject_end: NDArray[np.int64]
-    reply_begin: NDArray[np.int64]
-    reply_end: NDArray[np.int64]
-    header_begin: NDArray[np.int64]
-    payload_begin: NDArray[np.int64]
-    payload_end: NDArray[np.int64]
-    acks: NDArray[np.int64] | None = None
+    table: scan.Table
+
+    begin = _Row(0)
+    stop = _Row(1)
+    kind = _Row(2)
+    sid = _Row(3)
+    subject_begin = _Row(4)
+    subject_end = _Row(5)
+    reply_begin = _Row(6)
+    reply_end = _Row(7)
+    header_begin = _Row(8)
+    payload_begin = _Row(9)
+    payload_end = _Row(10)
+
+    @property
+    def acks(self) -> scan.Table:
+        """The parsed numbers of the reply subjects."""
+        return self.table[scan.FIELDS :]
 
     def __len__(self) -> int:
-        return self.begin.size
+        return int(self.table.shape[1])
 
     def __repr__(self) -> str:
         counts = np.bincount(self.kind, minlength=len(FrameKind)).tolist()
@@ -97,21 +117,18 @@ class Frames:
 
     def select(self, index: NDArray[Any] | slice) -> Frames:
         """Return some frames, by a bool mask, integer indices or a slice. Shares the buffer."""
-        return Frames(
-            self.buffer,
-            self.begin[index],
-            self.stop[index],
-            self.kind[index],
-            self.sid[index],
-            self.subject_begin[index],
-            self.subject_end[index],
-            self.reply_begin[index],
-            self.reply_end[index],
-            self.header_begin[index],
-            self.payload_begin[index],
-            self.payload_end[index],
-            None if self.acks is None else self.acks[:, index],
-        )
+        if isinstance(index, slice):
+            return Frames(self.buffer, _read_only(self.table[:, index]))
+        if index.dtype == np.bool_:
+            index = np.flatnonzero(index)
+        # Not indexing, which would return the rows in pieces.
+        return Frames(self.buffer, _read_only(self.table.take(index, axis=1)))
+
+    def replace_acks(self, index: NDArray[np.int64], acks: scan.Table) -> Frames:
+        """Return the frames with other numbers of the reply subjects of some of them."""
+        table = self.table.copy()
+        table[scan.FIELDS :, index] = acks
+        return Frames(self.buffer, _read_only(table))
 
     def bytes_of(self, i: int) -> bytes:
         """Return frame ``i`` as it was received."""
@@ -150,10 +167,10 @@ class Frames:
             begins = [int(part.begin[0]), *part.begin[edges + 1].tolist()]
             stops = [*part.stop[edges].tolist(), int(part.stop[-1])]
             pieces += [view[b:s] for b, s in zip(begins, stops, strict=True)]
-        table = _tables(parts)
+        table = np.concatenate([_NO_FRAMES.table, *(part.table for part in parts)], axis=1)
         length = table[_STOP] - table[_BEGIN]
         table[_POSITIONS] += np.cumsum(length) - length - table[_BEGIN]
-        return _frames(b"".join(pieces), table)
+        return Frames(b"".join(pieces), _read_only(table))
 
     @staticmethod
     def chain(parts: Sequence[Frames]) -> Frames:
@@ -162,49 +179,43 @@ class Frames:
             return parts[0]
         if any(part.buffer is not parts[0].buffer for part in parts) or not parts:
             return Frames.join(parts)
-        return _frames(parts[0].buffer, _tables(parts))
+        tables = [part.table for part in parts]
+        table = _adjacent(tables)
+        if table is None:
+            table = np.concatenate(tables, axis=1)
+        return Frames(parts[0].buffer, _read_only(table))
 
 
-_FIELDS = tuple(field.name for field in fields(Frames))[1:-1]
-_BEGIN, _STOP = _FIELDS.index("begin"), _FIELDS.index("stop")
-_POSITIONS = [i for i, name in enumerate(_FIELDS) if name not in ("kind", "sid")]
+_BEGIN, _STOP = 0, 1
+_POSITIONS = [0, 1, *range(4, scan.FIELDS)]  # of the rows that are positions
 
 
-def _frames(buffer: Buffer, table: scan.Table) -> Frames:
-    table.setflags(write=False)
-    acks = table[scan.FIELDS :]
-    has_acks = bool(acks.size) and int(acks[0].max()) >= 0
-    return Frames(
-        buffer,
-        table[0],
-        table[1],
-        table[2].astype(np.uint8),
-        table[3],
-        table[4],
-        table[5],
-        table[6],
-        table[7],
-        table[8],
-        table[9],
-        table[10],
-        acks if has_acks else None,
-    )
-
-
-def _tables(parts: Sequence[Frames]) -> scan.Table:
-    table: scan.Table = np.empty((scan.FIELDS + scan.ACKS, sum(map(len, parts))), np.int64)
-    if parts:
-        for row, name in zip(table, _FIELDS, strict=False):
-            np.concatenate([getattr(part, name) for part in parts], out=row)
-    begin = 0
-    for part in parts:
-        end = begin + len(part)
-        table[scan.FIELDS :, begin:end] = -1 if part.acks is None else part.acks
-        begin = end
+def _read_only(table: scan.Table) -> scan.Table:
+    table.flags.writeable = False
     return table
 
 
-_NO_FRAMES = _frames(b"", np.empty((scan.FIELDS + scan.ACKS, 0), np.int64))
+def _adjacent(tables: Sequence[scan.Table]) -> scan.Table | None:
+    """Return the columns of several tables as a view, if one follows the other in one array."""
+    whole = tables[0].base
+    if not isinstance(whole, np.ndarray) or whole.ndim != 2:
+        return None
+    first = end = _column(tables[0], whole)
+    for table in tables:
+        if table.base is not whole or _column(table, whole) != end:
+            return None
+        end += table.shape[1]
+    adjacent: scan.Table = whole[:, first:end]
+    return adjacent
+
+
+def _column(table: scan.Table, whole: scan.Table) -> int:
+    """The column of ``whole`` at which ``table``, a view of it, starts."""
+    offset: int = table.ctypes.data - whole.ctypes.data
+    return offset // table.itemsize
+
+
+_NO_FRAMES = Frames(b"", _read_only(np.empty((scan.FIELDS + scan.ACKS, 0), np.int64)))
 
 
 class Framer:
@@ -214,7 +225,7 @@ class Framer:
     number to :meth:`received` and call :meth:`frames`.
     """
 
-    __slots__ = ("_begin", "_block", "_end", "_failed", "_needed", "_searched", "_size")
+    __slots__ = ("_begin", "_block", "_columns", "_end", "_failed", "_needed", "_searched", "_size")
 
     def __init__(self) -> None:
         self._size = SMALLEST_BLOCK
@@ -231,6 +242,7 @@ class Framer:
     def reset(self) -> None:
         """Drop the tail and a failure: the next bytes are the first of a new connection."""
         self._block = memoryview(b"")
+        self._columns = scanner.Columns()
         self._begin = self._end = 0
         self._searched = 0  # an incomplete control line has no LF between _begin and here
         self._needed = 0  # length of the first frame of the tail; 0: its control line is incomplete
@@ -252,6 +264,8 @@ class Framer:
             block[:pending] = self._block[self._begin : self._end]
             self._searched -= self._begin
             self._block, self._begin, self._end = block, 0, pending
+            # The columns of the last block's frames are an estimate for those of this one.
+            self._columns = scanner.Columns(int(self._columns.count * scanner.MARGIN))
         return self._block[self._end : self._end + max(least, LARGEST_READ)]
 
     def received(self, count: int) -> None:
@@ -276,13 +290,15 @@ class Framer:
             return _NO_FRAMES
         block = self._block
         try:
-            table, self._begin, self._needed = scanner.find_frames(block, self._begin, self._end)
+            table, self._begin, self._needed = scanner.find_frames(
+                block, self._begin, self._end, self._columns
+            )
         except ProtocolError:
             self.reset()
             self._failed = True
             raise
         self._searched = self._end
-        return _frames(block, table) if table.size else _NO_FRAMES
+        return Frames(block, _read_only(table)) if table.size else _NO_FRAMES
 
     def _may_have_frame(self) -> bool:
         if self._needed or self.pending >= scan.MAX_LINE:

@@ -6,8 +6,8 @@ one of the process: ``connection/frame_scanner.py`` reads it from the environmen
 
 Theory of operation. The compiled scanner accepts frames as servers write them, and stops at other
 bytes. ``scan.parse_frame``, the definition, parses one frame there, or raises ProtocolError. So
-both scanners accept the same frames and raise the same errors. The first call finds at most
-``_FIRST_COLUMNS`` frames, from which the number of columns of the table is estimated.
+both scanners accept the same frames and raise the same errors. It first finds at most
+``_FIRST_COLUMNS`` frames, from which the number of columns for the whole block is estimated.
 """
 
 from __future__ import annotations
@@ -31,52 +31,99 @@ Scanner: TypeAlias = Literal["compiled", "numpy"]
 """Name of a scanner."""
 
 _FIRST_COLUMNS = 64
-_MARGIN = 1.1  # of the estimated number of columns
-_MAX_UNUSED = 2  # a table with more columns per frame is copied, to release its memory
+_MAX_GROWTH = 4
+MARGIN = 1.1
+"""Of an estimated number of frames."""
+
+
+class Columns:
+    """Memory for the frames of one block.
+
+    The compiled scanner appends the frames of each read of the block, so they are adjacent columns
+    of one table. The numpy scanner makes a new table for each read.
+
+    Args:
+        expected: an estimate of the number of frames.
+    """
+
+    __slots__ = ("count", "table")
+
+    def __init__(self, expected: int = 0) -> None:
+        self.count = 0
+        self.table = _new_table(max(expected, _FIRST_COLUMNS))
+
+    def grow(self, first: int, expected: int) -> None:
+        """Continue in a new table, with the columns from ``first`` on.
+
+        Args:
+            expected: an estimate of the number of frames that follow.
+        """
+        moved = self.count - first
+        # At least twice as many, since small frames may follow large ones; and not many more, since
+        # large ones may follow.
+        fresh = min(max(expected, moved, _FIRST_COLUMNS), max(_MAX_GROWTH * moved, _FIRST_COLUMNS))
+        table = _new_table(moved + fresh)
+        table[:, :moved] = self.table[:, first : self.count]
+        self.table, self.count = table, moved
+
+
+def _new_table(columns: int) -> scan.Table:
+    return np.empty((scan.FIELDS + scan.ACKS, columns), np.int64)
 
 
 class FindFrames(Protocol):
     """The signature of :func:`find_frames`."""
 
     def __call__(
-        self, buffer: bytes | memoryview, begin: int = 0, size: int | None = None
+        self,
+        buffer: bytes | memoryview,
+        begin: int = 0,
+        size: int | None = None,
+        columns: Columns | None = None,
     ) -> tuple[scan.Table, int, int]:
         """Find the complete frames."""
 
 
 def find_frames_compiled(
-    buffer: bytes | memoryview, begin: int = 0, size: int | None = None
+    buffer: bytes | memoryview,
+    begin: int = 0,
+    size: int | None = None,
+    columns: Columns | None = None,
 ) -> tuple[scan.Table, int, int]:
     """Find frames with the compiled scanner; as :func:`find_frames`."""
     size = len(buffer) if size is None else size
-    table = np.empty((scan.FIELDS + scan.ACKS, _FIRST_COLUMNS), np.int64)
-    count, position, needed = 0, begin, 0
+    columns = columns or Columns()
+    first, position, needed = columns.count, begin, 0
     while position < size:
-        count, position, needed = compiled_scan.scan(buffer, position, size, table, count)
+        columns.count, position, needed = compiled_scan.scan(
+            buffer, position, size, columns.table, columns.count
+        )
         if needed or position == size:
             break
-        if count == table.shape[1]:
-            remaining = (size - position) * count / (position - begin)
-            # At least twice as many: small frames may follow large ones.
-            table = _resized(table, count, count + max(int(remaining * _MARGIN), count))
+        if columns.count == columns.table.shape[1]:
+            found, scanned = columns.count - first, max(position - begin, 1)
+            columns.grow(first, int((len(buffer) - position) * found / scanned * MARGIN))
+            first = 0
             continue
         row = scan.parse_frame(buffer, position, size)
         if isinstance(row, int):
             needed = row
             break
-        table[: scan.FIELDS, count] = row
-        table[scan.FIELDS :, count] = -1
-        count += 1
+        columns.table[: scan.FIELDS, columns.count] = row
+        columns.table[scan.FIELDS :, columns.count] = -1
+        columns.count += 1
         position = row[1]
-    if count * _MAX_UNUSED < table.shape[1]:
-        table = _resized(table, count, count)
-    return table[:, :count], position, needed
+    return columns.table[:, first : columns.count], position, needed
 
 
-def _resized(table: scan.Table, count: int, columns: int) -> scan.Table:
-    resized = np.empty((table.shape[0], columns), np.int64)
-    resized[:, :count] = table[:, :count]
-    return resized
+def find_frames_numpy(
+    buffer: bytes | memoryview,
+    begin: int = 0,
+    size: int | None = None,
+    columns: Columns | None = None,
+) -> tuple[scan.Table, int, int]:
+    """Find frames with numpy; as :func:`find_frames`."""
+    return scan.find_frames(buffer, begin, size)
 
 
 def available() -> tuple[Scanner, ...]:
@@ -108,14 +155,20 @@ def select(name: str | None = None) -> Scanner:
             f"the package for 'compiled'"
         )
     _selected = match
-    _find = find_frames_compiled if match == "compiled" else scan.find_frames
+    _find = find_frames_compiled if match == "compiled" else find_frames_numpy
     return match
 
 
 def find_frames(
-    buffer: bytes | memoryview, begin: int = 0, size: int | None = None
+    buffer: bytes | memoryview,
+    begin: int = 0,
+    size: int | None = None,
+    columns: Columns | None = None,
 ) -> tuple[scan.Table, int, int]:
     """Find the complete frames of ``buffer[begin:size]``, which starts with a frame.
+
+    Args:
+        columns: memory for the frames of a block that is read in several pieces.
 
     Returns:
         the frames; the position of the unfinished tail; the length of the unfinished frame in
@@ -124,7 +177,7 @@ def find_frames(
     Raises:
         ProtocolError: the bytes at some position are not a frame.
     """
-    return _find(buffer, begin, size)
+    return _find(buffer, begin, size, columns)
 
 
 _selected: Scanner

@@ -19,9 +19,9 @@ requests wait too, so inboxes of short ranges and of watches are not bulk.
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_socket_tap.py``: ``Client._ps`` (an object with
-``parse`` and ``reset``), ``Client._transport`` (with ``close``, and except for websocket
-``_io_reader`` and ``_io_writer``, an asyncio stream, of which the read loop uses ``read`` and
-``at_eof``) and ``Subscription._id`` (the sid).
+``parse`` and ``reset``), ``Client._subs`` (the subscriptions by sid), ``Client._transport`` (with
+``close``, and except for websocket ``_io_reader`` and ``_io_writer``, an asyncio stream, of which
+the read loop uses ``read`` and ``at_eof``) and ``Subscription._id`` (the sid).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Inbox:
             await self._subscription.unsubscribe()
 
     async def close(self) -> None:
-        """UNSUB; frames in flight go to nats-py, which drops them because of the unknown sid."""
+        """UNSUB; frames in flight are dropped because of their unknown sid."""
         self._tap.inboxes.pop(self.sid, None)
         self._frames.clear()
         await self.stop()
@@ -183,13 +183,16 @@ class _Tap:
         start = 0
         bulk = False
         for stop in [*(np.flatnonzero(np.diff(frames.sid)) + 1).tolist(), len(frames)]:
-            inbox = self.inboxes.get(int(frames.sid[start]))
-            if inbox is None:
-                whole = frames.buffer[frames.begin[start] : frames.stop[stop - 1]]
-                await self._parser.parse(bytes(whole))
-            else:
+            sid = int(frames.sid[start])
+            inbox = self.inboxes.get(sid)
+            if inbox is not None:
                 inbox.put(frames.select(slice(start, stop)))
                 bulk = inbox.bulk
+            elif sid < 0 or sid in self._client._subs:
+                whole = frames.buffer[frames.begin[start] : frames.stop[stop - 1]]
+                await self._parser.parse(bytes(whole))
+            # Other frames were in flight when their subscription ended. nats-py would parse and
+            # drop them, one by one: up to 32 MiB of a consumer of which a part was read.
             start = stop
         if bulk and self._buffered is not None:
             self._buffered.accumulate()

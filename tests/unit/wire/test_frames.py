@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.wire.frames import FrameKind, Framer, Frames
+from nats_stream_source.wire.scanner import selected
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.streams import STREAMS, msg, random_settings, random_streams
+
+IS_COMPILED = selected() == "compiled"
 
 
 def test_chain_shares_one_buffer_and_joins_several() -> None:
@@ -38,8 +41,7 @@ def test_repr_and_types() -> None:
     stream = STREAMS["headers"] + b"PING\r\n" + msg(b"a", 1, b"x")
     frames = Framer().feed(stream)
     assert repr(frames) == f"<Frames 1 CONTROL, 1 MSG, 2 HMSG, {len(stream)} bytes>"
-    assert frames.kind.dtype == np.uint8
-    for name in ("begin", "stop", "sid", "subject_begin", "reply_end", "payload_end"):
+    for name in ("kind", "begin", "stop", "sid", "subject_begin", "reply_end", "payload_end"):
         assert getattr(frames, name).dtype == np.int64
     with pytest.raises(ValueError, match="read-only"):
         frames.begin[0] = 1
@@ -66,9 +68,29 @@ def test_join_copies_only_what_was_selected() -> None:
     assert seen(joined) == [frame for part in parts for frame in seen(part)]
     assert joined.buffer == b"".join(frame.raw for frame in seen(joined))
     assert joined.nbytes == len(joined.buffer)
-    assert joined.kind.dtype == np.uint8
     backwards = one.select(np.array([4, 1, 1, 0]))
     assert seen(Frames.join([backwards])) == seen(backwards)
+
+
+def test_chain_of_adjacent_reads_is_a_view() -> None:
+    """Frames of several reads of a block are columns of one table, which nobody copies."""
+    framer = Framer()
+    framer.feed(msg(b"warm", 1, b"up") * 2000)
+    framer.room(60_000)  # a new block, and a table of about 2,000 columns
+    reads = [framer.feed(msg(b"a", read, b"x") * 300) for read in range(4)]
+    for parts in (reads, [reads[1].select(slice(7, 300)), reads[2].select(slice(0, 9))]):
+        chained = Frames.chain(parts)
+        assert seen(chained) == [frame for part in parts for frame in seen(part)]
+        assert np.shares_memory(chained.table, parts[0].table) is IS_COMPILED
+    for parts in (
+        [reads[0], reads[2]],
+        [reads[1], reads[0]],
+        [reads[0].select(slice(0, 9)), reads[1]],
+        [reads[0].select(np.array([0, 1])), reads[0].select(np.array([2]))],
+    ):
+        chained = Frames.chain(parts)
+        assert seen(chained) == [frame for part in parts for frame in seen(part)]
+        assert not np.shares_memory(chained.table, parts[0].table)
 
 
 @random_settings
