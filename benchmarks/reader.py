@@ -7,7 +7,8 @@ Then two readers alternate for several rounds: the bare socket (a push consumer 
 received into one buffer and counted, without parsing) and the reader (``OrderedReader`` and the
 rows of ``nats_kv``; the record batches are counted and dropped). Server and reader share the cores.
 The ratio is that of the medians; the CPU time per row of both processes explains it. Where the
-compiled frame scanner exists, the reader runs in each round with it and with numpy's.
+compiled frame scanner exists, the reader runs in each round with it and with numpy's. A second
+table has server and reader pinned to one core each, which is nearer to a cluster.
 
 In the same rounds nats-py reads fewer messages of the same kind: a push consumer whose messages go
 to a callback that counts them (``Client.subscribe``), and the KV watch with history.
@@ -20,10 +21,9 @@ import asyncio
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.support.machine import Machine, Stopwatch, machine
-from benchmarks.support.raw_connection import Message, drain, fill
+from benchmarks.support.machine import Machine, Stopwatch, machine, pinned
+from benchmarks.support.raw_connection import Message, drain, fill, server_for_slow_clients
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
@@ -50,6 +50,7 @@ from nats_stream_source.spark.reading.event_loop import Runner
 from nats_stream_source.wire import scanner
 
 SIZES = (16, 128, 1024, 16384)
+_PINNED_SIZES = (128, 1024)
 _KEYS = 100_000
 _MAX_BYTES = 400 << 20
 _CALLBACK, _WATCH = 10, 100  # nats-py gets one message in so many by callback, by KV watch
@@ -107,16 +108,22 @@ class Result:
         }
 
 
-def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
+def measure(
+    size: int, headers: bool, rounds: int, rows: int, *, one_core_each: bool = False
+) -> Result:
     """Fill a bucket and read it ``rounds`` times in each way, alternately.
 
     Args:
         size: bytes of every value.
         headers: whether every message has a header.
         rows: how many messages; fewer if the values are large.
+        one_core_each: pin the server to one core and the readers to another.
     """
     rows = min(rows, _MAX_BYTES // (size + 120))
-    with _server_for_slow_clients() as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(server_for_slow_clients())
+        if one_core_each:
+            stack.enter_context(pinned(server.pid))
         stream, created = _fill(server, "bench", size, headers, rows)
         watched = max(rows // _WATCH, 1)
         _fill(server, "few", size, headers, watched)
@@ -161,16 +168,6 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
         lost,
         pairs,
     )
-
-
-@contextmanager
-def _server_for_slow_clients() -> Iterator[NatsServer]:
-    # The bare socket ignores flow control: with the default 64 MB the server would disconnect it.
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        config = Path(scratch, "server.conf")
-        config.write_text("max_pending: 1GB\n")
-        with NatsServer(config=config) as server:
-            yield server
 
 
 def _run(watch: Stopwatch, rows: int) -> Run:
@@ -352,13 +349,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     results = [measure(size, headers, rounds, rows) for size in sizes for headers in kinds]
     console.print(table(results))
+    one_core_each: list[Result] = []
+    if host.cores > 1 and not options.quick:
+        one_core_each = [
+            measure(size, False, rounds, rows, one_core_each=True)
+            for size in sizes
+            if size in _PINNED_SIZES
+        ]
+        console.print("server and reader on one core each:")
+        console.print(table(one_core_each))
     console.print(
         f"CPU: own + server's, of the bare socket, of the reader and of the reader with numpy; "
         f"{time.perf_counter() - began:.0f} s in total",
         highlight=False,
     )
     if options.json is not None:
-        outcome = {"machine": host.as_dict(), "reader": [one.as_dict() for one in results]}
+        outcome: dict[str, Any] = {
+            "machine": host.as_dict(),
+            "reader": [one.as_dict() for one in results],
+        }
+        outcome["pinned"] = [one.as_dict() for one in one_core_each]
         options.json.write_text(json.dumps(outcome, indent=1) + "\n")
     for one in results:
         if one.size == 128 and not one.headers:

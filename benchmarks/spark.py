@@ -8,6 +8,8 @@ into the no-op sink or into Parquet. The time is from ``start()`` to the query's
 connecting, starting Python workers, planning and reading. The time of the micro-batch alone
 (``addBatch``) is reported too.
 
+Before, a bare socket reads the same bucket without Spark: what the server can deliver.
+
 *Warm*: the sources alternate in one session, after one run of each that is not counted; medians.
 *Cold*: the first query of a new session, without the session's start.
 """
@@ -35,8 +37,10 @@ from rich.table import Table
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, source_jars
 from benchmarks.support.machine import OtherProcesses, cpu_by_role, machine
+from benchmarks.support.raw_connection import drain, server_for_slow_clients
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.connection.frame_scanner import select_frame_scanner
+from nats_stream_source.jetstream.subjects import stream_of
 
 SINKS = ("noop", "parquet")
 _MANY = 1_000_000  # with more rows: fewer rounds, one size, no fresh sessions
@@ -107,11 +111,18 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All results for one number of rows of ``size`` bytes, and what else ran meanwhile."""
+    """All results for one number of rows of ``size`` bytes, and what else ran meanwhile.
+
+    Attributes:
+        bare: rows per second that a bare socket gets from the same server, without Spark.
+        scanner: the frame scanner of the readers.
+    """
 
     rows: int
     size: int
     results: list[Result]
+    bare: float
+    scanner: str
     others: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, sink: str, name: str = "nats_kv", over: str | None = None) -> float | None:
@@ -125,6 +136,8 @@ class Outcome:
         return {
             "rows": self.rows,
             "size": self.size,
+            "bare": self.bare,
+            "scanner": self.scanner,
             "others": self.others,
             "results": [one.as_dict() for one in self.results],
             "ratios": {sink: self.ratio(sink) for sink in SINKS},
@@ -184,13 +197,15 @@ def measure(
 ) -> Outcome:
     """Fill a server, and a broker with ``kafka``, and let the sources take turns on them."""
     with ExitStack() as stack, OtherProcesses() as others:
-        server = stack.enter_context(NatsServer())
+        server = stack.enter_context(server_for_slow_clients())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         keys = max(rows // 10, 1)
         say(f"filling the bucket with {rows:,} entries")
         fill_bucket(server.port, "bench", entries(rows, keys, size), history=64)
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         sources = [Source("nats_kv", "nats_kv", options, server.pid)]
+        say("reading with a bare socket")
+        bare = _bare_rate(server.port, rows, rounds)
         jars: list[Path] = []
         if kafka:
             jars = source_jars()
@@ -220,7 +235,18 @@ def measure(
         Result(name, sink, rows, runs, cold_runs.get((name, sink)))
         for (name, sink), runs in warm.items()
     ]
-    return Outcome(rows, size, results, others.as_dict())
+    return Outcome(rows, size, results, bare, select_frame_scanner(), others.as_dict())
+
+
+def _bare_rate(port: int, rows: int, rounds: int) -> float:
+    stream = stream_of("bench")
+    expected = drain(port, stream, rows)
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        drain(port, stream, rows, expected)
+        seconds.append(time.perf_counter() - began)
+    return rows / statistics.median(seconds)
 
 
 def _fill_topic(spark: SparkSession, broker: KafkaBroker, parquet: Path, partitions: int) -> Source:

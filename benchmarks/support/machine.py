@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -75,6 +76,32 @@ class Stopwatch:
         self.wall = time.perf_counter() - wall
         self.own_cpu = time.process_time() - own
         self.other_cpu = cpu_seconds(self._other) - other
+
+
+@contextmanager
+def pinned(other: int) -> Iterator[None]:
+    """Run another process on one core and this one on the next, as ``taskset`` does (Linux).
+
+    Raises:
+        RuntimeError: this process may use one core only.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise RuntimeError("could not pin processes: this process may use one core only")
+    _set_cores(other, cores[:1])
+    _set_cores(os.getpid(), cores[1:2])
+    try:
+        yield
+    finally:
+        _set_cores(os.getpid(), cores)
+        _set_cores(other, cores)
+
+
+def _set_cores(pid: int, cores: Sequence[int]) -> None:
+    # Each thread has its own cores; a new thread has those of the thread that starts it.
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 class OtherProcesses:

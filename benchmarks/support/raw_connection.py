@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.wire.frames import FrameKind, Framer
 
 _IN_FLIGHT = 4096
@@ -113,6 +117,17 @@ def _acks(connection: RawConnection) -> int:
     if b'"error"' in data or b"-ERR" in data or not data:
         raise ConnectionError(data[:300].decode(errors="replace"))
     return int((frames.kind != FrameKind.CONTROL).sum())
+
+
+@contextmanager
+def server_for_slow_clients() -> Iterator[NatsServer]:
+    """A server that a client may fall behind: a bare socket ignores flow control."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        config = Path(scratch, "server.conf")
+        # With the default of 64 MB the server would disconnect it.
+        config.write_text("max_pending: 1GB\n")
+        with NatsServer(config=config) as server:
+            yield server
 
 
 def drain(port: int, stream: str, rows: int, expected: int | None = None) -> int:

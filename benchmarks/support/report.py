@@ -39,6 +39,14 @@ def environment(figures: Figures) -> str:
 
 
 def _reader(figures: Figures) -> str:
+    text = _reader_table(figures["reader"])
+    if figures.get("pinned"):
+        text += "\n\nServer and reader pinned to one core each:\n\n"
+        text += _reader_table(figures["pinned"])
+    return text
+
+
+def _reader_table(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
             f"{one['size']:,} B",
@@ -58,7 +66,7 @@ def _reader(figures: Figures) -> str:
             if one.get("numpy")
             else "",
         ]
-        for one in figures["reader"]
+        for one in results
     ]
     head = [
         "value size",
@@ -107,16 +115,21 @@ def _spark(figures: Figures) -> str:
             cpu = one["cpu_ns_per_row"]
             executor = executors[one["source"], one["sink"]]
             executor_ratio = executors["nats_kv", one["sink"]] / executor if executor else 0.0
+            source, over_bare = one["source"], ""
+            if source == "nats_kv" and "bare" in outcome:
+                source += f" ({outcome['scanner']})"
+                over_bare = f"{one['rate'] / outcome['bare']:.2f} ({_rate(outcome['bare'])})"
             rows.append(
                 [
                     f"{one['rows']:,}",
                     f"{outcome['size']:,} B",
                     one["sink"],
-                    one["source"],
+                    source,
                     _rate(one["rate"]),
                     _rate(one["batch_rate"]),
                     cold,
                     f"{ratio:.2f}",
+                    over_bare,
                     " + ".join(f"{cpu.get(role, 0):,.0f}" for role in ("server", "python", "jvm")),
                     f"{executor:,.0f}",
                     f"{executor_ratio:.2f}",
@@ -126,11 +139,12 @@ def _spark(figures: Figures) -> str:
         "rows",
         "value size",
         "sink",
-        "source",
+        "source (frame scanner)",
         "warm",
         "micro-batch alone",
         "cold",
         "nats_kv ÷ this source",
+        "÷ bare socket without Spark",
     ]
     head += ["CPU ns/row: server + Python + JVM", "executor CPU ns/row: Python + JVM"]
     return _table([*head, "nats_kv ÷ this source, executor CPU"], rows)

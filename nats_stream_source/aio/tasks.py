@@ -142,6 +142,10 @@ class TimedLock:
         state = "locked" if self._locked else "unlocked"
         return f"<TimedLock {state} waiters={len(self._waiters)}>"
 
+    def locked(self) -> bool:
+        """Whether a task has the lock."""
+        return self._locked
+
     async def acquire(self, timeout: float | None) -> bool:
         """Acquire the lock; the caller must call :meth:`release` afterwards.
 

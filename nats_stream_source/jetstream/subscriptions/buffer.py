@@ -17,19 +17,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.nats_py.socket_tap import Inbox
 from nats_stream_source.errors import SlowConsumerError
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.wire.ack_subject import ACK_PREFIX
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.ack_subject import ACK_PREFIX, AckReply
+from nats_stream_source.wire.frames import FrameFields
 from nats_stream_source.wire.status import ConsumerStatus
 
 DEFAULT_PENDING_BYTES = 64 << 20  # twice the largest flow-control window of a server
 
-_FrameFields: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 
 # Seconds in which the read loop receives what a busy event loop left in the socket.
 _READ_GRACE = 0.02
@@ -58,7 +56,7 @@ class MessageBuffer:
         self._connection = connection
         self._inbox = inbox
         self._acks = acks
-        self._chunks: deque[Iterator[_FrameFields]] = deque()
+        self._chunks: deque[Iterator[FrameFields]] = deque()
         self._queued = 0
         self._dropped = 0
 
@@ -96,7 +94,7 @@ class MessageBuffer:
         if chunks:
             self.idle_seconds = 0.0
             self.last_received_at = asyncio.get_running_loop().time()
-            self._chunks.extend(map(_frame_fields, chunks))
+            self._chunks.extend(chunk.fields() for chunk in chunks)
             self._queued += sum(map(len, chunks))
         return bool(chunks)
 
@@ -143,21 +141,12 @@ class MessageBuffer:
         if not reply.startswith(ACK_PREFIX):
             return ConsumerStatus.parse(header_block, reply)
         name = subject.decode("utf-8", "surrogateescape")
-        return JsMessage(self._connection, name, payload, reply, header_block, acks=self._acks)
-
-
-def _frame_fields(frames: Frames) -> Iterator[_FrameFields]:
-    """Subject, reply subject, header block and payload of each frame."""
-    buffer = frames.buffer
-    # Lists, because indexing arrays one element at a time costs more than the rest of the loop.
-    for a, b, c, d, e, f, g in zip(
-        frames.subject_begin.tolist(),
-        frames.subject_end.tolist(),
-        frames.reply_begin.tolist(),
-        frames.reply_end.tolist(),
-        frames.header_begin.tolist(),
-        frames.payload_begin.tolist(),
-        frames.payload_end.tolist(),
-        strict=True,
-    ):
-        yield bytes(buffer[a:b]), bytes(buffer[c:d]), bytes(buffer[e:f]), bytes(buffer[f:g])
+        return JsMessage(
+            self._connection,
+            name,
+            payload,
+            reply,
+            header_block,
+            acks=self._acks,
+            metadata=AckReply.parse(reply),
+        )

@@ -28,7 +28,6 @@ class JsMessage:
         subject: the subject that the message was published to.
         data: the payload.
         reply: the reply subject as the server sent it; acknowledgements are published to it.
-        metadata: the fields of the reply subject: sequences, timestamp, pending count.
         acked: whether a terminal acknowledgement was published; later ones are ignored.
     """
 
@@ -36,9 +35,9 @@ class JsMessage:
         "_acks",
         "_connection",
         "_header_block",
+        "_metadata",
         "acked",
         "data",
-        "metadata",
         "reply",
         "subject",
     )
@@ -52,6 +51,7 @@ class JsMessage:
         block: bytes = b"",
         *,
         acks: bool = True,
+        metadata: AckReply | None = None,
     ) -> None:
         """Create a message.
 
@@ -62,11 +62,13 @@ class JsMessage:
             reply: the reply subject.
             block: the raw header block.
             acks: False for ack policy "none".
+            metadata: the parsed reply subject; None to parse it at its first use, which is as
+                costly as the rest of the message.
         """
         self.subject = subject
         self.data = data
         self.reply = reply
-        self.metadata = AckReply.parse(reply)
+        self._metadata = metadata
         self.acked = False
         self._connection = connection
         self._header_block = block
@@ -77,6 +79,13 @@ class JsMessage:
             f"<JsMessage {self.subject} stream_seq={self.metadata.stream_seq} "
             f"delivered={self.metadata.delivered} {len(self.data)} bytes>"
         )
+
+    @property
+    def metadata(self) -> AckReply:
+        """The fields of the reply subject: sequences, timestamp, pending count."""
+        if self._metadata is None:
+            self._metadata = AckReply.parse(self.reply)
+        return self._metadata
 
     @property
     def headers(self) -> Headers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +31,7 @@ from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.validation import SubscribeRequest
 from nats_stream_source.wire.ack_subject import AckReply
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.frames import FrameFields, Frames
 
 _HEARTBEAT = 0.5  # seconds
 _START_PROBE_INACTIVE_THRESHOLD = 5_000_000_000  # nanoseconds
@@ -141,8 +142,7 @@ class OrderedSubscription:
         self.reader = OrderedReader(SharedConnection(jetstream.connection), request)
         self._connection = jetstream.connection
         self._batches = self.reader.batches()
-        self._frames: Frames | None = None
-        self._next_index = 0
+        self._received: Iterator[FrameFields] = iter(())
         self._lock = TimedLock()
         self._read_task: asyncio.Task[Frames | None] | None = None
         self._failure: Exception | None = None
@@ -163,11 +163,11 @@ class OrderedSubscription:
         """
         request, cursor = self.reader.request, self.reader.cursor
         # No turn is needed: subscribe() has not returned the subscription yet.
-        if self._frames is None:
-            self._frames = await self._read_batch(None)
-        if not len(self._frames) or cursor.seen_through >= request.target:
+        frames = await self._read_batch(None)
+        self._received = frames.fields()
+        if not len(frames) or cursor.seen_through >= request.target:
             return
-        name = AckReply.parse(self._frames.reply(0).decode()).consumer
+        name = AckReply.parse(frames.reply(0).decode()).consumer
         jetstream = JetStream(self._connection)
         info = ConsumerInfo.parse(await jetstream.consumer_info(request.stream, name))
         await wait_for_consumer_replica(jetstream, info, request.target, request.catch_up_timeout)
@@ -180,25 +180,36 @@ class OrderedSubscription:
             SubscriptionClosedError: the subscription was closed.
             ConsumerLostError, DataLossError, MinLastSequenceError, ConnectError: see the module.
         """
+        if (message := self._buffered()) is not None:
+            return message
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         if not await self._lock.acquire(timeout):
             raise self._timeout_error()
         try:
-            while self._frames is None or self._next_index == len(self._frames):
+            while (message := self._next_received()) is None:
                 remaining = None if deadline is None else deadline - loop.time()
-                self._frames, self._next_index = await self._read_batch(remaining), 0
-            frames, i = self._frames, self._next_index
-            self._next_index += 1
+                self._received = (await self._read_batch(remaining)).fields()
+            return message
         finally:
             self._lock.release()
-        subject, reply = frames.subject(i), frames.reply(i)
+
+    def _buffered(self) -> JsMessage | None:
+        """The next message that was received, unless other tasks wait for it."""
+        return None if self._lock.locked() else self._next_received()
+
+    def _next_received(self) -> JsMessage | None:
+        fields = next(self._received, None)
+        if fields is None:
+            return None
+        subject, reply, block, payload = fields
+        # The reader has verified the reply's numbers, so its metadata can be parsed later.
         return JsMessage(
             self._connection,
             subject.decode("utf-8", "surrogateescape"),
-            frames.payload(i),
+            payload,
             reply.decode("utf-8", "surrogateescape"),
-            frames.header(i),
+            block,
             acks=False,
         )
 
@@ -240,6 +251,8 @@ class OrderedSubscription:
         return self
 
     async def __anext__(self) -> JsMessage:
+        if (message := self._buffered()) is not None:
+            return message
         try:
             return await self.next()
         except SubscriptionClosedError:

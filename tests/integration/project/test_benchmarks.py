@@ -227,26 +227,38 @@ def test_cpu_by_role() -> None:
     assert set(found) == {"jvm", "python", "server"}
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_pinned_processes_have_one_core_each() -> None:
+    before = os.sched_getaffinity(0)
+    with NatsServer() as server:
+        with machine.pinned(server.pid):
+            threads = os.listdir(f"/proc/{server.pid}/task")
+            cores = {core for one in threads for core in os.sched_getaffinity(int(one))}
+            assert len(cores) == len(os.sched_getaffinity(0)) == 1
+            assert cores.isdisjoint(os.sched_getaffinity(0))
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(server.pid) == before
+
+
+READER = {
+    "size": 128,
+    "headers": False,
+    "bare": {"rate": 700_000.0, "own_cpu": 70, "server_cpu": 1500},
+    "scanner": "compiled",
+    "reader": {"rate": 600_000.0, "own_cpu": 700, "server_cpu": 1600},
+    "numpy": {"rate": 500_000.0, "own_cpu": 900, "server_cpu": 1600},
+    "ratio": 0.857,
+    "cpu_ratio": 0.8,
+    "callback": 150_000.0,
+    "over_callback": 4.0,
+    "watch": 4000.0,
+    "over_watch": 150.0,
+    "watch_lost": 3,
+    "rounds": [0.8, 0.9],
+}
 FIGURES: dict[str, dict[str, Any]] = {
     "reader": {
-        "reader": [
-            {
-                "size": 128,
-                "headers": False,
-                "bare": {"rate": 700_000.0, "own_cpu": 70, "server_cpu": 1500},
-                "scanner": "compiled",
-                "reader": {"rate": 600_000.0, "own_cpu": 700, "server_cpu": 1600},
-                "numpy": {"rate": 500_000.0, "own_cpu": 900, "server_cpu": 1600},
-                "ratio": 0.857,
-                "cpu_ratio": 0.8,
-                "callback": 150_000.0,
-                "over_callback": 4.0,
-                "watch": 4000.0,
-                "over_watch": 150.0,
-                "watch_lost": 3,
-                "rounds": [0.8, 0.9],
-            }
-        ]
+        "reader": [READER],
+        "pinned": [READER],
     },
     "jetstream": {
         "jetstream": {
@@ -261,6 +273,8 @@ FIGURES: dict[str, dict[str, Any]] = {
             {
                 "rows": 1000,
                 "size": 128,
+                "bare": 1_000_000.0,
+                "scanner": "compiled",
                 "ratios": {"noop": 1.25},
                 "results": [
                     {
@@ -394,6 +408,14 @@ def test_every_benchmark_has_a_table(name: str) -> None:
     assert "2 cores" in text
     assert "other processes used 25%" in text
     assert "](performance/x.svg)" in text
+
+
+def test_pinned_processes_have_a_table_of_their_own() -> None:
+    figures = {**FIGURES["reader"], "machine": MACHINE, "others": OTHERS, "date": "2026-01-01"}
+    assert "\n\nServer and reader pinned to one core each:\n\n| value" in report.block(
+        "reader", figures
+    )
+    assert "pinned" not in report.block("reader", figures | {"pinned": []})
 
 
 def test_all_that_runs_is_reported() -> None:

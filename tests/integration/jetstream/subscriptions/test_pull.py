@@ -174,6 +174,8 @@ async def test_what_a_cancelled_caller_had_is_given_back(shared_server: NatsServ
             lambda: consumer_info(shared_server.url, stream, "d")["num_ack_pending"] == 5,
             "five were delivered",
         )
+        # The response follows the messages on the connection: all five were received.
+        await jetstream.stream_info(stream)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
