@@ -7,8 +7,8 @@ A *frame* is one protocol message of a server (docs.nats.io, "Client protocol"):
     INFO {...}\\r\\n    PING\\r\\n    PONG\\r\\n    +OK\\r\\n    -ERR '...'\\r\\n
 
 Theory of operation. :class:`Framer` receives the bytes in any pieces and returns :class:`Frames`:
-positions into the received bytes, one numpy array per field, instead of objects. So columns can be
-built from many frames at once (``wire/columns.py``). ``wire/scanner.py`` finds the frames.
+a table of positions into the received bytes instead of objects. So columns can be built from many
+frames at once (``wire/columns.py``). ``wire/scanner.py`` finds the frames.
 
 The bytes are received directly into a *block* of memory (:meth:`Framer.room`), one read after the
 other. So a frame that two reads divide is contiguous in memory and is not copied. Frames share
@@ -17,6 +17,9 @@ and copies only the unfinished tail into it. Blocks are small at low rates and g
 ``LARGEST_BLOCK`` under load, or more for a larger frame. The tail is parsed again only after all
 bytes that its control line announced have been received (or, before that, after an LF). A payload
 of 8 MiB that arrives in 32 KiB reads is copied once and parsed once.
+
+The compiled scanner appends the frames of each read to the table of their block. So the frames of
+several reads, or a selection of adjacent ones, are a view of that table (:meth:`Frames.chain`).
 """
 
 from __future__ import annotations
