@@ -42,8 +42,8 @@ venv := .venv
 stamp := $(venv)/.set-up
 python := $(venv)/bin/python
 preflight := nats_stream_source/demo/preflight.py
-scanner := nats_stream_source/wire/compiled_scan.pyx
-built = $(foreach suffix,so pyd,$(wildcard $(scanner:.pyx=.*$(suffix))))
+compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx)
+built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
 security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
 # The fault tests: tests/faults, all files with tests marked `faults`, and the files listed here.
 scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py)) \
@@ -119,7 +119,7 @@ workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of t
 	@$(venv)/bin/pre-commit validate-config
 	@if command -v actionlint >/dev/null; then actionlint; else echo 'skipped actionlint: not on the PATH'; fi
 
-dist: $(venv)/.extra-release ## build the sdist and the wheel without the compiled scanner, check both
+dist: $(venv)/.extra-release ## build the sdist and the wheel without the compiled modules, check both
 	@rm -rf dist build
 	@NATS_STREAM_SOURCE_PURE=1 $(python) -m build
 	@$(python) -m twine check --strict dist/*
@@ -141,7 +141,7 @@ clean: ## remove .venv and the files that tools created
 java:
 	@found=$$($(find_python)); [ -z "$$found" ] || $$found $(preflight) java
 
-$(stamp): pyproject.toml $(wildcard setup.py $(scanner)) $(stale)
+$(stamp): pyproject.toml $(wildcard setup.py $(compiled)) $(stale)
 	@found=$$($(find_python)); \
 	if [ -z "$$found" ]; then \
 		echo '$(if $(PYTHON),could not set up $(venv): $(PYTHON) is not a working Python 3.10 or newer; set another one (`make setup PYTHON=python3.12`),could not set up $(venv): no Python 3.10 or newer was found; install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or set its path (`make setup PYTHON=/path/to/python3.12`))' >&2; \

@@ -1,11 +1,11 @@
-"""What pyproject.toml cannot state: the README with absolute links, the URLs, the compiled scanner.
+"""What pyproject.toml cannot state: the README with absolute links, the URLs, the compiled modules.
 
 A package index shows the README without the files that its relative links lead to. The environment
 variable ``REPOSITORY_URL`` (``https://github.com/OWNER/NAME``) makes these links absolute, at the
 tag of the version, and adds the project's URLs. Without it a link is reduced to its text.
 
-The compiled scanner is optional: without a C compiler the installation succeeds without it.
-``NATS_STREAM_SOURCE_PURE=1`` does not compile it, and the wheel is one for every platform.
+The compiled modules are optional: without a C compiler the installation succeeds without them.
+``NATS_STREAM_SOURCE_PURE=1`` does not compile them, and the wheel is one for every platform.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent
-SCANNER = "nats_stream_source.wire.compiled_scan"
+COMPILED = ("nats_stream_source.wire.compiled_scan", "nats_stream_source.wire.compiled_slices")
 LIMITED_API = 0x030B0000
-"""Lowest Python of the stable ABI that the compiled scanner uses: 3.11 added memory views to it."""
+"""Lowest Python of the stable ABI that the compiled modules use: 3.11 added memory views to it."""
 _RELATIVE = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -50,24 +50,27 @@ def has_limited_api() -> bool:
     )
 
 
-def compiled_scanner() -> dict[str, Any]:
-    """Return the arguments of ``setup`` that compile the scanner; none without Cython."""
+def compiled_modules() -> dict[str, Any]:
+    """Return the arguments of ``setup`` that compile the modules; none without Cython."""
     from setuptools import Extension
 
     if os.environ.get("NATS_STREAM_SOURCE_PURE", "0") not in ("", "0") or not find_spec("Cython"):
         return {}
     limited = has_limited_api()
-    extension = Extension(
-        SCANNER,
-        [SCANNER.replace(".", "/") + ".pyx"],
-        optional=True,
-        py_limited_api=limited,
-        define_macros=[("Py_LIMITED_API", hex(LIMITED_API))] if limited else [],
-    )
+    extensions = [
+        Extension(
+            name,
+            [name.replace(".", "/") + ".pyx"],
+            optional=True,
+            py_limited_api=limited,
+            define_macros=[("Py_LIMITED_API", hex(LIMITED_API))] if limited else [],
+        )
+        for name in COMPILED
+    ]
     options: dict[str, dict[str, Any]] = {"build_ext": {"cython_c_in_temp": True}}
     if limited:
         options["bdist_wheel"] = {"py_limited_api": "cp311"}
-    return {"ext_modules": [extension], "options": options}
+    return {"ext_modules": extensions, "options": options}
 
 
 def main() -> None:
@@ -86,7 +89,7 @@ def main() -> None:
         long_description=with_absolute_links(readme, files),
         long_description_content_type="text/markdown",
         project_urls=urls if repository else {},
-        **compiled_scanner(),
+        **compiled_modules(),
     )
 
 

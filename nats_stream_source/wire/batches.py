@@ -3,20 +3,18 @@
 Frames arrive in runs of any length. A batch is full at ``max_rows`` frames or ``max_bytes`` bytes,
 whichever comes first. A single larger frame is a batch of its own.
 
-A batch that lies in one buffer is not copied, so a batch that is large enough ends where another
-buffer starts. A few frames in a large buffer are copied out of it, so that the memory in use is
-never much larger than the frames themselves.
+A batch that lies in one buffer is not copied, so a batch that is large enough is also full where
+another buffer starts. A few frames in a large buffer are copied out of it, so that the memory in
+use is never much larger than the frames themselves.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 from nats_stream_source.wire.frames import Frames
 
-_LARGE_ENOUGH = 1 << 20  # bytes of a batch that may end at a buffer border
+_LARGE_ENOUGH = 256 << 10  # bytes of a batch that may end at a buffer border
 _SPARSE = 4  # a buffer is released if its frames fill less than 1 / _SPARSE of it
 
 
@@ -45,6 +43,10 @@ class FrameBatcher:
         """Remove and return the next full batch; None if the frames do not fill one."""
         if self._rows >= self._max_rows or self._bytes >= self._max_bytes:
             return self._next_batch()
+        if self._runs and self._runs[0].buffer is not self._runs[-1].buffer:
+            first = self._runs[0].buffer
+            complete = sum(run.nbytes for run in self._runs if run.buffer is first)
+            return self._next_batch() if complete >= _LARGE_ENOUGH else None
         return None
 
     def pop(self) -> Frames | None:
@@ -56,7 +58,8 @@ class FrameBatcher:
         runs: list[Frames] = []
         while self._runs and (not runs or self._runs[-1].buffer is runs[0].buffer):
             runs.insert(0, self._runs.pop())
-        if sum(run.nbytes for run in runs) * _SPARSE < len(runs[0].buffer):
+        size = sum(run.nbytes for run in runs)
+        if size < min(_LARGE_ENOUGH, len(runs[0].buffer) / _SPARSE):
             runs = [Frames.join(runs)]
         self._runs.extend(runs)
 
@@ -67,16 +70,16 @@ class FrameBatcher:
             if size >= _LARGE_ENOUGH and self._runs[0].buffer is not batch[-1].buffer:
                 break
             frames = self._runs.popleft()
-            sizes = size + np.cumsum(frames.stop - frames.begin)
-            fitting = int(np.searchsorted(sizes, self._max_bytes, side="right"))
+            fitting = frames.fitting(self._max_bytes - size)
             fitting = max(min(fitting, self._max_rows - rows), 0 if rows else 1)
             if fitting < len(frames):
                 self._runs.appendleft(frames.select(slice(fitting, len(frames))))
+                frames = frames.select(slice(0, fitting))
             if not fitting:
                 break
-            batch.append(frames.select(slice(0, fitting)))
+            batch.append(frames)
             rows += fitting
-            size = int(sizes[fitting - 1])
+            size += frames.nbytes
         self._rows -= rows
         self._bytes -= size
         return Frames.chain(batch)

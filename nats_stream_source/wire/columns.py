@@ -11,7 +11,6 @@ import pyarrow as pa
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.ack_subject import AckTokens, ack_tokens, is_delivery, with_acks
 from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.ascii_integers import bytes_at
 from nats_stream_source.wire.frames import Frames
 
 __all__ = [
@@ -37,18 +36,9 @@ def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Ar
         ValueError: a subject does not start with ``after``.
     """
     frames = in_order(frames)
-    prefix = after.encode()
-    if prefix:
-        begin = frames.subject_begin
-        fits = (frames.subject_end - begin >= len(prefix)).all()
-        if not fits or bytes_at(frames.buffer, begin, len(prefix)).tobytes() != prefix * len(
-            frames
-        ):
-            raise ValueError(
-                f"could not remove subject prefix: a subject does not start with {after!r}"
-            )
-    begin = frames.subject_begin + len(prefix)
-    raw = slices(frames.buffer, begin, frames.subject_end, pa.binary())
+    raw = slices(
+        frames.buffer, frames.subject_begin, frames.subject_end, pa.binary(), after.encode()
+    )
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:

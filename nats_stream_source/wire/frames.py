@@ -24,6 +24,7 @@ several reads, or a selection of adjacent ones, are a view of that table (:meth:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import scan, scanner
+from nats_stream_source.wire.buffer_pool import BufferPool
 
 Buffer: TypeAlias = bytes | memoryview
 """Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
@@ -84,10 +86,12 @@ class Frames:
 
     Attributes:
         table: one column per frame, one row per field; see ``scan.Table``.
+        adjacent: whether each frame is known to start where the one before it stops.
     """
 
     buffer: Buffer
     table: scan.Table
+    adjacent: bool = False
 
     begin = _Row(0)
     stop = _Row(1)
@@ -119,12 +123,21 @@ class Frames:
     @property
     def nbytes(self) -> int:
         """Total bytes of the frames, without other bytes of their buffer."""
+        if self.adjacent:
+            return int(self.stop[-1] - self.begin[0]) if len(self) else 0
         return int((self.stop - self.begin).sum())
+
+    def fitting(self, nbytes: int) -> int:
+        """Return how many of the first frames have at most ``nbytes`` bytes together."""
+        if self.adjacent and len(self):
+            return int(np.searchsorted(self.stop, self.begin[0] + nbytes, side="right"))
+        return int(np.searchsorted(np.cumsum(self.stop - self.begin), nbytes, side="right"))
 
     def select(self, index: NDArray[Any] | slice) -> Frames:
         """Return some frames, by a bool mask, integer indices or a slice. Shares the buffer."""
         if isinstance(index, slice):
-            return Frames(self.buffer, _read_only(self.table[:, index]))
+            adjacent = self.adjacent and index.step in (None, 1)
+            return Frames(self.buffer, _read_only(self.table[:, index]), adjacent)
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         # Not indexing, which would return the rows in pieces.
@@ -134,7 +147,7 @@ class Frames:
         """Return the frames with other numbers of the reply subjects of some of them."""
         table = self.table.copy()
         table[scan.FIELDS :, index] = acks
-        return Frames(self.buffer, _read_only(table))
+        return Frames(self.buffer, _read_only(table), self.adjacent)
 
     def bytes_of(self, i: int) -> bytes:
         """Return frame ``i`` as it was received."""
@@ -176,14 +189,16 @@ class Frames:
                 continue
             view = memoryview(part.buffer)
             # Adjacent frames are copied as one piece.
-            edges = np.flatnonzero(part.begin[1:] != part.stop[:-1])
-            begins = [int(part.begin[0]), *part.begin[edges + 1].tolist()]
-            stops = [*part.stop[edges].tolist(), int(part.stop[-1])]
+            begins, stops = [int(part.begin[0])], [int(part.stop[-1])]
+            if not part.adjacent:
+                edges = np.flatnonzero(part.begin[1:] != part.stop[:-1])
+                begins += part.begin[edges + 1].tolist()
+                stops = part.stop[edges].tolist() + stops
             pieces += [view[b:s] for b, s in zip(begins, stops, strict=True)]
         table = np.concatenate([_NO_FRAMES.table, *(part.table for part in parts)], axis=1)
         length = table[_STOP] - table[_BEGIN]
         table[_POSITIONS] += np.cumsum(length) - length - table[_BEGIN]
-        return Frames(b"".join(pieces), _read_only(table))
+        return Frames(b"".join(pieces), _read_only(table), adjacent=True)
 
     @staticmethod
     def chain(parts: Sequence[Frames]) -> Frames:
@@ -196,7 +211,11 @@ class Frames:
         table = _adjacent(tables)
         if table is None:
             table = np.concatenate(tables, axis=1)
-        return Frames(parts[0].buffer, _read_only(table))
+        filled = [part for part in parts if len(part)]
+        adjacent = all(part.adjacent for part in filled) and all(
+            one.stop[-1] == other.begin[0] for one, other in itertools.pairwise(filled)
+        )
+        return Frames(parts[0].buffer, _read_only(table), adjacent)
 
 
 _BEGIN, _STOP = 0, 1
@@ -228,7 +247,9 @@ def _column(table: scan.Table, whole: scan.Table) -> int:
     return offset // table.itemsize
 
 
-_NO_FRAMES = Frames(b"", _read_only(np.empty((scan.FIELDS + scan.ACKS, 0), np.int64)))
+_NO_FRAMES = Frames(
+    b"", _read_only(np.empty((scan.FIELDS + scan.ACKS, 0), np.int64)), adjacent=True
+)
 
 
 class Framer:
@@ -238,10 +259,14 @@ class Framer:
     number to :meth:`received` and call :meth:`frames`.
     """
 
-    __slots__ = ("_begin", "_block", "_columns", "_end", "_failed", "_needed", "_searched", "_size")
+    __slots__ = (
+        *("_begin", "_block", "_blocks", "_columns", "_end", "_failed", "_needed", "_searched"),
+        *("_size", "_tables"),
+    )
 
     def __init__(self) -> None:
         self._size = SMALLEST_BLOCK
+        self._blocks, self._tables = BufferPool(), BufferPool()
         self.reset()
 
     def __repr__(self) -> str:
@@ -273,12 +298,16 @@ class Framer:
         least = max(least, announced, self._size // _MIN_ROOM_SHARE)
         if len(self._block) - self._end < least:
             pending = self.pending
-            block = np.empty(max(self._size, pending + least), np.uint8).data
+            size = max(self._size, pending + least)
+            pooled = size == LARGEST_BLOCK
+            block = (self._blocks.block(size) if pooled else np.empty(size, np.uint8)).data
             block[:pending] = self._block[self._begin : self._end]
             self._searched -= self._begin
             self._block, self._begin, self._end = block, 0, pending
             # The columns of the last block's frames are an estimate for those of this one.
-            self._columns = scanner.Columns(int(self._columns.count * scanner.MARGIN))
+            self._columns = scanner.Columns(
+                int(self._columns.count * scanner.MARGIN), self._tables if pooled else None
+            )
         return self._block[self._end : self._end + max(least, LARGEST_READ)]
 
     def received(self, count: int) -> None:
@@ -311,7 +340,7 @@ class Framer:
             self._failed = True
             raise
         self._searched = self._end
-        return Frames(block, _read_only(table)) if table.size else _NO_FRAMES
+        return Frames(block, _read_only(table), adjacent=True) if table.size else _NO_FRAMES
 
     def _may_have_frame(self) -> bool:
         if self._needed or self.pending >= scan.MAX_LINE:

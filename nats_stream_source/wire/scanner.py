@@ -18,14 +18,16 @@ import numpy as np
 
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire import scan
+from nats_stream_source.wire.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from nats_stream_source.wire import compiled_scan
+    from nats_stream_source.wire import compiled_slices as compiled_slices
 else:
     try:
-        from nats_stream_source.wire import compiled_scan
+        from nats_stream_source.wire import compiled_scan, compiled_slices
     except ImportError:
-        compiled_scan = None
+        compiled_scan = compiled_slices = None
 
 Scanner: TypeAlias = Literal["compiled", "numpy"]
 """Name of a scanner."""
@@ -44,13 +46,17 @@ class Columns:
 
     Args:
         expected: an estimate of the number of frames.
+        pool: memory for the table of a large block.
     """
 
     __slots__ = ("count", "table")
 
-    def __init__(self, expected: int = 0) -> None:
+    def __init__(self, expected: int = 0, pool: BufferPool | None = None) -> None:
         self.count = 0
-        self.table = _new_table(max(expected, _FIRST_COLUMNS))
+        if pool is None:
+            self.table = _new_table(max(expected, _FIRST_COLUMNS))
+        else:
+            self.table = pool.table(scan.FIELDS + scan.ACKS, max(expected, _FIRST_COLUMNS))
 
     def grow(self, first: int, expected: int) -> None:
         """Continue in a new table, with the columns from ``first`` on.

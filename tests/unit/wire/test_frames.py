@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,3 +107,25 @@ def test_join_of_any_selection(stream: bytes, data: st.DataObject) -> None:
     joined = Frames.join(parts)
     assert seen(joined) == [frame for part in parts for frame in seen(part)]
     assert len(joined.buffer) == joined.nbytes
+
+
+@random_settings
+@given(stream=random_streams, data=st.data())
+def test_sizes_of_adjacent_frames(stream: bytes, data: st.DataObject) -> None:
+    """Frames that are known to be adjacent are, and their sizes are those of all frames."""
+    frames = Framer().feed(stream)
+    position = st.integers(0, len(frames))
+    parts = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        part = frames.select(slice(*sorted((data.draw(position), data.draw(position)))))
+        if data.draw(st.booleans()):
+            some = data.draw(st.lists(st.booleans(), min_size=len(part), max_size=len(part)))
+            part = part.select(np.array(some, np.bool_))
+        parts.append(Frames.join([part]) if data.draw(st.booleans()) else part)
+    for one in [frames, *parts, Frames.chain(parts), Frames.join(parts)]:
+        sizes = [int(size) for size in one.stop - one.begin]
+        assert one.nbytes == sum(sizes)
+        limit = data.draw(st.integers(0, sum(sizes) + 1))
+        assert one.fitting(limit) == sum(total <= limit for total in itertools.accumulate(sizes))
+        if one.adjacent:
+            assert (one.begin[1:] == one.stop[:-1]).all()

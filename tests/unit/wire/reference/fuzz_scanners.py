@@ -4,8 +4,8 @@ Run it with ``python -m tests.unit.wire.reference.fuzz_scanners [SECONDS]``.
 
 Each case is a few frames that are cut, damaged or both. The compiled scanner must give the table of
 ``scan.parse_frame``, frame by frame, and the numbers of the ACK subjects; or both reject the bytes.
-The numpy scanner and the reference parser, which are slower, judge one case in eight. Bytes after
-the given size, and a page that must not be read, follow each block.
+The numpy scanner, the reference parser and the copies of slices judge one case in eight. Bytes
+after the given size, and a page that must not be read, follow each block.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import sys
 import time
 
 import numpy as np
+import pyarrow as pa
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import scan, scanner
+from nats_stream_source.wire.arrow_slices import slices
 from tests.unit.wire.reference.guarded import GuardedBlock
 from tests.unit.wire.reference.parser import NotNatsError, parse
 
@@ -152,6 +154,7 @@ def compare(data: bytes, chance: random.Random, block: GuardedBlock) -> None:
         assert [row[:11] for row in found[0]] == [row[:11] for row in expected[0]]
         for row, wanted in zip(found[0], expected[0], strict=True):
             assert row[11:] in (wanted[11:], NOT_PARSED)
+        compare_columns(view, np.array(expected[0], np.int64).reshape(-1, 16).T)
     try:
         frames, rest = parse(data[:size])
     except NotNatsError:
@@ -159,6 +162,20 @@ def compare(data: bytes, chance: random.Random, block: GuardedBlock) -> None:
     else:
         assert not isinstance(expected, str)
         assert (len(frames), len(rest)) == (len(expected[0]), end - expected[1])
+
+
+def compare_columns(view: memoryview, table: scan.Table) -> None:
+    """Compare the copies of subjects, without a prefix, header blocks and payloads."""
+    for first, last, prefix in ((4, 5, b""), (4, 5, b"$KV.b."), (8, 9, b""), (9, 10, b"")):
+        found: list[list[bytes] | str] = []
+        for way in ("compiled", "numpy"):
+            scanner.select(way)
+            try:
+                column = slices(view, table[first], table[last], pa.binary(), prefix)
+                found.append(column.to_pylist())
+            except ValueError as error:
+                found.append(str(error))
+        assert found[0] == found[1]
 
 
 def fuzz_scanners(seed: int, cases: int, block: GuardedBlock | None = None) -> None:
