@@ -62,8 +62,8 @@ class FormatAdapter:
 
     Attributes:
         seconds: from ``start()`` to the end; ``batch``: of the micro-batches alone.
-        cpu: CPU seconds of the source's ``server``, of ``python`` (planner, workers), of the
-            ``jvm``.
+        cpu: CPU seconds of the source's ``server``, of ``python`` (workers), of the ``planner``
+            (the driver's Python processes), of the ``jvm`` (driver and executor, which are one).
     """
 
     seconds: float

@@ -164,30 +164,34 @@ def _tree_seconds() -> float:
 def cpu_by_role(servers: Mapping[int, str]) -> dict[str, float]:
     """CPU seconds of this process's descendants so far, by role.
 
-    The roles ``jvm`` and ``python`` are always in the result; ended Python processes count too.
+    The roles ``jvm``, ``python`` (Spark's Python workers, which run tasks) and ``planner`` (the
+    Python processes of Spark's driver) are always in the result; ended processes count too.
 
     Args:
         servers: roles of processes by process id.
     """
-    seconds = {"jvm": 0.0, "python": 0.0}
+    seconds = {"jvm": 0.0, "python": 0.0, "planner": 0.0}
     for pid in process_tree(os.getpid())[1:]:
         if not (fields := _stat(pid)):
             continue
         own = sum(map(int, fields[11:13])) / _TICKS
-        # Reaped child processes: those of a JVM are Python workers.
+        # Reaped child processes: those of a JVM are planners, since the daemon of workers remains.
         ended = sum(map(int, fields[13:15])) / _TICKS
-        role = servers.get(pid) or ("jvm" if _command(pid) == "java" else "python")
+        role = servers.get(pid) or _role(pid)
         seconds[role] = seconds.get(role, 0.0) + own
-        seconds["python"] += ended
+        seconds["planner" if role == "jvm" else role] += ended
     return seconds
 
 
-def _command(pid: int) -> str:
+def _role(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
+            if file.read().strip() == "java":
+                return "jvm"
+        with open(f"/proc/{pid}/cmdline") as file:
+            return "python" if "pyspark.worker" in file.read().split("\0") else "planner"
     except OSError:
-        return ""
+        return "python"
 
 
 def _stat(pid: int) -> list[str]:

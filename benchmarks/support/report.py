@@ -104,6 +104,9 @@ def _jetstream(figures: Figures) -> str:
     )
 
 
+_SPARK_ROLES = ("server", "planner", "python", "jvm")
+
+
 def _spark(figures: Figures) -> str:
     rows = []
     for outcome in figures["spark"]:
@@ -130,7 +133,7 @@ def _spark(figures: Figures) -> str:
                     cold,
                     f"{ratio:.2f}",
                     over_bare,
-                    " + ".join(f"{cpu.get(role, 0):,.0f}" for role in ("server", "python", "jvm")),
+                    " + ".join(f"{cpu.get(role, 0):,.0f}" for role in _SPARK_ROLES),
                     f"{executor:,.0f}",
                     f"{executor_ratio:.2f}",
                 ]
@@ -146,12 +149,12 @@ def _spark(figures: Figures) -> str:
         "nats_kv ÷ this source",
         "÷ bare socket without Spark",
     ]
-    head += ["CPU ns/row: server + Python + JVM", "executor CPU ns/row: Python + JVM"]
+    head += ["CPU ns/row: server + planner + workers + JVM", "executor CPU ns/row: workers + JVM"]
     return _table([*head, "nats_kv ÷ this source, executor CPU"], rows)
 
 
 def _executor_cpu(result: Mapping[str, Any]) -> float:
-    """CPU nanoseconds per row of the processes beside the server."""
+    """CPU nanoseconds per row of Python workers and JVM."""
     cpu = result["cpu_ns_per_row"]
     return float(cpu.get("python", 0) + cpu.get("jvm", 0))
 

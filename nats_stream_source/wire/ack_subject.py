@@ -97,6 +97,13 @@ def is_delivery(frames: Frames) -> NDArray[np.bool_]:
     return result
 
 
+def other_frames(frames: Frames) -> list[int]:
+    """Return the indices of the frames that are not deliveries; see :func:`is_delivery`."""
+    if not len(frames) or frames.acks[0].min() >= 0:
+        return []
+    return [int(index) for index in np.flatnonzero(~is_delivery(frames))]
+
+
 def ack_tokens(frames: Frames) -> AckTokens:
     """Parse the numbers in the reply subjects of deliveries (see :func:`is_delivery`).
 

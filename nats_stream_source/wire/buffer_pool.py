@@ -55,7 +55,7 @@ class BufferPool:
         # An array may end, and append its piece, at any moment: also in another thread.
         with contextlib.suppress(IndexError):
             while True:
-                piece = self._unused.popleft()
+                piece = self._unused.pop()  # the last one: caches may still have it
                 if nbytes <= len(piece) <= nbytes * _MAX_EXCESS:
                     return piece
         return bytearray(nbytes)

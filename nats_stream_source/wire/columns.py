@@ -9,7 +9,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.ack_subject import AckTokens, ack_tokens, is_delivery, with_acks
+from nats_stream_source.wire.ack_subject import (
+    AckTokens,
+    ack_tokens,
+    is_delivery,
+    other_frames,
+    with_acks,
+)
 from nats_stream_source.wire.arrow_slices import in_order, slices
 from nats_stream_source.wire.frames import Frames
 
@@ -18,6 +24,7 @@ __all__ = [
     "ack_tokens",
     "header_blocks",
     "is_delivery",
+    "other_frames",
     "payloads",
     "subjects",
     "with_acks",

@@ -251,7 +251,7 @@ class Cursor:
 
     @staticmethod
     def _check_growth(previous: int, stream_seq: NDArray[np.int64]) -> None:
-        if stream_seq[0] <= previous or (np.diff(stream_seq) <= 0).any():
+        if stream_seq[0] <= previous or (stream_seq[1:] <= stream_seq[:-1]).any():
             raise ProtocolError("an ordered consumer's stream sequences went backwards")
 
     def heartbeat(self, last_consumer: int, last_stream: int, stalled: str | None) -> CursorAction:

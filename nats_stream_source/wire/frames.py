@@ -45,7 +45,7 @@ FrameFields: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 """Subject, reply subject, header block and payload of a frame; empty for fields it lacks."""
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 64 << 10, 4 << 20
-LARGEST_READ = 1 << 20
+LARGEST_READ = 2 << 20
 _MAX_PREALLOCATED = 64 << 20  # bytes of a frame for which memory is allocated in advance
 _MIN_ROOM_SHARE = 8  # a read gets at least 1 / _MIN_ROOM_SHARE of a block
 _LF = re.compile(b"\n")

@@ -13,9 +13,9 @@ stream. It receives up to a MiB at a time directly into the framer's memory, and
 ``read()`` only waits for that. Writing is unchanged. If the transport is not the known one
 (websocket, another version of nats-py), the tap takes chunks as they arrive.
 
-A read costs as much as hundreds of small frames. While a *bulk* inbox receives, the tap waits
-``_ACCUMULATE`` seconds between medium reads, in which more bytes arrive in the socket. Responses to
-requests wait too, so inboxes of short ranges and of watches are not bulk.
+A read costs as much as hundreds of small frames. While a *bulk* inbox receives small frames, the
+tap waits ``_ACCUMULATE`` seconds between medium reads, in which more bytes arrive in the socket.
+Responses to requests wait too, so inboxes of short ranges and of watches are not bulk.
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_socket_tap.py``: ``Client._ps`` (an object with
@@ -43,8 +43,9 @@ from nats_stream_source.wire.frames import Framer, Frames
 log = field_logger(__name__)
 
 _MAX_UNREAD = 4 << 20  # bytes received ahead of the read loop; then reading is paused
-_ACCUMULATE = 0.002  # seconds
-_MEDIUM = range(64 << 10, 512 << 10)  # bytes of a read after which more are worth waiting for
+_ACCUMULATE = 0.003  # seconds
+_MEDIUM = range(16 << 10, 1 << 20)  # bytes of a read after which more are worth waiting for
+_SMALL_FRAME = 4 << 10  # bytes; larger frames cost more than the reads that bring them
 _SPARSE = 64  # frames that fill less than 1/64 of their block are copied out of it
 MAX_BYTES = 256 << 20  # of an inbox; flow control limits a consumer to 32 MiB in flight
 
@@ -182,11 +183,14 @@ class _Tap:
         # Consecutive frames with the same sid, in the order in which they were received.
         start = 0
         bulk = False
-        for stop in [*(np.flatnonzero(np.diff(frames.sid)) + 1).tolist(), len(frames)]:
+        sids, borders = frames.sid, []
+        if sids.min() != sids.max():
+            borders = (np.flatnonzero(np.diff(sids)) + 1).tolist()
+        for stop in [*borders, len(frames)]:
             sid = int(frames.sid[start])
             inbox = self.inboxes.get(sid)
             if inbox is not None:
-                inbox.put(frames.select(slice(start, stop)))
+                inbox.put(frames.select(slice(start, stop)) if borders else frames)
                 bulk = inbox.bulk
             elif sid < 0 or sid in self._client._subs:
                 whole = frames.buffer[frames.begin[start] : frames.stop[stop - 1]]
@@ -195,7 +199,7 @@ class _Tap:
             # drop them, one by one: up to 32 MiB of a consumer of which a part was read.
             start = stop
         if bulk and self._buffered is not None:
-            self._buffered.accumulate()
+            self._buffered.accumulate(len(frames))
 
     async def _install_reader(self) -> bytes:
         """Install :class:`_BufferedReader` if possible; returns the bytes that were read before."""
@@ -255,9 +259,14 @@ class _BufferedReader(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         return b""
 
-    def accumulate(self) -> None:
-        """Leave the next bytes in the socket for a moment, if the last :meth:`read` was medium."""
-        if self._taken in _MEDIUM and not self._paused and self._accumulating is None:
+    def accumulate(self, frames: int) -> None:
+        """Leave the next bytes in the socket for a moment, if the last :meth:`read` was medium.
+
+        Args:
+            frames: the number of frames of that read.
+        """
+        worthwhile = self._taken in _MEDIUM and self._taken < frames * _SMALL_FRAME
+        if worthwhile and not self._paused and self._accumulating is None:
             self._transport.pause_reading()
             loop = asyncio.get_running_loop()
             self._accumulating = loop.call_later(_ACCUMULATE, self._accumulated)

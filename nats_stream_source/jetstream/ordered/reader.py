@@ -51,7 +51,7 @@ from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.batches import FrameBatcher
-from nats_stream_source.wire.columns import ack_tokens, is_delivery, with_acks
+from nats_stream_source.wire.columns import ack_tokens, other_frames, with_acks
 from nats_stream_source.wire.cursor import Cursor, CursorAction, Rebuild, State
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
@@ -247,11 +247,11 @@ class OrderedReader:
         before = cursor.seen_through, cursor.consumer_seq
         for frames in received:
             begin = 0
-            for status in np.flatnonzero(~is_delivery(frames)).tolist():
+            for status in other_frames(frames):
                 self._process_deliveries(frames.select(slice(begin, status)))
                 await self._process_status(frames, status)
                 begin = status + 1
-            self._process_deliveries(frames.select(slice(begin, len(frames))))
+            self._process_deliveries(frames.select(slice(begin, len(frames))) if begin else frames)
         if (cursor.seen_through, cursor.consumer_seq) != before:
             self._seconds_without_progress = 0.0
 

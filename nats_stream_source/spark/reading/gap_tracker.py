@@ -39,12 +39,16 @@ class SequenceGapTracker:
             return
         self._next = max(self._next, min(int(ahead[0]), self._expiry_allowed_through + 1))
         self._expiry_allowed_through = 0
+        last = int(ahead[-1])
+        if last - self._next == len(ahead) - 1:  # increasing, so nothing is missing
+            self._next = last + 1
+            return
         before = np.concatenate(([self._next - 1], ahead[:-1]))
         holes = np.flatnonzero(ahead - before > 1)
         if len(holes):
-            first, last = before[holes] + 1, ahead[holes] - 1
-            self._record(np.column_stack((first, last, last - first + 1)))
-        self._next = int(ahead[-1]) + 1
+            begin, end = before[holes] + 1, ahead[holes] - 1
+            self._record(np.column_stack((begin, end, end - begin + 1)))
+        self._next = last + 1
 
     def _record(self, gaps: NDArray[np.int64]) -> None:
         self._gaps.append(gaps)

@@ -224,7 +224,7 @@ def test_others_are_told_from_children() -> None:
 def test_cpu_by_role() -> None:
     with NatsServer() as server:
         found = machine.cpu_by_role({server.pid: "server"})
-    assert set(found) == {"jvm", "python", "server"}
+    assert set(found) == {"jvm", "planner", "python", "server"}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

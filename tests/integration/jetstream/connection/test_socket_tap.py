@@ -376,15 +376,23 @@ def received(reader: _BufferedReader, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "pauses"), [(1000, False), (64 << 10, True), (511 << 10, True), (512 << 10, False)]
+    ("nbytes", "frames", "pauses"),
+    [
+        (1000, 10, False),
+        (16 << 10, 100, True),
+        (1023 << 10, 10_000, True),
+        (1 << 20, 10_000, False),
+        (64 << 10, 17, True),
+        (64 << 10, 16, False),  # large frames
+    ],
 )
-async def test_bytes_accumulate_after_a_medium_read(nbytes: int, pauses: bool) -> None:
+async def test_bytes_accumulate_after_a_medium_read(nbytes: int, frames: int, pauses: bool) -> None:
     transport: Any = FakeTransport()
     reader = _BufferedReader(Framer(), transport)
     received(reader, nbytes)
     assert await reader.read(1) == b""
-    reader.accumulate()
-    reader.accumulate()
+    reader.accumulate(frames)
+    reader.accumulate(frames)
     assert transport.calls == ["pause"] * pauses
     await asyncio.sleep(10 * socket_tap._ACCUMULATE)
     assert transport.calls == ["pause", "resume"] * pauses
@@ -395,7 +403,7 @@ async def test_a_connection_that_is_lost_meanwhile_is_not_resumed() -> None:
     reader = _BufferedReader(Framer(), transport)
     received(reader, 100 << 10)
     await reader.read(1)
-    reader.accumulate()
+    reader.accumulate(1000)
     reader.connection_lost(None)
     await asyncio.sleep(10 * socket_tap._ACCUMULATE)
     assert transport.calls == ["pause"]

@@ -50,7 +50,10 @@ async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> N
             return [(len(frames), frames.nbytes) async for frames in reader.batches()]
 
     by_rows = await sizes(batch_rows=700)
-    assert [rows for rows, _ in by_rows] == [700, 700, 700, 700, 200]
+    assert sum(rows for rows, _ in by_rows) == 3000
+    # Or up to the end of a block of memory.
+    assert all(rows == 700 or (rows < 700 and size >= 256 << 10) for rows, size in by_rows[:-1])
+    assert 1 <= by_rows[-1][0] <= 700
     by_bytes = await sizes(batch_bytes=100_000)
     assert sum(rows for rows, _ in by_bytes) == 3000
     assert all(50_000 < size <= 100_000 for _, size in by_bytes[:-1])
