@@ -6,9 +6,13 @@ reply subjects are in ``wire/ack_subject.py``.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
+from nats_stream_source.wire import scanner
 from nats_stream_source.wire.ack_subject import (
     AckTokens,
     ack_tokens,
@@ -18,10 +22,12 @@ from nats_stream_source.wire.ack_subject import (
 )
 from nats_stream_source.wire.arrow_slices import in_order, slices
 from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.headers import MARKER_STARTS, marker_candidates, operations
 
 __all__ = [
     "AckTokens",
     "ack_tokens",
+    "entry_operations",
     "header_blocks",
     "is_delivery",
     "other_frames",
@@ -65,6 +71,31 @@ def payloads(frames: Frames) -> pa.Array:
     """Return the payloads, without header blocks: ``pa.binary()``."""
     frames = in_order(frames)
     return slices(frames.buffer, frames.payload_begin, frames.payload_end, pa.binary())
+
+
+def entry_operations(frames: Frames) -> pa.Array | None:
+    """Return the operations of entries of a KV bucket, as ``headers.operations``; None if all PUT.
+
+    Most header blocks are not those of markers, and are not copied if the compiled scanner is
+    selected (``wire/scanner.py``).
+    """
+    rows = _marker_rows(frames)
+    if not rows.any():
+        return None
+    marked = operations(header_blocks(frames.select(rows)))
+    return pc.replace_with_mask(pa.repeat("PUT", len(frames)), pa.array(rows), marked)
+
+
+def _marker_rows(frames: Frames) -> NDArray[np.bool_]:
+    """Return which frames can be markers, by a line of their header block."""
+    rows = np.zeros(len(frames), np.bool_)
+    if scanner.selected() == "compiled":
+        begin, end = frames.header_begin, frames.payload_begin
+        found = rows.view(np.uint8)
+        scanner.compiled_slices.find_lines(frames.buffer, begin, end, *MARKER_STARTS, found)
+    else:
+        rows[marker_candidates(header_blocks(frames))] = True
+    return rows
 
 
 def header_blocks(frames: Frames) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Types of the compiled copies of slices (``compiled_slices.pyx``)."""
+"""Types of the compiled work on slices (``compiled_slices.pyx``)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,4 +22,21 @@ def copy(
 
     Raises:
         ValueError: the arrays have other lengths, or ``data`` has more than 2 GiB.
+    """
+
+def find_lines(
+    buffer: bytes | memoryview,
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    one: bytes,
+    other: bytes,
+    found: NDArray[np.uint8],
+) -> None:
+    """Set ``found[i]`` to whether ``buffer[begin[i]:end[i]]`` has a line feed and then a text.
+
+    Args:
+        one, other: the two texts, of the same length.
+
+    Raises:
+        ValueError: the arrays or texts have other lengths, or a slice is not within the buffer.
     """

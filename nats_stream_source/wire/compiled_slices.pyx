@@ -1,16 +1,17 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Copy a slice of every frame into one Arrow array: the compiled way of ``wire/arrow_slices.py``.
+"""Work on a slice of every frame: the compiled way of ``wire/arrow_slices.py`` and others.
 
 Arrow's ``take`` reads the positions, an index and the bytes in three passes, and a prefix of the
-slices is compared and cut in others. ``copy`` does all of it in one pass.
+slices is compared and cut in others. ``copy`` does all of it in one pass, into one Arrow array.
+``find_lines`` finds the few header blocks that can be those of markers, without a copy of all.
 
-Bounds. Positions come from another module, so ``copy`` compares each slice with the buffer, and the
+Bounds. Positions come from another module, so each slice is compared with the buffer, and the
 copied bytes with ``data``. A short slice is copied as ``_SHORT`` bytes, which needs no call, where
 both memories have so many; the next slice overwrites the excess.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 cdef enum:
     _SHORT = 32
@@ -59,3 +60,37 @@ def copy(
         at += length
         stops[i + 1] = <int32_t> at
     return count
+
+
+def find_lines(
+    const uint8_t[::1] buffer, const int64_t[::1] begin, const int64_t[::1] end,
+    const uint8_t[::1] one, const uint8_t[::1] other, uint8_t[::1] found,
+):
+    """Find the slices with a line that starts with one of two texts; see the stub file."""
+    cdef Py_ssize_t count = begin.shape[0], size = buffer.shape[0], width = one.shape[0], i
+    cdef const uint8_t *at
+    cdef const uint8_t *last
+    if end.shape[0] != count or found.shape[0] != count or width < 1 or other.shape[0] != width:
+        raise ValueError(
+            f"could not search slices: {count} begins, {end.shape[0]} ends, {found.shape[0]} "
+            f"results and texts of {width} and {other.shape[0]} bytes; expected equal numbers"
+        )
+    for i in range(count):
+        if not 0 <= begin[i] <= end[i] <= size:
+            raise ValueError(
+                f"could not search slice {begin[i]} to {end[i]}: the buffer has {size} bytes"
+            )
+        found[i] = False
+        # A line feed and the text follow each other within the slice.
+        if end[i] - begin[i] <= width:
+            continue
+        at = &buffer[begin[i]]
+        last = at + (end[i] - begin[i]) - width
+        while at < last:
+            at = <const uint8_t *> memchr(at, 10, last - at)
+            if at == NULL:
+                break
+            at += 1
+            if memcmp(at, &one[0], width) == 0 or memcmp(at, &other[0], width) == 0:
+                found[i] = True
+                break

@@ -110,7 +110,7 @@ def operations(blocks: pa.Array) -> pa.Array:
     Returns:
         ``pa.string()`` of the same length: 'PUT', 'DEL' or 'PURGE', never null.
     """
-    rows = _marker_candidates(blocks)
+    rows = marker_candidates(blocks)
     codes = np.zeros(len(blocks), np.int32)
     if rows.size:
         # Markers mostly share a few different blocks: each of them is parsed once.
@@ -121,12 +121,12 @@ def operations(blocks: pa.Array) -> pa.Array:
 
 
 _NAMES = ["PUT", "DEL", "PURGE"]
-_NAME_STARTS = [
-    np.frombuffer(name[:8].encode(), np.int64)[0] for name in (KV_OPERATION, MARKER_REASON)
-]
+MARKER_STARTS = (KV_OPERATION[:8].encode(), MARKER_REASON[:8].encode())
+"""In the header block of a marker, one of these follows a line feed."""
+_NAME_STARTS = [np.frombuffer(start, np.int64)[0] for start in MARKER_STARTS]
 
 
-def _marker_candidates(blocks: pa.Array) -> NDArray[np.intp]:
+def marker_candidates(blocks: pa.Array) -> NDArray[np.intp]:
     """Return the blocks with a line that starts like one of the two names, and a few others."""
     if blocks.null_count:
         blocks = blocks.fill_null(b"")

@@ -52,10 +52,9 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.subjects import RESERVED, is_literal
-from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
+from nats_stream_source.wire.columns import ack_tokens, entry_operations, subjects
 from nats_stream_source.wire.encode import encode_delivery
-from nats_stream_source.wire.frames import FrameKind, Framer, Frames
-from nats_stream_source.wire.headers import operations
+from nats_stream_source.wire.frames import Framer, Frames
 
 T = TypeVar("T")
 
@@ -305,9 +304,9 @@ class Watch:
         if not self._include_reserved:
             reserved = pc.starts_with(subjects(frames), self.bucket.prefix + RESERVED)
             keep &= ~reserved.to_numpy(zero_copy_only=False)
-        if self.options.ignore_deletes and (frames.kind == FrameKind.HMSG).any():
-            is_put = pc.equal(operations(header_blocks(frames)), "PUT")
-            keep &= is_put.to_numpy(zero_copy_only=False)
+        operation = entry_operations(frames) if self.options.ignore_deletes else None
+        if operation is not None:
+            keep &= pc.equal(operation, "PUT").to_numpy(zero_copy_only=False)
         return frames if keep.all() else frames.select(keep)
 
     # -- end of the initial values --------------------------------------------------------------

@@ -19,10 +19,15 @@ from nats_stream_source.spark.formats.rows import (
     timestamp_column,
 )
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
+from nats_stream_source.wire.columns import (
+    ack_tokens,
+    entry_operations,
+    header_blocks,
+    payloads,
+    subjects,
+)
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.header_columns import HEADERS, header_maps
-from nats_stream_source.wire.headers import operations
 
 _START_OPTIONS = {
     DeliverPolicy.ALL: "includeHistory",
@@ -114,11 +119,11 @@ class KvFormat(FormatAdapter):
         put, operation = None, constant_column("PUT", pa.string(), count)
         blocks = None
         if (frames.payload_begin > frames.header_begin).any():
-            blocks = header_blocks(frames)
-            operation = operations(blocks)
-            put = pc.equal(operation, "PUT")
-            if not pc.all(put).as_py():
+            if (marked := entry_operations(frames)) is not None:
+                operation, put = marked, pc.equal(marked, "PUT")
                 value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
+            if self.common.include_headers:
+                blocks = header_blocks(frames)
         columns = [
             constant_column(bucket, pa.string(), count),
             key,

@@ -95,6 +95,19 @@ def test_arrays_of_other_lengths_are_refused() -> None:
 
 
 @needs_compiled
+@pytest.mark.parametrize(
+    ("begin", "end", "found"), [([-1], [3], 1), ([3], [2], 1), ([0], [9], 1), ([0], [1], 2)]
+)
+def test_a_search_outside_of_the_buffer_is_refused(
+    begin: list[int], end: list[int], found: int
+) -> None:
+    result = np.empty(found, np.uint8)
+    arguments = (positions(begin), positions(end), b"ab", b"cd", result)
+    with pytest.raises(ValueError, match="could not search slice"):
+        scanner.compiled_slices.find_lines(b"\nabcdef.", *arguments)
+
+
+@needs_compiled
 @pytest.mark.skipif(sys.platform == "win32", reason="guarded pages are those of POSIX")
 def test_nothing_outside_of_the_memory_is_read_or_written() -> None:
     """Slices at each distance from the ends of guarded memory, of a length around the short one."""
@@ -113,5 +126,14 @@ def test_nothing_outside_of_the_memory_is_read_or_written() -> None:
         "            buffer = getattr(source, way)(text)\n"
         "            assert compiled_slices.copy(buffer, first, last, b'', offsets, data) == 1\n"
         "            assert data.tobytes() == text[begin:]\n"
+        "text, found = b'\\n' * 9 + b'abcd', np.empty(1, np.uint8)\n"
+        "for begin in range(len(text)):\n"
+        "    for end in range(begin, len(text) + 1):\n"
+        "        for way in ('at_start', 'at_end'):\n"
+        "            first, last = np.array([0]), np.array([end - begin])\n"
+        "            buffer = getattr(source, way)(text[begin:end])\n"
+        "            compiled_slices.find_lines(buffer, first, last, b'abcd', b'\\n\\nab', found)\n"
+        "            part = text[begin:end]\n"
+        "            assert found[0] == (b'\\nabcd' in part or b'\\n\\n\\nab' in part)\n"
     )
     run(code)

@@ -11,16 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import arrow_slices
+from nats_stream_source.wire import arrow_slices, scanner
 from nats_stream_source.wire.columns import (
     AckTokens,
     ack_tokens,
+    entry_operations,
     header_blocks,
     is_delivery,
     payloads,
     subjects,
 )
 from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.headers import operations
+from tests.unit.wire.reference.streams import using
+from tests.unit.wire.test_headers import OPERATIONS
 
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
 V1 = b"$JS.ACK.KV_fleet.con_1.2.1007.33.1732150000123456789.44"
@@ -92,6 +96,42 @@ def test_columns_of_a_selection_in_any_order(index: list[int]) -> None:
 def test_columns_do_not_hold_the_buffer() -> None:
     frames = frames_of(msg(b"a", bytes(100_000)), msg(b"b", b"small")).select(slice(1, 2))
     assert payloads(frames).get_total_buffer_size() < 1000
+
+
+HEADER_BLOCKS = [raw or b"" for raw, _ in OPERATIONS]
+
+
+@pytest.mark.parametrize("way", scanner.available())
+def test_entry_operations(way: scanner.Scanner) -> None:
+    expected = [operation for _, operation in OPERATIONS]
+    frames = frames_of(*(msg(b"a", b"x\r\nKV-Operation: DEL", V1, raw) for raw in HEADER_BLOCKS))
+    with using(way):
+        found = entry_operations(frames)
+        assert found is not None
+        assert found.type == pa.string()
+        assert found.to_pylist() == expected
+        index = np.array([i for i, operation in enumerate(expected) if operation == "PUT"])
+        # Blocks that only look like those of markers.
+        assert set((entry_operations(frames.select(index)) or pa.array(["PUT"])).to_pylist()) == {
+            "PUT"
+        }
+        assert entry_operations(frames_of(msg(b"a", b"\nKV-Operation: DEL"))) is None
+        assert entry_operations(Framer().feed(b"")) is None
+
+
+LINES = [b"NATS/1.0", b"\r\n", b"\n", b"KV-Operation", b"KV-Opera", b": DEL", b": MaxAge", b"x"]
+LINES += [b"Nats-Marker-Reason", b"K"]
+LINE_LISTS = st.lists(st.lists(st.sampled_from(LINES), max_size=9).map(b"".join), max_size=6)
+
+
+@given(LINE_LISTS)
+def test_any_entry_operations(blocks: list[bytes]) -> None:
+    frames = frames_of(*(msg(b"a", b"x", V1, raw) for raw in blocks))
+    expected = operations(pa.array(blocks, pa.binary())).to_pylist()
+    for way in scanner.available():
+        with using(way):
+            found = entry_operations(frames)
+        assert (["PUT"] * len(blocks) if found is None else found.to_pylist()) == expected
 
 
 def test_no_frames() -> None:
