@@ -79,6 +79,8 @@ def entry_operations(frames: Frames) -> pa.Array | None:
     Most header blocks are not those of markers, and are not copied if the compiled scanner is
     selected (``wire/scanner.py``).
     """
+    if not (frames.payload_begin > frames.header_begin).any():
+        return None
     rows = _marker_rows(frames)
     if not rows.any():
         return None

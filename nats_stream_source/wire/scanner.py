@@ -6,8 +6,9 @@ one of the process: ``connection/frame_scanner.py`` reads it from the environmen
 
 Theory of operation. The compiled scanner accepts frames as servers write them, and stops at other
 bytes. ``scan.parse_frame``, the definition, parses one frame there, or raises ProtocolError. So
-both scanners accept the same frames and raise the same errors. It first finds at most
-``_FIRST_COLUMNS`` frames, from which the number of columns for the whole block is estimated.
+both scanners accept the same frames and raise the same errors. The compiled one first finds at
+most ``_FIRST_COLUMNS`` frames, from which the number of columns for the whole block is estimated.
+With it, ``compiled_slices`` copies and searches the fields of frames (``wire/columns.py``).
 """
 
 from __future__ import annotations
@@ -53,10 +54,7 @@ class Columns:
 
     def __init__(self, expected: int = 0, pool: BufferPool | None = None) -> None:
         self.count = 0
-        if pool is None:
-            self.table = _new_table(max(expected, _FIRST_COLUMNS))
-        else:
-            self.table = pool.table(scan.FIELDS + scan.ACKS, max(expected, _FIRST_COLUMNS))
+        self.table = _new_table(max(expected, _FIRST_COLUMNS), pool)
 
     def grow(self, first: int, expected: int) -> None:
         """Continue in a new table, with the columns from ``first`` on.
@@ -73,8 +71,9 @@ class Columns:
         self.table, self.count = table, moved
 
 
-def _new_table(columns: int) -> scan.Table:
-    return np.empty((scan.FIELDS + scan.ACKS, columns), np.int64)
+def _new_table(columns: int, pool: BufferPool | None = None) -> scan.Table:
+    rows = scan.FIELDS + scan.ACKS
+    return np.empty((rows, columns), np.int64) if pool is None else pool.table(rows, columns)
 
 
 class FindFrames(Protocol):

@@ -9,7 +9,7 @@ parser never holds half a frame, and can be replaced at the end of any frame.
 nats-py reads at most 32 KiB at a time, through an asyncio stream that copies everything twice;
 cutting such small chunks costs more than all other work. So as soon as the read loop runs (the
 handshake and a TLS upgrade are complete), :class:`_BufferedReader` replaces the protocol under the
-stream. It receives up to a MiB at a time directly into the framer's memory, and the read loop's
+stream. It receives up to two MiB at a time directly into the framer's memory, and the read loop's
 ``read()`` only waits for that. Writing is unchanged. If the transport is not the known one
 (websocket, another version of nats-py), the tap takes chunks as they arrive.
 

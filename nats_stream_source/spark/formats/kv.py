@@ -27,7 +27,7 @@ from nats_stream_source.wire.columns import (
     subjects,
 )
 from nats_stream_source.wire.frames import Frames
-from nats_stream_source.wire.header_columns import HEADERS, header_maps
+from nats_stream_source.wire.header_columns import header_maps
 
 _START_OPTIONS = {
     DeliverPolicy.ALL: "includeHistory",
@@ -117,13 +117,9 @@ class KvFormat(FormatAdapter):
             ) from None
         value = pa.nulls(count, pa.binary()) if options.meta_only else payloads(frames)
         put, operation = None, constant_column("PUT", pa.string(), count)
-        blocks = None
-        if (frames.payload_begin > frames.header_begin).any():
-            if (marked := entry_operations(frames)) is not None:
-                operation, put = marked, pc.equal(marked, "PUT")
-                value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
-            if self.common.include_headers:
-                blocks = header_blocks(frames)
+        if (marked := entry_operations(frames)) is not None:
+            operation, put = marked, pc.equal(marked, "PUT")
+            value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
         columns = [
             constant_column(bucket, pa.string(), count),
             key,
@@ -137,7 +133,7 @@ class KvFormat(FormatAdapter):
         ]
         schema = KV_SCHEMA
         if self.common.include_headers:
-            columns.append(pa.nulls(count, HEADERS) if blocks is None else header_maps(blocks))
+            columns.append(header_maps(header_blocks(frames)))
             schema = KV_HEADERS_SCHEMA
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         return rows.filter(put) if options.ignore_deletes and put is not None else rows

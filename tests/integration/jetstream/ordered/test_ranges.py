@@ -49,6 +49,8 @@ async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> N
             reader = OrderedReader(link, request_for(filled.url, "b", 3000, **bounds))
             return [(len(frames), frames.nbytes) async for frames in reader.batches()]
 
+    by_rows = await sizes(batch_rows=200)
+    assert [rows for rows, _ in by_rows] == [200] * 15
     by_rows = await sizes(batch_rows=700)
     assert sum(rows for rows, _ in by_rows) == 3000
     # Or up to the end of a block of memory.
