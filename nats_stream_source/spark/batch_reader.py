@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import BatchReadKind, BatchSplit
+from nats_stream_source.spark.garbage_collection import exempt_modules
 from nats_stream_source.spark.input_partition import NatsInputPartition
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class BatchReader(DataSourceReader):
         from nats_stream_source.spark.reading.latest_values import read_latest_values
         from nats_stream_source.spark.reading.split_reader import read_splits
 
+        exempt_modules()
         if not isinstance(partition, NatsInputPartition):
             return iter(())  # Spark replaces an empty list by a partition of its own
         adapter = format_adapter(self._options)

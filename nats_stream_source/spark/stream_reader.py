@@ -24,6 +24,7 @@ from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.garbage_collection import exempt_modules
 from nats_stream_source.spark.input_partition import NatsInputPartition
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class StreamReader(DataSourceStreamReader):
         """The rows of the splits of one task."""
         from nats_stream_source.spark.reading.split_reader import read_splits
 
+        exempt_modules()
         assert isinstance(partition, NatsInputPartition)
         adapter, timeout = format_adapter(self._options), self._options.common.outage_timeout
         splits = [split for split in partition.splits if isinstance(split, Split)]

@@ -99,7 +99,7 @@ def is_delivery(frames: Frames) -> NDArray[np.bool_]:
 
 def other_frames(frames: Frames) -> list[int]:
     """Return the indices of the frames that are not deliveries; see :func:`is_delivery`."""
-    if not len(frames) or frames.acks[0].min() >= 0:
+    if frames.in_sequence or not len(frames) or frames.acks[0].min() >= 0:
         return []
     return [int(index) for index in np.flatnonzero(~is_delivery(frames))]
 
@@ -121,7 +121,7 @@ def with_acks(frames: Frames) -> Frames:
     Raises:
         ProtocolError: as :func:`ack_tokens`.
     """
-    if not len(frames) or frames.acks[0].min() >= 0:
+    if frames.in_sequence or not len(frames) or frames.acks[0].min() >= 0:
         return frames
     unparsed = np.flatnonzero(frames.acks[0] < 0)
     numbers = _parse_acks(frames.select(unparsed))

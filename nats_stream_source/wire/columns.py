@@ -24,6 +24,8 @@ from nats_stream_source.wire.arrow_slices import in_order, slices
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import MARKER_STARTS, marker_candidates, operations
 
+_NOT_ASCII = 0x80  # the lowest such byte
+
 __all__ = [
     "AckTokens",
     "ack_tokens",
@@ -52,6 +54,8 @@ def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Ar
     raw = slices(
         frames.buffer, frames.subject_begin, frames.subject_end, pa.binary(), after.encode()
     )
+    if _is_ascii(raw):
+        return raw.view(pa.string())
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
@@ -65,6 +69,12 @@ def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Ar
             except UnicodeDecodeError:
                 raise ProtocolError(f"invalid subject: {subject!r} is not UTF-8") from None
         raise
+
+
+def _is_ascii(values: pa.BinaryArray) -> bool:
+    """Return whether all bytes are ASCII; a cast to string would search each value for others."""
+    data = values.buffers()[2]
+    return data is None or bool(np.frombuffer(data, np.uint8).max(initial=0) < _NOT_ASCII)
 
 
 def payloads(frames: Frames) -> pa.Array:

@@ -5,6 +5,20 @@ from numpy.typing import NDArray
 
 FIELDS: int
 
+def in_sequence(
+    sid: NDArray[np.int64],
+    delivered: NDArray[np.int64],
+    stream_seq: NDArray[np.int64],
+    consumer_seq: NDArray[np.int64],
+) -> bool:
+    """Return whether frames are consecutive deliveries of one consumer; see ``Frames.in_sequence``.
+
+    Args: rows of ``scan.Table``, contiguous.
+
+    Raises:
+        ValueError: the rows have different lengths.
+    """
+
 def scan(
     buffer: bytes | memoryview, begin: int, size: int, table: NDArray[np.int64], count: int
 ) -> tuple[int, int, int]:

@@ -353,6 +353,37 @@ cdef inline bint _store(
     return True
 
 
+def in_sequence(
+    const int64_t[::1] sid, const int64_t[::1] delivered, const int64_t[::1] stream_seq,
+    const int64_t[::1] consumer_seq,
+):
+    """Find whether frames are consecutive deliveries of one consumer; see the stub file."""
+    cdef Py_ssize_t count = sid.shape[0], i
+    cdef bint broken = False
+    cdef const int64_t *sids
+    cdef const int64_t *streams
+    cdef const int64_t *consumers
+    cdef const int64_t *attempts
+    if not count == delivered.shape[0] == stream_seq.shape[0] == consumer_seq.shape[0]:
+        raise ValueError(
+            f"could not compare sequences: {count} sids, {delivered.shape[0]} deliveries, "
+            f"{stream_seq.shape[0]} and {consumer_seq.shape[0]} sequences; expected equal numbers"
+        )
+    if count == 0:
+        return False
+    sids, streams, consumers = &sid[0], &stream_seq[0], &consumer_seq[0]
+    attempts = &delivered[0]
+    if attempts[0] < 0:
+        return False
+    # Without a branch in the loop, which a C compiler then vectorizes.
+    for i in range(1, count):
+        broken |= attempts[i] < 0
+        broken |= sids[i] != sids[i - 1]
+        broken |= streams[i] <= streams[i - 1]
+        broken |= <uint64_t> consumers[i] - <uint64_t> consumers[i - 1] != 1
+    return not broken
+
+
 def scan(
     const uint8_t[::1] buffer, Py_ssize_t begin, Py_ssize_t size, int64_t[:, ::1] table,
     Py_ssize_t count,

@@ -181,7 +181,11 @@ class Cursor:
         self._idle_heartbeats = 0
 
     def deliver(
-        self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]
+        self,
+        consumer_seq: NDArray[np.int64],
+        stream_seq: NDArray[np.int64],
+        *,
+        in_sequence: bool = False,
     ) -> CursorAction:
         """Receive messages of the current consumer, in the order of arrival.
 
@@ -189,6 +193,8 @@ class Cursor:
             consumer_seq, stream_seq: the numbers of their ACK subjects, n each. Where the sequences
                 of a list do not grow, or consumer sequences are missing or repeated in it, the
                 reader makes another call.
+            in_sequence: the consumer sequences are known to be consecutive and the stream sequences
+                to grow (``Frames.in_sequence``).
 
         Raises:
             ProtocolError: the stream sequences do not grow although the consumer sequences do.
@@ -197,15 +203,16 @@ class Cursor:
             return _NO_ACTION
         if self.listing:
             return self._deliver_list(consumer_seq, stream_seq)
-        expected = np.arange(self.consumer_seq + 1, self.consumer_seq + 1 + len(consumer_seq))
-        gaps = np.flatnonzero(consumer_seq != expected)
-        contiguous = int(gaps[0]) if len(gaps) else len(consumer_seq)
-        if not contiguous:
+        if consumer_seq[0] != self.consumer_seq + 1:
             self.lost(Rebuild.GAP)
             return _NO_ACTION
+        contiguous = len(consumer_seq)
+        if not in_sequence:
+            gaps = np.flatnonzero(consumer_seq[1:] - consumer_seq[:-1] != 1)
+            contiguous = int(gaps[0]) + 1 if len(gaps) else contiguous
         stream_seq = stream_seq[:contiguous]
         previous = 0 if self._list_through else self._delivered
-        self._check_growth(previous, stream_seq)
+        self._check_growth(previous, stream_seq[:1] if in_sequence else stream_seq)
         self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))
         stop = int(np.searchsorted(stream_seq, self.end, side="right"))

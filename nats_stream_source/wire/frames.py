@@ -87,11 +87,14 @@ class Frames:
     Attributes:
         table: one column per frame, one row per field; see ``scan.Table``.
         adjacent: whether each frame is known to start where the one before it stops.
+        in_sequence: whether the frames are known to be consecutive deliveries of one consumer, with
+            parsed numbers; see ``scanner.in_sequence``. What it implies is not verified again.
     """
 
     buffer: Buffer
     table: scan.Table
     adjacent: bool = False
+    in_sequence: bool = False
 
     begin = _Row(0)
     stop = _Row(1)
@@ -136,8 +139,9 @@ class Frames:
     def select(self, index: NDArray[Any] | slice) -> Frames:
         """Return some frames, by a bool mask, integer indices or a slice. Shares the buffer."""
         if isinstance(index, slice):
-            adjacent = self.adjacent and index.step in (None, 1)
-            return Frames(self.buffer, _read_only(self.table[:, index]), adjacent)
+            successive = index.step in (None, 1)
+            adjacent, in_sequence = self.adjacent and successive, self.in_sequence and successive
+            return Frames(self.buffer, _read_only(self.table[:, index]), adjacent, in_sequence)
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         # Not indexing, which would return the rows in pieces.
@@ -215,7 +219,13 @@ class Frames:
         adjacent = all(part.adjacent for part in filled) and all(
             one.stop[-1] == other.begin[0] for one, other in itertools.pairwise(filled)
         )
-        return Frames(parts[0].buffer, _read_only(table), adjacent)
+        in_sequence = all(part.in_sequence for part in filled) and all(
+            one.sid[-1] == other.sid[0]
+            and one.acks[1, -1] < other.acks[1, 0]
+            and one.acks[2, -1] + 1 == other.acks[2, 0]
+            for one, other in itertools.pairwise(filled)
+        )
+        return Frames(parts[0].buffer, _read_only(table), adjacent, in_sequence)
 
 
 _BEGIN, _STOP = 0, 1
@@ -340,7 +350,9 @@ class Framer:
             self._failed = True
             raise
         self._searched = self._end
-        return Frames(block, _read_only(table), adjacent=True) if table.size else _NO_FRAMES
+        if not table.size:
+            return _NO_FRAMES
+        return Frames(block, _read_only(table), True, scanner.in_sequence(table))
 
     def _may_have_frame(self) -> bool:
         if self._needed or self.pending >= scan.MAX_LINE:

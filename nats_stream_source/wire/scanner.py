@@ -131,6 +131,21 @@ def find_frames_numpy(
     return scan.find_frames(buffer, begin, size)
 
 
+def in_sequence(table: scan.Table) -> bool:
+    """Return whether the frames are consecutive deliveries of one consumer.
+
+    They have one sid, parsed ACK numbers, consecutive consumer sequences and growing stream
+    sequences.
+    """
+    sid, (delivered, stream_seq, consumer_seq) = table[3], table[scan.FIELDS : scan.FIELDS + 3]
+    if _selected == "compiled":
+        return compiled_scan.in_sequence(sid, delivered, stream_seq, consumer_seq)
+    if not sid.size or sid.min() != sid.max() or delivered.min() < 0:
+        return False
+    grows = stream_seq[1:] > stream_seq[:-1]
+    return bool(grows.all() and (consumer_seq[1:] - consumer_seq[:-1] == 1).all())
+
+
 def available() -> tuple[Scanner, ...]:
     """Return the scanners of this installation, the fastest one first."""
     return get_args(Scanner) if compiled_scan is not None else ("numpy",)

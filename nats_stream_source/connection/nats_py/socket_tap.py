@@ -9,9 +9,10 @@ parser never holds half a frame, and can be replaced at the end of any frame.
 nats-py reads at most 32 KiB at a time, through an asyncio stream that copies everything twice;
 cutting such small chunks costs more than all other work. So as soon as the read loop runs (the
 handshake and a TLS upgrade are complete), :class:`_BufferedReader` replaces the protocol under the
-stream. It receives up to two MiB at a time directly into the framer's memory, and the read loop's
-``read()`` only waits for that. Writing is unchanged. If the transport is not the known one
-(websocket, another version of nats-py), the tap takes chunks as they arrive.
+stream. It receives up to two MiB at a time directly into the framer's memory. Deliveries of one
+consumer, the usual content of a large read, go to their inbox within the transport's call; the read
+loop's ``read()`` waits for other frames. Writing is unchanged. If the transport is not the known
+one (websocket, another version of nats-py), the tap takes chunks as they arrive.
 
 A read costs as much as hundreds of small frames. While a *bulk* inbox receives small frames, the
 tap waits ``_ACCUMULATE`` seconds between medium reads, in which more bytes arrive in the socket.
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
@@ -150,6 +152,8 @@ class _Tap:
         self._framer = Framer()
         self._buffered: _BufferedReader | None = None
         self._started = False
+        self._received: deque[Frames] = deque()  # for the read loop, and in its hands
+        self._failure: Exception | None = None
 
     def reset(self) -> None:
         # With a new framer: the old connection may still receive bytes while it closes.
@@ -173,18 +177,52 @@ class _Tap:
         if not self._started:
             self._started = True
             data += await self._install_reader()
-            frames = self._framer.feed(data)
+            await self._dispatch(self._framer.feed(data))
         elif self._buffered is None:
-            frames = self._framer.feed(data)
+            await self._dispatch(self._framer.feed(data))
         else:
+            received = self._received  # a reset during the dispatch replaces it
+            while received:
+                await self._dispatch(received[0])
+                received.popleft()
+            if self._failure is not None:
+                raise self._failure
+
+    def deliver(self, buffered: _BufferedReader) -> bool:
+        """Find the frames of a read; returns whether the read loop is not needed for them.
+
+        The read loop needs another turn of the event loop and a task's switch. So deliveries are
+        put into their inbox here, unless the read loop has earlier frames.
+        """
+        if buffered is not self._buffered or self._failure is not None:
+            return False  # the connection is an old one, or about to be one
+        try:
             frames = self._framer.frames()
+        # Any exception: it is that of the read loop, which reconnects (see parse). Here it would
+        # end the transport only.
+        except Exception as error:
+            self._failure = error
+            return False
+        inbox = self.inboxes.get(int(frames.sid[0])) if frames.in_sequence else None
+        if self._received or (inbox is None and len(frames)):
+            self._received.append(frames)
+            return False
+        self.reads += 1
+        if inbox is not None:
+            inbox.put(frames)
+            if inbox.bulk:
+                buffered.accumulate(len(frames))
+        return True
+
+    async def _dispatch(self, frames: Frames) -> None:
+        """Put frames into their inboxes; pass the others on to nats-py's parser."""
         if not len(frames):
             return
         # Consecutive frames with the same sid, in the order in which they were received.
         start = 0
         bulk = False
         sids, borders = frames.sid, []
-        if sids.min() != sids.max():
+        if not frames.in_sequence and sids.min() != sids.max():
             borders = (np.flatnonzero(np.diff(sids)) + 1).tolist()
         for stop in [*borders, len(frames)]:
             sid = int(frames.sid[start])
@@ -219,7 +257,7 @@ class _Tap:
         # No other task runs in between: after EOF the stream returns its buffer at once.
         reader.feed_eof()
         before = await reader.read()
-        self._buffered = _BufferedReader(self._framer, writer.transport)
+        self._buffered = _BufferedReader(self._framer, writer.transport, self.deliver)
         writer.transport.set_protocol(self._buffered)
         transport._io_reader = self._buffered  # type: ignore[assignment]
         return before
@@ -229,10 +267,19 @@ class _BufferedReader(asyncio.BufferedProtocol):
     """Receives into a framer's memory: protocol and reader of an asyncio stream in one.
 
     The stream's own protocol stays behind it, since writing waits for that protocol's events.
+
+    Args:
+        deliver: called after each read; returns whether :meth:`read` need not return for it.
     """
 
-    def __init__(self, framer: Framer, transport: asyncio.WriteTransport) -> None:
+    def __init__(
+        self,
+        framer: Framer,
+        transport: asyncio.WriteTransport,
+        deliver: Callable[[_BufferedReader], bool],
+    ) -> None:
         self._framer = framer
+        self._deliver = deliver
         self._transport: Any = transport
         self._behind: Any = transport.get_protocol()
         self._unread = self._taken = 0
@@ -244,7 +291,7 @@ class _BufferedReader(asyncio.BufferedProtocol):
     # -- what nats-py's read loop calls ---------------------------------------------------------
 
     async def read(self, _limit: int) -> bytes:
-        """Wait for received bytes, which the framer has, or for EOF. Returns ``b""`` always."""
+        """Wait for frames that ``deliver`` left, or for EOF. Returns ``b""`` always."""
         if not self._unread and not self._ended:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
@@ -260,7 +307,7 @@ class _BufferedReader(asyncio.BufferedProtocol):
         return b""
 
     def accumulate(self, frames: int) -> None:
-        """Leave the next bytes in the socket for a moment, if the last :meth:`read` was medium.
+        """Leave the next bytes in the socket for a moment, if the last read was medium.
 
         Args:
             frames: the number of frames of that read.
@@ -287,6 +334,10 @@ class _BufferedReader(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._framer.received(nbytes)
+        if not self._unread:
+            self._taken = nbytes
+        if self._deliver(self):
+            return
         self._unread += nbytes
         if self._unread > _MAX_UNREAD and not self._paused:
             self._paused = True

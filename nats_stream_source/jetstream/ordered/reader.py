@@ -261,12 +261,16 @@ class OrderedReader:
         frames = with_acks(frames)  # the caller of ``batches`` gets the parsed ACK subjects too
         tokens = ack_tokens(frames)
         boundaries: list[int] = []
-        if self.request.last_per_subject:
+        if self.request.last_per_subject and not frames.in_sequence:
             seqs = tokens.stream_seq
             ends = (np.diff(seqs) <= 0) | (np.diff(tokens.consumer_seq) != 1)
             boundaries = (np.flatnonzero(ends) + 1).tolist()
         for begin, end in itertools.pairwise((0, *boundaries, len(frames))):
-            step = self.cursor.deliver(tokens.consumer_seq[begin:end], tokens.stream_seq[begin:end])
+            step = self.cursor.deliver(
+                tokens.consumer_seq[begin:end],
+                tokens.stream_seq[begin:end],
+                in_sequence=frames.in_sequence,
+            )
             if step.stop > step.first:
                 rows = slice(begin + step.first, begin + step.stop)
                 self._keep(frames.select(rows), tokens.stream_seq[rows], step.rows)

@@ -16,6 +16,8 @@ from nats_stream_source.spark.formats.rows import (
     KV_SCHEMA,
     constant_column,
     created_column,
+    initial_column,
+    integer_column,
     timestamp_column,
 )
 from nats_stream_source.spark.formats.splits import Split
@@ -124,11 +126,11 @@ class KvFormat(FormatAdapter):
             constant_column(bucket, pa.string(), count),
             key,
             value,
-            pa.array(tokens.stream_seq),
+            integer_column(tokens.stream_seq),
             timestamp_column(tokens.timestamp_ns),
             operation,
-            pa.array(tokens.pending),
-            pa.array(tokens.stream_seq <= split.initial_through),
+            integer_column(tokens.pending),
+            initial_column(tokens.stream_seq, split.initial_through),
             created_column(split.created, count),
         ]
         schema = KV_SCHEMA

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.header_columns import HEADERS
 
+_INT64 = pa.int64()
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 KV_SCHEMA = pa.schema(
@@ -48,7 +49,7 @@ STREAM_HEADERS_SCHEMA = STREAM_SCHEMA.append(_HEADERS_FIELD)
 
 
 @functools.lru_cache(maxsize=16)
-def constant_column(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+def constant_column(value: str | int | bool, kind: pa.DataType, count: int) -> pa.Array:
     """``value`` in each of ``count`` rows; cached, since most batches repeat value and length."""
     return pa.repeat(pa.scalar(value, kind), count)
 
@@ -61,4 +62,21 @@ def created_column(stream_created: str, count: int) -> pa.Array:
 
 def timestamp_column(timestamp_ns: NDArray[np.int64]) -> pa.Array:
     """Nanoseconds since 1970 as Spark timestamps, floored to microseconds."""
-    return pa.array(timestamp_ns // 1000, pa.int64()).view(_TIMESTAMP)
+    return integer_column(timestamp_ns // 1000, _TIMESTAMP)
+
+
+def integer_column(values: NDArray[np.int64], kind: pa.DataType = _INT64) -> pa.Array:
+    """Integers as a column of 64 bits, without a copy and without nulls."""
+    # pa.array() costs several times as much for a batch: it searches NumPy's and pandas' types.
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, values.size, [None, buffer], null_count=0)
+
+
+def initial_column(sequences: NDArray[np.int64], initial_through: int) -> pa.Array:
+    """Whether each sequence is at most ``initial_through``; usually all or none are."""
+    count = sequences.size
+    if count and sequences.max() <= initial_through:
+        return constant_column(True, pa.bool_(), count)
+    if count and sequences.min() > initial_through:
+        return constant_column(False, pa.bool_(), count)
+    return pa.array(sequences <= initial_through)

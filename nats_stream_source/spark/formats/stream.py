@@ -31,6 +31,7 @@ from nats_stream_source.spark.formats.rows import (
     STREAM_SCHEMA,
     constant_column,
     created_column,
+    integer_column,
     timestamp_column,
 )
 from nats_stream_source.spark.formats.splits import Split
@@ -155,7 +156,7 @@ class StreamFormat(FormatAdapter):
             # A server accepts any bytes; one such message must not make a stream unreadable.
             subjects(frames, replace=True),
             pa.nulls(count, pa.binary()) if self.headers_only else payloads(frames),
-            pa.array(tokens.stream_seq),
+            integer_column(tokens.stream_seq),
             timestamp_column(tokens.timestamp_ns),
             created_column(split.created, count),
         ]

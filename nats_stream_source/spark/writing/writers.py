@@ -29,6 +29,7 @@ from pyspark.sql.types import StructType
 
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
+from nats_stream_source.spark.garbage_collection import exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,6 +119,7 @@ def _write(
 ) -> NatsCommitMessage:
     from nats_stream_source.spark.writing.task import write_task
 
+    exempt_modules()
     context = TaskContext.get()
     assert context is not None, "Spark calls writers in tasks"
     result = write_task(options, batches, job=job, partition=context.partitionId())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,7 +24,13 @@ def deliver(target: Cursor, *pairs: tuple[int, int]) -> list[int]:
     """Deliver (consumer_seq, stream_seq) pairs; the stream sequences that are kept."""
     consumer_seq = np.array([pair[0] for pair in pairs], dtype=np.int64)
     stream_seq = np.array([pair[1] for pair in pairs], dtype=np.int64)
+    in_sequence = bool((np.diff(consumer_seq) == 1).all() and (np.diff(stream_seq) > 0).all())
+    # With and without the caller's knowledge the cursor does the same.
+    other = copy.deepcopy(target)
     step = target.deliver(consumer_seq, stream_seq)
+    if in_sequence:
+        same = other.deliver(consumer_seq, stream_seq, in_sequence=True)
+        assert (same.first, same.stop, repr(other)) == (step.first, step.stop, repr(target))
     rows = stream_seq[step.first : step.stop]
     return (rows if step.rows is None else rows[step.rows]).tolist()
 

@@ -95,6 +95,38 @@ def test_chain_of_adjacent_reads_is_a_view() -> None:
         assert not np.shares_memory(chained.table, parts[0].table)
 
 
+def acked(*sequences: tuple[int, int], sid: int = 1) -> bytes:
+    """Deliveries with these stream and consumer sequences."""
+    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4"
+    return b"".join(msg(b"a", sid, b"x", reply % pair) for pair in sequences)
+
+
+def test_deliveries_in_sequence() -> None:
+    """The property holds for adjacent frames only, and is not verified again."""
+    framer = Framer()
+    one, two = framer.feed(acked((5, 1), (7, 2), (8, 3))), framer.feed(acked((9, 4), (12, 5)))
+    assert one.in_sequence
+    assert two.in_sequence
+    assert one.select(slice(1, 3)).in_sequence
+    assert not one.select(slice(0, 3, 2)).in_sequence
+    assert not one.select(np.array([0, 1])).in_sequence
+    assert Frames.chain([one, two]).in_sequence
+    assert Frames.chain([one.select(slice(0, 0)), two]).in_sequence is two.in_sequence
+    for parts in ([two, one], [one.select(slice(0, 2)), two], [one, one]):
+        assert not Frames.chain(parts).in_sequence
+    for stream in (
+        acked((5, 1), (7, 3)),
+        acked((5, 1), (4, 2)),
+        acked((5, 1)) + acked((6, 2), sid=2),
+        acked((5, 1)) + b"PING\r\n",
+        acked((5, 1)) + msg(b"a", 1, b"x", b"_INBOX.1"),
+        b"PING\r\n",
+    ):
+        assert not Framer().feed(stream).in_sequence
+    assert not Frames.chain([one, framer.feed(acked((13, 4), sid=2))]).in_sequence
+    assert not Frames.chain([one, framer.feed(acked((8, 4)))]).in_sequence
+
+
 @random_settings
 @given(stream=random_streams, data=st.data())
 def test_join_of_any_selection(stream: bytes, data: st.DataObject) -> None:

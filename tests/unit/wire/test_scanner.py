@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -195,6 +196,72 @@ def test_reads_of_a_block_share_a_table() -> None:
             tables.append(table)
     assert len({id(table.base) for table in tables}) == 1
     assert np.concatenate(tables, axis=1)[3].tolist() == list(range(3000))
+
+
+# -- deliveries in sequence ------------------------------------------------------------------------
+
+Row = tuple[int, int, int, int]  # sid, delivered, stream_seq, consumer_seq
+
+
+def table_of(rows: list[Row]) -> scan.Table:
+    table = np.full((scan.FIELDS + scan.ACKS, len(rows)), -1, np.int64)
+    table[[3, *range(scan.FIELDS, scan.FIELDS + 3)]] = np.array(rows, np.int64).reshape(-1, 4).T
+    return table
+
+
+def is_in_sequence(rows: list[Row]) -> bool:
+    """The definition."""
+    return (
+        bool(rows)
+        and all(row[0] == rows[0][0] and row[1] >= 0 for row in rows)
+        and all(a[2] < b[2] and a[3] + 1 == b[3] for a, b in itertools.pairwise(rows))
+    )
+
+
+@pytest.mark.parametrize("name", scanner.available())
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], False),
+        ([(4, 1, 7, 1)], True),
+        ([(4, -1, -1, -1)], False),  # a frame without ACK numbers
+        ([(4, 1, 7, 1), (4, 1, 9, 2), (4, 2, 10, 3)], True),
+        ([(4, 1, 7, 1), (5, 1, 9, 2)], False),
+        ([(4, 1, 7, 1), (4, -1, 9, 2)], False),
+        ([(4, 1, 7, 1), (4, 1, 7, 2)], False),
+        ([(4, 1, 7, 1), (4, 1, 6, 2)], False),
+        ([(4, 1, 7, 1), (4, 1, 8, 3)], False),
+        ([(4, 1, 7, 1), (4, 1, 8, 1)], False),
+    ],
+)
+def test_deliveries_in_sequence(name: scanner.Scanner, rows: list[Row], expected: bool) -> None:
+    with using(name):
+        assert scanner.in_sequence(table_of(rows)) is expected
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 39), st.integers(0, 3), st.integers(-1, 9)), max_size=2),
+)
+def test_any_deliveries_in_sequence(steps: list[int], changes: list[tuple[int, int, int]]) -> None:
+    sequences = itertools.accumulate(steps)
+    rows = [[4, 1, stream_seq, i] for i, stream_seq in enumerate(sequences, 1)]
+    for row, field, value in changes:
+        if row < len(rows):
+            rows[row][field] = value
+    whole = [(a, b, c, d) for a, b, c, d in rows]
+    for name in scanner.available():
+        with using(name):
+            assert scanner.in_sequence(table_of(whole)) is is_in_sequence(whole)
+
+
+@needs_compiled
+def test_rows_of_different_lengths_are_refused() -> None:
+    rows = [np.ones(3, np.int64)] * 3
+    for short in range(4):
+        several = [*rows[:short], np.ones(2, np.int64), *rows[short:]]
+        with pytest.raises(ValueError, match="could not compare sequences"):
+            scanner.compiled_scan.in_sequence(*several)
 
 
 # -- safety ----------------------------------------------------------------------------------------

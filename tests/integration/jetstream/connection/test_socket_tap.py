@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -388,7 +389,7 @@ def received(reader: _BufferedReader, nbytes: int) -> None:
 )
 async def test_bytes_accumulate_after_a_medium_read(nbytes: int, frames: int, pauses: bool) -> None:
     transport: Any = FakeTransport()
-    reader = _BufferedReader(Framer(), transport)
+    reader = _BufferedReader(Framer(), transport, lambda _: False)
     received(reader, nbytes)
     assert await reader.read(1) == b""
     reader.accumulate(frames)
@@ -398,9 +399,55 @@ async def test_bytes_accumulate_after_a_medium_read(nbytes: int, frames: int, pa
     assert transport.calls == ["pause", "resume"] * pauses
 
 
+def delivery(number: int, sid: int = 1) -> bytes:
+    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4" % (number, number)
+    return b"MSG a %d %s 1\r\nx\r\n" % (sid, reply)
+
+
+async def test_deliveries_overtake_nothing() -> None:
+    """Deliveries go to their inbox at once, unless the read loop has earlier frames."""
+    client = tapped_client()
+    tap: Any = client._ps
+    reader: Any = mock.Mock()
+    tap._started, tap._buffered = True, reader
+    client._process_pong = mock.AsyncMock()  # type: ignore[method-assign]
+    arrived: list[int] = []
+    inbox: Any = mock.Mock(bulk=False)
+    inbox.put = lambda frames: arrived.extend(frames.acks[1].tolist())
+    tap.inboxes[1] = inbox
+
+    def receive(data: bytes, buffered: Any = reader) -> bool:
+        tap._framer.room()[: len(data)] = data
+        tap._framer.received(len(data))
+        needless: bool = tap.deliver(buffered)
+        return needless
+
+    assert receive(delivery(1) + delivery(2)[:-1])
+    assert receive(delivery(2)[-1:])
+    assert (arrived, tap.reads) == ([1, 2], 2)
+    assert not receive(b"PONG\r\n" + delivery(3))
+    assert not receive(delivery(4))
+    assert arrived == [1, 2]
+    await tap.parse()
+    assert (arrived, client._process_pong.await_count) == ([1, 2, 3, 4], 1)
+    assert receive(delivery(5))
+    assert not receive(delivery(1, sid=2))  # no inbox: nats-py may have the subscription
+    await tap.parse()
+    assert not receive(b"PONG\r\n" + delivery(6))
+    assert not receive(b"MSG of nothing\r\n")
+    assert not receive(delivery(7))
+    with pytest.raises(nats.errors.ProtocolError):
+        await tap.parse()
+    assert arrived == [1, 2, 3, 4, 5, 6]
+    tap.reset()
+    tap._buffered = reader
+    assert not receive(delivery(8), mock.Mock())  # the reader of an old connection
+    assert arrived[-1] == 6
+
+
 async def test_a_connection_that_is_lost_meanwhile_is_not_resumed() -> None:
     transport: Any = FakeTransport()
-    reader = _BufferedReader(Framer(), transport)
+    reader = _BufferedReader(Framer(), transport, lambda _: False)
     received(reader, 100 << 10)
     await reader.read(1)
     reader.accumulate(1000)

@@ -1,0 +1,31 @@
+"""Garbage collection in workers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from pyspark import TaskContext
+
+from nats_stream_source.spark.garbage_collection import exempt_modules
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("in_task", [True, False])
+def test_the_modules_of_a_worker_are_exempt(monkeypatch: pytest.MonkeyPatch, in_task: bool) -> None:
+    """Once per process, and not in a process that is not a worker."""
+    monkeypatch.setattr(TaskContext, "_taskContext", TaskContext() if in_task else None)
+    exempt_modules()
+    frozen = gc.get_freeze_count()
+    assert (frozen > 10_000) is in_task
+    later: list[list[int]] = [[] for _ in range(1000)]
+    exempt_modules()
+    assert gc.get_freeze_count() == frozen
+    assert len(later) == 1000
