@@ -4,8 +4,9 @@ Run it with ``python -m tests.unit.wire.reference.fuzz_scanners [SECONDS]``.
 
 Each case is a few frames that are cut, damaged or both. The compiled scanner must give the table of
 ``scan.parse_frame``, frame by frame, and the numbers of the ACK subjects; or both reject the bytes.
-The numpy scanner, the reference parser and the copies of slices judge one case in eight. Bytes
-after the given size, and a page that must not be read, follow each block.
+The numpy scanner, the reference parser, the copies of slices and the search for deliveries in
+sequence judge one case in eight. Bytes after the given size, and a page that must not be read,
+follow each block.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ def compare(data: bytes, chance: random.Random, block: GuardedBlock) -> None:
         assert [row[:11] for row in found[0]] == [row[:11] for row in expected[0]]
         for row, wanted in zip(found[0], expected[0], strict=True):
             assert row[11:] in (wanted[11:], NOT_PARSED)
-        compare_columns(view, np.array(expected[0], np.int64).reshape(-1, 16).T)
+        table = np.array(np.array(expected[0], np.int64).reshape(-1, 16).T, order="C")
+        compare_columns(view, table)
+        compare_sequences(table)
     try:
         frames, rest = parse(data[:size])
     except NotNatsError:
@@ -176,6 +179,15 @@ def compare_columns(view: memoryview, table: scan.Table) -> None:
             except ValueError as error:
                 found.append(str(error))
         assert found[0] == found[1]
+
+
+def compare_sequences(table: scan.Table) -> None:
+    """Compare whether the frames are deliveries in sequence."""
+    found = []
+    for way in ("compiled", "numpy"):
+        scanner.select(way)
+        found.append(scanner.in_sequence(table))
+    assert found[0] is found[1]
 
 
 def fuzz_scanners(seed: int, cases: int, block: GuardedBlock | None = None) -> None:
