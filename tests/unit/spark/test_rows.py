@@ -85,6 +85,7 @@ def test_markers_have_no_value_and_an_empty_value_is_one() -> None:
 def test_initial_values_end_where_they_were_said_to() -> None:
     assert column("initial") == [True, True, False, False]
     assert column("initial", initial_through=0) == [False] * 4
+    assert column("initial", initial_through=12) == [True] * 4
 
 
 def test_without_values() -> None:
