@@ -25,6 +25,7 @@ from nats_stream_source.connection.nats_py.socket_tap import (
     tapped_client,
 )
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.wire.ack_subject import ack_tokens
 from nats_stream_source.wire.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
 
@@ -399,9 +400,13 @@ async def test_bytes_accumulate_after_a_medium_read(nbytes: int, frames: int, pa
     assert transport.calls == ["pause", "resume"] * pauses
 
 
-def delivery(number: int, sid: int = 1) -> bytes:
-    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4" % (number, number)
-    return b"MSG a %d %s 1\r\nx\r\n" % (sid, reply)
+RUN = 64  # deliveries whose ACK numbers both scanners parse with the frames
+
+
+def deliveries(first: int, count: int = RUN, sid: int = 1) -> bytes:
+    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4"
+    line = b"MSG a %d " % sid + reply + b" 1\r\nx\r\n"
+    return b"".join(line % (number, number) for number in range(first, first + count))
 
 
 async def test_deliveries_overtake_nothing() -> None:
@@ -413,7 +418,7 @@ async def test_deliveries_overtake_nothing() -> None:
     client._process_pong = mock.AsyncMock()  # type: ignore[method-assign]
     arrived: list[int] = []
     inbox: Any = mock.Mock(bulk=False)
-    inbox.put = lambda frames: arrived.extend(frames.acks[1].tolist())
+    inbox.put = lambda frames: arrived.extend(ack_tokens(frames).stream_seq.tolist())
     tap.inboxes[1] = inbox
 
     def receive(data: bytes, buffered: Any = reader) -> bool:
@@ -422,27 +427,29 @@ async def test_deliveries_overtake_nothing() -> None:
         needless: bool = tap.deliver(buffered)
         return needless
 
-    assert receive(delivery(1) + delivery(2)[:-1])
-    assert receive(delivery(2)[-1:])
-    assert (arrived, tap.reads) == ([1, 2], 2)
-    assert not receive(b"PONG\r\n" + delivery(3))
-    assert not receive(delivery(4))
-    assert arrived == [1, 2]
+    second = deliveries(65)
+    assert receive(deliveries(1) + second[:9])
+    assert receive(second[9:20])
+    assert receive(second[20:])
+    assert (arrived, tap.reads) == ([*range(1, 129)], 3)
+    assert not receive(b"PONG\r\n" + deliveries(129, 1))
+    assert not receive(deliveries(130))
+    assert arrived[-1] == 128
     await tap.parse()
-    assert (arrived, client._process_pong.await_count) == ([1, 2, 3, 4], 1)
-    assert receive(delivery(5))
-    assert not receive(delivery(1, sid=2))  # no inbox: nats-py may have the subscription
+    assert (arrived, client._process_pong.await_count) == ([*range(1, 194)], 1)
+    assert receive(deliveries(194))
+    assert not receive(deliveries(1, sid=2))  # no inbox: nats-py may have the subscription
     await tap.parse()
-    assert not receive(b"PONG\r\n" + delivery(6))
+    assert not receive(b"PONG\r\n" + deliveries(258, 1))
     assert not receive(b"MSG of nothing\r\n")
-    assert not receive(delivery(7))
+    assert not receive(deliveries(259))
     with pytest.raises(nats.errors.ProtocolError):
         await tap.parse()
-    assert arrived == [1, 2, 3, 4, 5, 6]
+    assert arrived == [*range(1, 259)]
     tap.reset()
     tap._buffered = reader
-    assert not receive(delivery(8), mock.Mock())  # the reader of an old connection
-    assert arrived[-1] == 6
+    assert not receive(deliveries(259), mock.Mock())  # the reader of an old connection
+    assert arrived[-1] == 258
 
 
 async def test_a_connection_that_is_lost_meanwhile_is_not_resumed() -> None:
