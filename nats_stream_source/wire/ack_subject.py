@@ -99,7 +99,7 @@ def is_delivery(frames: Frames) -> NDArray[np.bool_]:
 
 def other_frames(frames: Frames) -> list[int]:
     """Return the indices of the frames that are not deliveries; see :func:`is_delivery`."""
-    if frames.in_sequence or not len(frames) or frames.acks[0].min() >= 0:
+    if _are_parsed(frames):
         return []
     return [int(index) for index in np.flatnonzero(~is_delivery(frames))]
 
@@ -121,11 +121,16 @@ def with_acks(frames: Frames) -> Frames:
     Raises:
         ProtocolError: as :func:`ack_tokens`.
     """
-    if frames.in_sequence or not len(frames) or frames.acks[0].min() >= 0:
+    if _are_parsed(frames):
         return frames
     unparsed = np.flatnonzero(frames.acks[0] < 0)
     numbers = _parse_acks(frames.select(unparsed))
     return frames.replace_acks(unparsed, numbers)
+
+
+def _are_parsed(frames: Frames) -> bool:
+    """Return whether the numbers of all reply subjects were parsed."""
+    return frames.in_sequence or not len(frames) or bool(frames.acks[0].min() >= 0)
 
 
 def _parse_acks(frames: Frames) -> Integers:

@@ -11,9 +11,10 @@ def in_sequence(
     stream_seq: NDArray[np.int64],
     consumer_seq: NDArray[np.int64],
 ) -> bool:
-    """Return whether frames are consecutive deliveries of one consumer; see ``Frames.in_sequence``.
+    """Return whether frames are consecutive deliveries of one consumer; see ``scanner``.
 
-    Args: rows of ``scan.Table``, contiguous.
+    Args:
+        sid, delivered, stream_seq, consumer_seq: rows of ``scan.Table``, contiguous.
 
     Raises:
         ValueError: the rows have different lengths.

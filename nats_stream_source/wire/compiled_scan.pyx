@@ -8,7 +8,8 @@ work for a frame depends on the length of its control line only: payloads are no
 
 The control lines of one consumer's deliveries repeat each other: the same sid, the same ACK subject
 up to its numbers, and numbers of the same widths. ``_repeats`` compares a line with the last one and
-parses its numbers at known positions. Other lines are parsed byte by byte.
+parses its numbers at known positions. Other lines are parsed byte by byte. ``in_sequence`` compares
+the numbers of found frames.
 
 Bounds. ``_word`` and ``_byte`` are the only functions that read the block. Both compare the
 position with the size, and bytes outside of the block read as 0, which no field accepts. ``_store``

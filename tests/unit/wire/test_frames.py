@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from nats_stream_source.wire.frames import FrameKind, Framer, Frames
 from nats_stream_source.wire.scanner import selected
 from tests.unit.wire.reference.frames import seen
-from tests.unit.wire.reference.streams import STREAMS, msg, random_settings, random_streams
+from tests.unit.wire.reference.streams import (
+    STREAMS,
+    deliveries,
+    msg,
+    random_settings,
+    random_streams,
+)
 
 IS_COMPILED = selected() == "compiled"
 
@@ -95,21 +101,10 @@ def test_chain_of_adjacent_reads_is_a_view() -> None:
         assert not np.shares_memory(chained.table, parts[0].table)
 
 
-RUN = 64  # deliveries whose ACK numbers both scanners parse with the frames
-
-
-def acked(stream_seq: int, consumer_seq: int, count: int = RUN, sid: int = 1) -> bytes:
-    """Deliveries from these sequences on; every other message of the stream."""
-    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4"
-    return b"".join(
-        msg(b"a", sid, b"x", reply % (stream_seq + 2 * i, consumer_seq + i)) for i in range(count)
-    )
-
-
 def test_deliveries_in_sequence() -> None:
     """The property holds for adjacent frames only, and is not verified again."""
     framer = Framer()
-    one, two = framer.feed(acked(10_000, 100)), framer.feed(acked(10_128, 164))
+    one, two = framer.feed(deliveries(100)), framer.feed(deliveries(164))
     assert one.in_sequence
     assert two.in_sequence
     assert one.select(slice(1, 3)).in_sequence
@@ -120,13 +115,13 @@ def test_deliveries_in_sequence() -> None:
     for parts in ([two, one], [one.select(slice(0, 2)), two], [one, one]):
         assert not Frames.chain(parts).in_sequence
     for other in (
-        acked(10_128, 165),
-        acked(10_126, 164),
-        acked(10_128, 164, sid=2),
+        deliveries(165, stream_seq=328),
+        deliveries(164, stream_seq=326),
+        deliveries(164, sid=2),
         b"PING\r\n",
         msg(b"a", 1, b"x", b"_INBOX.1"),
     ):
-        assert not Framer().feed(acked(10_000, 100) + other).in_sequence
+        assert not Framer().feed(deliveries(100) + other).in_sequence
         assert not Frames.chain([one, framer.feed(other)]).in_sequence
 
 

@@ -28,6 +28,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.wire.ack_subject import ack_tokens
 from nats_stream_source.wire.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
+from tests.unit.wire.reference.streams import deliveries
 
 pytestmark = pytest.mark.servers
 
@@ -400,15 +401,6 @@ async def test_bytes_accumulate_after_a_medium_read(nbytes: int, frames: int, pa
     assert transport.calls == ["pause", "resume"] * pauses
 
 
-RUN = 64  # deliveries whose ACK numbers both scanners parse with the frames
-
-
-def deliveries(first: int, count: int = RUN, sid: int = 1) -> bytes:
-    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4"
-    line = b"MSG a %d " % sid + reply + b" 1\r\nx\r\n"
-    return b"".join(line % (number, number) for number in range(first, first + count))
-
-
 async def test_deliveries_overtake_nothing() -> None:
     """Deliveries go to their inbox at once, unless the read loop has earlier frames."""
     client = tapped_client()
@@ -418,7 +410,7 @@ async def test_deliveries_overtake_nothing() -> None:
     client._process_pong = mock.AsyncMock()  # type: ignore[method-assign]
     arrived: list[int] = []
     inbox: Any = mock.Mock(bulk=False)
-    inbox.put = lambda frames: arrived.extend(ack_tokens(frames).stream_seq.tolist())
+    inbox.put = lambda frames: arrived.extend(ack_tokens(frames).consumer_seq.tolist())
     tap.inboxes[1] = inbox
 
     def receive(data: bytes, buffered: Any = reader) -> bool:

@@ -30,6 +30,21 @@ def msg(subject: bytes, sid: int, payload: bytes, reply: bytes = b"", header: by
     return line + b"\r\n" + header + payload + b"\r\n"
 
 
+RUN = 64
+"""So many deliveries are a run, whose ACK numbers both scanners parse with the frames."""
+
+
+def deliveries(
+    consumer_seq: int, count: int = RUN, *, sid: int = 1, stream_seq: int | None = None
+) -> bytes:
+    """Build deliveries from these sequences on; the consumer filters every other message."""
+    first = 2 * consumer_seq if stream_seq is None else stream_seq
+    reply = b"$JS.ACK.S.C.1.%d.%d.1732150000123456789.4"
+    return b"".join(
+        msg(b"a", sid, b"x", reply % (first + 2 * i, consumer_seq + i)) for i in range(count)
+    )
+
+
 STREAMS = {
     "one": msg(b"a.b", 1, b"hello"),
     "zero length": msg(b"a", 1, b"") * 3,
