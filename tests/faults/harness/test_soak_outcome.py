@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from tests.soak.collect import Events
 from tests.soak.fault_injector import InjectedFault
 from tests.soak.outcome import Outcome, Settings, memory_growth, summary
@@ -20,7 +18,6 @@ from tests.support.oracle.evidence import Rollback
 from tests.support.wait import wait_until
 
 QUERIES = ("full", "current", "stream")
-POWER = Fault(10.0, "servers", POWER_LOSS, "n1", 5.0)
 
 
 def outcome(*, rollback: Rollback | None = None, lost: dict[str, float] | None = None) -> Outcome:
@@ -52,26 +49,15 @@ def test_false_data_loss_is_found() -> None:
     assert outcome(lost={"full": 50.0}).anomalies == {"false loss": 1}
     early = {"full": 50.0, "current": 101.0, "stream": 101.0}
     assert outcome(rollback=ROLLBACK, lost=early).anomalies == {"false loss": 1}
-    by_itself = outcome(lost={"full": 50.0})
-    by_itself.findings.add("server lost", "it")
-    assert by_itself.anomalies == {"server lost": 1}
 
 
-@pytest.mark.parametrize("done", [[], [InjectedFault(POWER, 10.0, False, "nothing to lose")]])
-def test_power_loss_that_was_not_injected_is_a_harness_error(done: list[InjectedFault]) -> None:
+def test_power_loss_that_was_not_injected_is_found() -> None:
+    power_loss = Fault(10.0, "servers", POWER_LOSS, "n1", 5.0)
     found = outcome()
-    found.planned, found.injected = [POWER], done
+    found.planned = [power_loss]
+    found.injected = [InjectedFault(power_loss, 10.0, False, "nothing to lose")]
     assert found.anomalies == {"harness": 1}
     assert "no power loss" in summary(found)["examples"]["harness"][0]
-
-
-def test_injected_power_loss_is_not_an_anomaly() -> None:
-    found = outcome(rollback=ROLLBACK, lost=dict.fromkeys(QUERIES, 101.0))
-    found.planned, found.injected = (
-        [POWER],
-        [InjectedFault(POWER, 10.0, True, "all queries stopped")],
-    )
-    assert not found.anomalies
 
 
 # Memory
@@ -96,14 +82,9 @@ def test_growing_process_is_found() -> None:
 # Stalled queries
 
 
-def watched(limit: float = 60) -> StallDetector:
-    detector = StallDetector(QUERIES, limit)
-    detector.update(0, dict.fromkeys(QUERIES, 3), dict.fromkeys(QUERIES, 10), ready=True)
-    return detector
-
-
 def test_stalled_query_is_found_once() -> None:
-    detector = watched()
+    detector = StallDetector(QUERIES, 60)
+    detector.update(0, dict.fromkeys(QUERIES, 3), dict.fromkeys(QUERIES, 10), ready=True)
     for i in range(1, 20):
         batches = {"full": 3, "current": 3 + i, "stream": 3 + i}
         detector.update(5.0 * i, batches, dict.fromkeys(QUERIES, 10 + i), ready=True)
@@ -111,28 +92,6 @@ def test_stalled_query_is_found_once() -> None:
     found = outcome()
     found.stalls = detector.stalls
     assert found.anomalies == {"stalled": 1}
-
-
-@pytest.mark.parametrize(
-    ("ready", "acked", "stopped"), [(False, 1, ()), (True, 0, ()), (True, 1, QUERIES)]
-)
-def test_time_without_readable_messages_does_not_count(
-    ready: bool, acked: int, stopped: tuple[str, ...]
-) -> None:
-    detector = watched()
-    for i in range(1, 100):
-        counts = dict.fromkeys(QUERIES, 10 + i * acked)
-        detector.update(5.0 * i, dict.fromkeys(QUERIES, 3), counts, ready=ready, stopped=stopped)
-    assert not detector.stalls
-
-
-def test_micro_batch_resets_the_timer_and_late_updates_are_limited() -> None:
-    detector = watched()
-    for i in range(1, 100):
-        counts = dict.fromkeys(QUERIES, 10 + i)
-        detector.update(5.0 * i, dict.fromkeys(QUERIES, i // 10), counts, ready=True)
-    detector.update(5000.0, dict.fromkeys(QUERIES, 9), dict.fromkeys(QUERIES, 1000), ready=True)
-    assert not detector.stalls
 
 
 # Leaks

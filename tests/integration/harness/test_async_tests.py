@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.event_loop import LoopOfTest, deadline
+from tests.support.event_loop import deadline
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,11 +67,7 @@ def test_all_are_closed():
 '''
 
 
-async def test_an_event_loop_for_each_test() -> None:
-    assert type(asyncio.get_running_loop()) is LoopOfTest
-
-
-def test_a_connection_that_is_left_open_is_an_error_of_its_test(tmp_path: Path) -> None:
+def test_connection_left_open_is_an_error_of_its_test(tmp_path: Path) -> None:
     """The connection is closed, so that no later test gets a warning for it."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_leaks.py").write_text(MODULE)
@@ -99,19 +95,7 @@ def test_a_connection_that_is_left_open_is_an_error_of_its_test(tmp_path: Path) 
     assert lines[-1].strip("= ").startswith("5 passed, 2 errors"), done.stdout
 
 
-async def test_a_block_that_takes_too_long() -> None:
+async def test_deadline_cancels_block() -> None:
     with pytest.raises(TimeoutError, match=r"longer than 0\.01 s"):
         async with deadline(0.01):
             await asyncio.Event().wait()
-
-
-async def test_a_cancellation_of_the_block_itself() -> None:
-    async def work() -> None:
-        async with deadline(60):
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait({task})
-    assert task.cancelled()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.soak import collect
-from tests.support.oracle.evidence import Entry
 
 
 def test_complete_attempts_in_partition_order(tmp_path: Path) -> None:
@@ -38,35 +36,6 @@ def test_complete_attempts_in_partition_order(tmp_path: Path) -> None:
     assert list(found) == [0]
     assert [[row.seq for row in rows] for rows in found[0]] == [[1, 2, 3]]
     assert found[0][0][0].key == "put.1"
-
-
-def test_read_time_is_the_end_of_the_last_attempt(tmp_path: Path) -> None:
-    for attempt, over in (("1000", 50), ("1001", 90)):
-        done = tmp_path / "full" / "00000003" / attempt / "_SUCCESS"
-        done.parent.mkdir(parents=True)
-        done.touch()
-        os.utime(done, (over, over))
-    row = Entry(7, "put.1", "PUT", b"x")
-    # The last attempt may lack rows that were purged meanwhile.
-    assert collect.completed(tmp_path, "full", {3: [[row], []]}) == ((7, 90.0),)
-    assert collect.completed(tmp_path, "full", {}) == ()
-
-
-def test_committed_sequence(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "full"
-    for kind in ("offsets", "commits"):
-        (checkpoint / kind).mkdir(parents=True)
-    assert collect.committed(tmp_path, "full") == 0
-    for number, seq in ((9, 20), (10, 30), (11, 40)):
-        offset = json.dumps({"stream_seq": seq})
-        text = offset if number == 9 else f'v1\n{{"batchWatermarkMs":0}}\n{offset}'
-        (checkpoint / "offsets" / f"{number}").write_text(text)
-    for number in (9, 10):
-        (checkpoint / "commits" / f"{number}").touch()
-    (checkpoint / "commits" / ".11.crc").touch()
-    assert collect.committed(tmp_path, "full") == 30
-    (checkpoint / "commits" / "10").unlink()
-    assert collect.committed(tmp_path, "full") == 20
 
 
 def test_failures_and_reports(tmp_path: Path) -> None:
