@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
 from nats_stream_source.connection.authentication import Authentication
 from nats_stream_source.connection.connect_failures import ConnectFailures
+from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.nats_py.client_patches import apply_patches
 from nats_stream_source.connection.nats_py.handshake import (
     Reconnects,
@@ -27,20 +28,19 @@ from nats_stream_source.connection.nats_py.handshake import (
     validate_info,
 )
 from nats_stream_source.connection.nats_py.socket_tap import (
-    Inbox,
     abort,
     open_inbox,
     read_count,
     tapped_client,
 )
-from nats_stream_source.connection.permissions import DeniedSubjects, denied_error
+from nats_stream_source.connection.nats_py.socket_writer import SocketWriter
+from nats_stream_source.connection.permissions import DeniedSubjects
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
     AuthorizationError,
     ConnectError,
     JetStreamNotEnabledError,
     MessageTooLargeError,
-    PermissionDeniedError,
     RequestTimeoutError,
     TlsError,
 )
@@ -76,6 +76,7 @@ class Connection:
 
     Attributes:
         client: nats-py's client.
+        writer: writes many frames at once to its socket.
         settings: the settings of the connection.
         reconnects: the number of reconnects.
         online: set while the client is connected.
@@ -85,6 +86,7 @@ class Connection:
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
         self.client: Client = tapped_client()
+        self.writer = SocketWriter(self.client)
         info_before_tls = settings.requires_tls and not settings.tls_handshake_first
         validate_info(self.client, trust_first_info=settings.uses_websocket or not info_before_tls)
         if settings.requires_tls and not settings.uses_websocket:
@@ -359,10 +361,6 @@ class Connection:
     def check_inbox_permission(self) -> None:
         """Raise PermissionDeniedError if the server denied the inboxes on this connection."""
         self._denied.check_inboxes()
-
-    def denied_error(self, subject: str) -> PermissionDeniedError:
-        """The error for a subject that the server denied."""
-        return denied_error(subject)
 
     def _closed_error(self) -> ConnectError:
         return ConnectError(f"the connection to {self.settings.server_list} is closed")

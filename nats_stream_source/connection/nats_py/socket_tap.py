@@ -35,10 +35,10 @@ from typing import Any
 import nats.errors
 import numpy as np
 from nats.aio.client import Client
-from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
+from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.frames import Framer, Frames
 
@@ -48,94 +48,6 @@ _MAX_UNREAD = 4 << 20  # bytes received ahead of the read loop; then reading is 
 _ACCUMULATE = 0.003  # seconds
 _MEDIUM = range(16 << 10, 1 << 20)  # bytes of a read after which more are worth waiting for
 _SMALL_FRAME = 4 << 10  # bytes; larger frames cost more than the reads that bring them
-_SPARSE = 64  # frames that fill less than 1/64 of their block are copied out of it
-MAX_BYTES = 256 << 20  # of an inbox; flow control limits a consumer to 32 MiB in flight
-
-
-class Inbox:
-    """The received frames of one tapped subscription, oldest first.
-
-    It holds the frames since the last :meth:`take`. If the reader takes them in every turn of the
-    event loop, that is one read of the socket; if the reader pauses, flow control makes the server
-    wait. Without flow control the frames would fill the memory: those beyond ``max_bytes`` are
-    dropped and counted.
-
-    Attributes:
-        nbytes: size of the buffered frames.
-        max_bytes: limit of ``nbytes``.
-        dropped: number of frames that were dropped because of the limit.
-        bulk: whether throughput counts more than the delay of a frame.
-    """
-
-    def __init__(self, subscription: Subscription, tap: _Tap) -> None:
-        self.nbytes = 0
-        self.max_bytes = MAX_BYTES
-        self.dropped = 0
-        self.bulk = False
-        self._subscription = subscription
-        self._tap = tap
-        self._stopped = False
-        self._frames: deque[Frames] = deque()
-        self._arrived = False
-        self._waiting: set[asyncio.Future[bool]] = set()
-
-    @property
-    def sid(self) -> int:
-        """The subscription id on this connection."""
-        return int(self._subscription._id)
-
-    def put(self, frames: Frames) -> None:
-        """Add frames; wakes :meth:`wait`."""
-        if self.nbytes + frames.nbytes > self.max_bytes:
-            self.dropped += len(frames)
-        else:
-            self.nbytes += frames.nbytes
-            if self._frames and frames.nbytes * _SPARSE < len(frames.buffer):
-                # A few frames that stay buffered must not keep their whole block in memory.
-                frames = Frames.join([frames])
-            self._frames.append(frames)
-        self.wake()
-
-    def wake(self) -> None:
-        """Let :meth:`wait` return without a frame, so that the reader checks its state."""
-        self._arrived = True
-        for waiting in self._waiting:
-            _resolve(waiting, True)
-
-    def take(self) -> list[Frames]:
-        """All frames since the last call; never waits."""
-        self._arrived = False
-        taken = list(self._frames)
-        self._frames.clear()
-        self.nbytes = 0
-        return taken
-
-    async def wait(self, timeout: float) -> bool:
-        """Wait for a frame or :meth:`wake`; returns False after ``timeout`` seconds."""
-        if self._arrived:
-            return True
-        # Not asyncio.wait_for, which creates a task per call: this runs for every chunk.
-        loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout, _resolve, waiting, False)
-        self._waiting.add(waiting)
-        try:
-            return await waiting
-        finally:
-            timer.cancel()
-            self._waiting.discard(waiting)
-
-    async def stop(self) -> None:
-        """UNSUB; frames in flight are still received, until :meth:`close`."""
-        if not self._stopped:
-            self._stopped = True
-            await self._subscription.unsubscribe()
-
-    async def close(self) -> None:
-        """UNSUB; frames in flight are dropped because of their unknown sid."""
-        self._tap.inboxes.pop(self.sid, None)
-        self._frames.clear()
-        await self.stop()
 
 
 class _Tap:
@@ -365,8 +277,8 @@ class _BufferedReader(asyncio.BufferedProtocol):
         self._behind.resume_writing()
 
     def _wake(self) -> None:
-        if self._waiting is not None:
-            _resolve(self._waiting, True)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(True)
 
 
 def tapped_client() -> Client:
@@ -411,11 +323,4 @@ async def open_inbox(client: Client, subject: str, queue: str = "") -> Inbox:
     tap = client._ps
     assert isinstance(tap, _Tap)
     subscription = await client.subscribe(subject, queue)
-    inbox = Inbox(subscription, tap)
-    tap.inboxes[inbox.sid] = inbox
-    return inbox
-
-
-def _resolve(waiting: asyncio.Future[bool], arrived: bool) -> None:
-    if not waiting.done():
-        waiting.set_result(arrived)
+    return Inbox(subscription._id, subscription.unsubscribe, tap.inboxes)

@@ -26,7 +26,7 @@ import nats.errors
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
     ConsumerNotFoundError,
     DataLossError,

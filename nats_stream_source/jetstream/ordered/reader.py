@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from nats_stream_source.aio.outage import is_outage
 from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.aio.tasks import run_to_completion
-from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
     ConsumerLimitError,
     ConsumerLostError,

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.nats_py.socket_tap import Inbox
-from nats_stream_source.connection.nats_py.socket_writer import write_frames
+from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.permissions import denied_error
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
@@ -228,7 +228,7 @@ class BatchPublisher:
 
     async def _send_available(self) -> None:
         for frames in self._window.pieces():
-            await write_frames(self._connection.client, frames)
+            await self._connection.writer.write(frames)
 
     def _is_disconnected(self) -> bool:
         connection = self._connection
@@ -362,7 +362,7 @@ class BatchPublisher:
             return
         # nats-py converts the server's error to lower case.
         if (own := self._window.subject_in_flight(subject)) is not None:
-            self._failure = self._connection.denied_error(own)
+            self._failure = denied_error(own)
 
     def _lost_error(self) -> AckLostError:
         subject = self._window.first_subject()

@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from nats_stream_source.connection.nats_py.socket_writer import write_frames
 from nats_stream_source.errors import (
     AckLostError,
     FastIngestNotSupportedError,
@@ -204,7 +203,7 @@ class FastIngestPublisher(BatchPublisher):
             with contextlib.suppress(OSError):
                 for chunk in self._window.chunks:
                     if chunk.sent > max(chunk.start, chunk.base):
-                        await write_frames(self._connection.client, memoryview(self._ping(chunk)))
+                        await self._connection.writer.write(memoryview(self._ping(chunk)))
                 await self._inbox.wait(min(PONG_TIMEOUT, settings.request_timeout))
             self._add_time(loop.time() - started)
             self._receive()
@@ -227,7 +226,7 @@ class FastIngestPublisher(BatchPublisher):
         await super()._recover(reason)
         # If the connection is broken again, the caller notices it.
         with contextlib.suppress(OSError):
-            await write_frames(self._connection.client, memoryview(b"".join(self._ends)))
+            await self._connection.writer.write(memoryview(b"".join(self._ends)))
 
     def _ping(self, chunk: Chunk) -> bytes:
         return fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)

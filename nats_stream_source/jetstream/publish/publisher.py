@@ -25,8 +25,8 @@ import nats.errors
 
 from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.nats_py.socket_tap import Inbox
-from nats_stream_source.connection.nats_py.socket_writer import buffer_frame, flush
+from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.permissions import denied_error
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
@@ -201,8 +201,8 @@ class Publisher:
         else:
             line = f"PUB {words}{size}\r\n".encode()
         try:
-            if buffer_frame(client, b"%b%b%b\r\n" % (line, block, payload)):
-                await flush(client)
+            if connection.writer.buffer(b"%b%b%b\r\n" % (line, block, payload)):
+                await connection.writer.flush()
         except (nats.errors.Error, OSError) as error:
             self._remove(serial)
             raise ConnectError(
@@ -242,7 +242,7 @@ class Publisher:
                 self._complete(serial, error=error)
             # nats-py converts the server's error to lower case.
             elif message.subject.lower() == subject:
-                self._complete(serial, error=self._connection.denied_error(message.subject))
+                self._complete(serial, error=denied_error(message.subject))
 
     # -- PubAcks --------------------------------------------------------------------------------
 

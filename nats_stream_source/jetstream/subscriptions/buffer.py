@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import SlowConsumerError
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.wire.ack_subject import ACK_PREFIX, AckReply

@@ -14,7 +14,7 @@ import uuid
 from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.nats_py.socket_tap import Inbox
+from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
     ApiError,
     ConnectError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
-from nats_stream_source.connection.nats_py.socket_writer import write_frames
 from nats_stream_source.embedded import NatsServer
 from tests.support.wait import wait_until_async
 
@@ -21,7 +20,7 @@ async def test_frames_follow_what_the_client_has_buffered(shared_server: NatsSer
         received = await client.subscribe("a")
         client._pending.append(b"PUB a 1\r\n1\r\n")
         client._pending_data_size += 1
-        await write_frames(client, memoryview(b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"))
+        await connection.writer.write(memoryview(b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"))
         await client.publish("a", b"4")
         found = [(await received.next_msg(timeout=5)).data for _ in range(4)]
         assert found == [b"1", b"2", b"3", b"4"]
@@ -35,6 +34,6 @@ async def test_a_lost_connection_is_an_os_error(nats_server: NatsServer) -> None
         nats_server.kill()
         await wait_until_async(lambda: not connection.online.is_set(), "the connection is lost")
         with pytest.raises(OSError, match="not connected"):
-            await write_frames(connection.client, memoryview(b"PUB a 0\r\n\r\n"))
+            await connection.writer.write(memoryview(b"PUB a 0\r\n\r\n"))
     finally:
         await connection.close()
