@@ -1,0 +1,17 @@
+"""One stream of a query at one point in time: the value that every method of a planning takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.spark.formats.base import ReadScope
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """One stream of a query as its leader reported it: what each method of a planning takes."""
+
+    jetstream: JetStream
+    info: StreamInfo
+    scope: ReadScope
