@@ -317,13 +317,6 @@ class JetStream:
             last = max(page)
             offset += max(len(page) - _PAGE_OVERLAP, 1)
 
-    async def create_consumer(self, stream: str, name: str, config: dict[str, Any]) -> int:
-        """Create a consumer with a new name; returns its ``num_pending`` at creation.
-
-        As in :meth:`add_consumer`, a cancellation waits for the response.
-        """
-        return integer(await self.add_consumer(stream, {"name": name, **config}), "num_pending")
-
     async def add_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create the consumer ``config["name"]``; returns the server's consumer info.
 

@@ -7,7 +7,7 @@ consumer (ADR-15, "Other checks").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -77,6 +77,13 @@ class ConsumerConfig:
         if self.metadata is not None:
             result["metadata"] = dict(self.metadata)
         return result
+
+
+def filter_config(filters: Sequence[str]) -> dict[str, Any]:
+    """The filter fields of a consumer configuration; empty for the whole stream."""
+    if len(filters) == 1:
+        return {"filter_subject": filters[0]}
+    return {"filter_subjects": list(filters)} if filters else {}
 
 
 def _ns(seconds: float) -> int:

@@ -13,14 +13,12 @@ import, or the server is older than 2.11 (its first message has no ``Nats-Num-Pe
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import uuid
 from collections.abc import Sequence
 
-from nats_stream_source.errors import PermissionDeniedError, RequestTimeoutError
+from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import send_request, single_reply_connections
-from nats_stream_source.jetstream.ordered.request import filter_config
+from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
 _MAX_DIRECT_GETS = 4  # parallel requests, one for each filter
@@ -80,19 +78,13 @@ async def _count_with_direct_get(
 async def _count_with_consumer(
     jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]
 ) -> int:
-    name = f"{jetstream.connection.settings.consumer_prefix}-rank-{uuid.uuid4().hex[:12]}"
-    config: dict[str, object] = {
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": seq,
-        "ack_policy": "none",
-        "mem_storage": True,
-        "num_replicas": 1,
-        "headers_only": True,
-        "inactive_threshold": 5_000_000_000,
-        **filter_config(filters),
-    }
-    num_pending = await jetstream.create_consumer(stream, name, config)
-    # If the deletion fails, the server removes the consumer after its inactive threshold.
-    with contextlib.suppress(RequestTimeoutError):
-        await jetstream.delete_consumer(stream, name)
-    return num_pending
+    async with temporary_consumer(
+        jetstream,
+        stream,
+        "rank",
+        filters,
+        deliver_policy="by_start_sequence",
+        opt_start_seq=seq,
+        headers_only=True,
+    ) as consumer:
+        return consumer.num_pending

@@ -15,18 +15,14 @@ replica is down, the stream allows no further consumer), the message get is used
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import uuid
-from typing import Any
+from contextlib import AbstractAsyncContextManager
 
 from nats_stream_source.aio.retry import is_transient
-from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket
-from nats_stream_source.jetstream.ordered.request import filter_config
+from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 
 _MAX_PLACEMENTS = 15  # consumers of a replicated stream; 1 of 400 reads fails to place one
 
@@ -52,8 +48,7 @@ async def last_matching_seq(
         return info.last_seq
     filters = bucket.filter_subjects(keys)
     if headers_only and all(replica.recently_active for replica in info.replicas):
-        # A cancelled read leaves no consumer.
-        seq = await run_to_completion(_start_of_last_consumer(jetstream, info, filters))
+        seq = await _start_of_last_consumer(jetstream, info, filters)
         if seq is not None:
             return seq
     # Also where the consumer found no match: without a match no value is transferred.
@@ -64,44 +59,22 @@ async def _start_of_last_consumer(
     jetstream: JetStream, info: StreamInfo, filters: tuple[str, ...]
 ) -> int | None:
     """The sequence at which a consumer starts with the last message; None without a result."""
-    deletion: asyncio.Future[None] | None = None
     try:
         for _ in range(_MAX_PLACEMENTS):
-            consumer = await _create_consumer(jetstream, info.name, filters)
-            if deletion is not None:
-                await deletion
-            # At the same time as the next creation: at most two consumers exist.
-            deletion = asyncio.ensure_future(_delete_consumer(jetstream, info.name, consumer.name))
-            if not info.replicated or consumer.leader == info.leader:
-                return consumer.stream_seq + 1 if consumer.num_pending else None
+            async with last_message_consumer(jetstream, info.name, filters) as consumer:
+                if not info.replicated or consumer.leader == info.leader:
+                    return consumer.stream_seq + 1 if consumer.num_pending else None
     except NatsSourceError as error:
         # A consumer limit that a running watch uses up, or a replica that does not respond.
         if not is_transient(error):
             raise
-    finally:
-        if deletion is not None:
-            await deletion
     return None
 
 
-async def _create_consumer(
+def last_message_consumer(
     jetstream: JetStream, stream: str, filters: tuple[str, ...]
-) -> ConsumerInfo:
-    name = f"{jetstream.connection.settings.consumer_prefix}-last-{uuid.uuid4().hex[:12]}"
-    config: dict[str, Any] = {
-        "name": name,
-        "deliver_policy": "last",
-        "ack_policy": "none",
-        "mem_storage": True,
-        "num_replicas": 1,
-        "headers_only": True,
-        "inactive_threshold": 5_000_000_000,
-        **filter_config(filters),
-    }
-    return ConsumerInfo.parse(await jetstream.add_consumer(stream, config))
-
-
-async def _delete_consumer(jetstream: JetStream, stream: str, name: str) -> None:
-    # If the deletion fails, the server removes the consumer after its inactive threshold.
-    with contextlib.suppress(NatsSourceError):
-        await jetstream.delete_consumer(stream, name)
+) -> AbstractAsyncContextManager[ConsumerInfo]:
+    """A consumer that starts with the last matching message of its replica."""
+    return temporary_consumer(
+        jetstream, stream, "last", filters, deliver_policy="last", headers_only=True
+    )

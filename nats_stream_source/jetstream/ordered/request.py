@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from nats_stream_source.jetstream.consumer_config import filter_config
 
 ENDLESS = (1 << 63) - 1
 """The end of an unbounded range: a watch continues until it is closed."""
@@ -64,13 +65,6 @@ class RangeRequest:
     def ends_with_list(self) -> bool:
         """Whether the range consists only of the list of last messages."""
         return self.last_per_subject and self.end != ENDLESS
-
-
-def filter_config(filters: Sequence[str]) -> dict[str, Any]:
-    """The filter fields of a consumer configuration; empty for the whole stream."""
-    if len(filters) == 1:
-        return {"filter_subject": filters[0]}
-    return {"filter_subjects": list(filters)} if filters else {}
 
 
 def consumer_config(

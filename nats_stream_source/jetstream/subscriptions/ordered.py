@@ -9,15 +9,11 @@ ConsumerLostError, DataLossError, MinLastSequenceError, ConnectError.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import uuid
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
 
 from nats_stream_source.aio.tasks import TimedLock, run_to_completion
 from nats_stream_source.errors import (
-    NatsSourceError,
     NextTimeoutError,
     SubscribeError,
     SubscriptionClosedError,
@@ -30,11 +26,11 @@ from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.validation import SubscribeRequest
+from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.ack_subject import AckReply
 from nats_stream_source.wire.frames import FrameFields, Frames
 
 _HEARTBEAT = 0.5  # seconds
-_START_PROBE_INACTIVE_THRESHOLD = 5_000_000_000  # nanoseconds
 
 
 async def build_range_request(
@@ -105,27 +101,12 @@ async def _find_start(
 
     A short-lived pull consumer is created with that policy. Its info contains the start sequence.
     """
-    config: dict[str, Any] = {
-        key: value for key, value in request.config.json().items() if key.startswith("opt_start")
-    }
-    config |= {
-        "name": f"{jetstream.connection.settings.consumer_prefix}-place-{uuid.uuid4().hex[:12]}",
-        "deliver_policy": request.config.deliver_policy,
-        "ack_policy": "none",
-        "mem_storage": True,
-        "num_replicas": 1,
-        "inactive_threshold": _START_PROBE_INACTIVE_THRESHOLD,
-    }
-    if len(filters) == 1:
-        config["filter_subject"] = filters[0]
-    elif filters:
-        config["filter_subjects"] = list(filters)
-    try:
-        return ConsumerInfo.parse(await jetstream.add_consumer(stream, config)).stream_seq
-    finally:
-        # If the deletion fails, the server removes the consumer after its inactive_threshold.
-        with contextlib.suppress(NatsSourceError):
-            await run_to_completion(jetstream.delete_consumer(stream, config["name"]))
+    config = request.config
+    start = {name: value for name, value in config.json().items() if name.startswith("opt_start")}
+    async with temporary_consumer(
+        jetstream, stream, "place", filters, deliver_policy=config.deliver_policy, **start
+    ) as consumer:
+        return consumer.stream_seq
 
 
 class OrderedSubscription:

@@ -21,17 +21,16 @@ messages. With acks it may wait long before that.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import uuid
 
 from nats_stream_source.aio.retry import is_transient
-from nats_stream_source.aio.tasks import run_to_completion, wait_cancellable
+from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
+from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.status import ConsumerStatus
 
 _HEARTBEAT = 0.1  # seconds, the shortest interval that servers accept
@@ -107,43 +106,40 @@ async def _probe_replica(
     were lost. On ``server``, waits until that server has the sequence, then returns True.
     """
     connection = jetstream.connection
-    name = f"{connection.settings.consumer_prefix}-reach-{uuid.uuid4().hex[:12]}"
-    config = {
-        "name": name,
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": max(min_last_seq, 1),
-        "deliver_subject": connection.client.new_inbox(),
-        "ack_policy": "none",
-        "max_deliver": 1,
-        "headers_only": True,
-        "flow_control": True,
-        "idle_heartbeat": round(_HEARTBEAT * 1e9),
-        "inactive_threshold": 5_000_000_000,
-        "mem_storage": True,
-        "num_replicas": 1,
-    }
-    inbox = await connection.open_inbox(str(config["deliver_subject"]))
+    deliver_subject = connection.client.new_inbox()
+    inbox = await connection.open_inbox(deliver_subject)
     buffer = MessageBuffer(connection, inbox, acks=False)
     try:
-        created = ConsumerInfo.parse(await jetstream.add_consumer(info.stream, config))
-        if created.leader != server:
-            return False
-        while True:
-            item = buffer.next_item()
-            if isinstance(item, JsMessage):
-                # Server 2.10 moves a start beyond the end back to the end and then delivers an
-                # older message (docs/internals/measurements.md, Servers 8).
-                if item.metadata.stream_seq >= min_last_seq:
-                    return True
-            elif isinstance(item, ConsumerStatus):
-                if (item.last_stream or 0) >= min_last_seq:
-                    return True
-            else:
-                await buffer.wait(3 * _HEARTBEAT)
-                if buffer.idle_seconds >= 3 * _HEARTBEAT:
-                    return False  # messages were lost; the caller retries with another consumer
+        async with temporary_consumer(
+            jetstream,
+            info.stream,
+            "reach",
+            deliver_policy="by_start_sequence",
+            opt_start_seq=max(min_last_seq, 1),
+            deliver_subject=deliver_subject,
+            max_deliver=1,
+            headers_only=True,
+            flow_control=True,
+            idle_heartbeat=round(_HEARTBEAT * 1e9),
+        ) as created:
+            return created.leader == server and await _receives_sequence(buffer, min_last_seq)
     finally:
         await buffer.close()
-        # If the deletion fails, the server removes the consumer after its inactive_threshold.
-        with contextlib.suppress(NatsSourceError):
-            await run_to_completion(jetstream.delete_consumer(info.stream, name))
+
+
+async def _receives_sequence(buffer: MessageBuffer, min_last_seq: int) -> bool:
+    """Wait for a message or heartbeat that shows the sequence; False after missed heartbeats."""
+    while True:
+        item = buffer.next_item()
+        if isinstance(item, JsMessage):
+            # Server 2.10 moves a start beyond the end back to the end and then delivers an
+            # older message (docs/internals/measurements.md, Servers 8).
+            if item.metadata.stream_seq >= min_last_seq:
+                return True
+        elif isinstance(item, ConsumerStatus):
+            if (item.last_stream or 0) >= min_last_seq:
+                return True
+        else:
+            await buffer.wait(3 * _HEARTBEAT)
+            if buffer.idle_seconds >= 3 * _HEARTBEAT:
+                return False  # messages were lost; the caller retries with another consumer

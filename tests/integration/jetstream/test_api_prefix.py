@@ -376,8 +376,8 @@ async def test_reply_subjects_with_domain_and_account_hash(shared_server: NatsSe
 async def _one_reply_subject(place: Place) -> list[str]:
     async with connected(place.settings) as jetstream:
         subscription = await jetstream.connection.client.subscribe("deliver")
-        config = {"deliver_subject": "deliver", "ack_policy": "none"}
-        await jetstream.create_consumer("KV_map", "look", config)
+        config = {"name": "look", "deliver_subject": "deliver", "ack_policy": "none"}
+        await jetstream.add_consumer("KV_map", config)
         message = await subscription.next_msg(5)
         await jetstream.delete_consumer("KV_map", "look")
         return message.reply.split(".")

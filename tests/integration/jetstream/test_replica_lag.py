@@ -27,7 +27,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket
-from nats_stream_source.jetstream.kv.last_revision import _create_consumer, last_matching_seq
+from nats_stream_source.jetstream.kv.last_revision import last_matching_seq, last_message_consumer
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -242,12 +242,11 @@ async def test_the_last_revision_without_its_value_is_that_of_the_leader(cluster
                 for _ in range(20)
             ]
             assert found == [ALL] * 20
-            reports = [
-                await _create_consumer(jetstream, info.name, (f"$KV.{lag.bucket}.*",))
-                for _ in range(20)
-            ]
-            for report in reports:
-                await jetstream.delete_consumer(info.name, report.name)
+            reports = []
+            for _ in range(20):
+                filters = (f"$KV.{lag.bucket}.*",)
+                async with last_message_consumer(jetstream, info.name, filters) as consumer:
+                    reports.append(consumer)
         # Of the follower that lags; none where there was an election meanwhile.
         return any(report.stream_seq + 1 == OLD for report in reports)
 
