@@ -87,6 +87,7 @@ class StreamInfo:
     Attributes:
         last_time: timestamp of the message at ``last_seq``; None if the stream never had a message,
             or the server no longer has the timestamp.
+        first_time: timestamp of the message at ``first_seq``; None if the stream is empty.
         subjects: number of subjects with messages.
         messages: number of messages; ``nbytes`` is their size in the store.
         config: the server's configuration object.
@@ -108,6 +109,7 @@ class StreamInfo:
     leader: str | None = None
     replicas: tuple[Replica, ...] = ()
     consumers: int = 0
+    first_time: str | None = None
 
     @property
     def position(self) -> tuple[object, ...]:
@@ -158,7 +160,6 @@ class StreamInfo:
     @classmethod
     def parse(cls, response: dict[str, Any]) -> StreamInfo:
         """From the API's JSON object; raises ProtocolError if a field is missing or invalid."""
-        last_time = timestamp(response, "state", "last_ts")
         cluster = object_(response, "cluster", default={})
         config = stream_config(response, "config")
         return cls(
@@ -166,8 +167,8 @@ class StreamInfo:
             created=timestamp(response, "created"),
             first_seq=integer(response, "state", "first_seq"),
             last_seq=integer(response, "state", "last_seq"),
-            # The server reports an unknown time as the year 1.
-            last_time=None if last_time.startswith("0001-") else last_time,
+            last_time=_known_time(timestamp(response, "state", "last_ts")),
+            first_time=_known_time(timestamp(response, "state", "first_ts")),
             subjects=integer(response, "state", "num_subjects", default=0),
             messages=integer(response, "state", "messages"),
             nbytes=integer(response, "state", "bytes"),
@@ -345,6 +346,11 @@ class JetStream:
     async def delete_consumer(self, stream: str, name: str) -> None:
         """Delete a consumer; ConsumerNotFoundError if it does not exist."""
         await self.call(f"CONSUMER.DELETE.{stream}.{name}")
+
+
+def _known_time(time: str) -> str | None:
+    """None for the year 1, by which the server reports an unknown time."""
+    return None if time.startswith("0001-") else time
 
 
 def api_error(subject: str, error: dict[str, Any]) -> ApiError:

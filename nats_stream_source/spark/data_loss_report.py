@@ -1,4 +1,4 @@
-"""Detection and report of data loss, for the planner on the driver and the readers on executors.
+"""The report of data loss, for the planner on the driver and the readers on executors.
 
 The option ``failOnDataLoss`` decides how a loss is reported: as an error that names what was lost
 and the options to change, or as a warning after which the query continues.
@@ -7,33 +7,11 @@ and the options to change, or as a warning after which the query continues.
 from __future__ import annotations
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
-from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
 
 log = field_logger(__name__)
-
-
-async def was_rolled_back(
-    jetstream: JetStream, info: StreamInfo, seq: int, time: str | None
-) -> bool:
-    """Whether a stream that had a message of timestamp ``time`` at ``seq`` was rolled back since.
-
-    Args:
-        info: the stream as its leader reports it now.
-        time: None if the stream did not have a message at ``seq``.
-    """
-    if info.last_seq < seq:
-        await confirm_last_seq(jetstream, info, seq)
-        return True
-    if info.last_seq == seq and info.last_time == time:
-        return False
-    # The stream info alone is not sufficient: after its last message was deleted and the server
-    # was killed, the server no longer reports a timestamp. Without a timestamp the stream did not
-    # have the message, and a server does not assign a sequence twice.
-    message = await jetstream.message(info.name, seq=seq)
-    return message is not None and message.time != time
 
 
 def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action: str) -> None:

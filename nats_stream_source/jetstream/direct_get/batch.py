@@ -58,6 +58,7 @@ from nats_stream_source.jetstream.leader import stream_info_after
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream, compare
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.direct_get.reply import EOB, NOBODY, NOT_FOUND
@@ -251,7 +252,7 @@ async def verify_stream_unchanged(jetstream: JetStream, info: StreamInfo) -> Non
     The pages of several requests are consistent only if all were read from one stream.
     """
     current = await jetstream.stream_info(info.name)
-    if current.created != info.created or current.last_seq < info.last_seq:
+    if compare(KnownStream.of(info), current).lost:
         raise DataLossError(
             f"could not read stream {info.name!r}: it was re-created or rolled back during the "
             f"read (created {current.created}, last sequence {current.last_seq}; expected created "

@@ -43,6 +43,7 @@ from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream, identify
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
     check_filters,
@@ -169,7 +170,7 @@ class ReadOnlyKeyValue:
             min_last_revision: see the module.
 
         Raises:
-            DataLossError: the bucket was deleted and re-created meanwhile.
+            DataLossError: the bucket was re-created or rolled back meanwhile.
         """
         key_filters = check_filters(filters) or ALL_KEYS
         self._check_min_last_revision(min_last_revision)
@@ -187,10 +188,12 @@ class ReadOnlyKeyValue:
             )
             latest = {entry.key: entry for entry in entries}
         current_info = await bucket_stream_info(jetstream, self.name)
-        if current_info.created != info.created:
+        known = KnownStream(info.created, info.last_seq)
+        identity = await identify(jetstream, current_info, known)
+        if identity.lost:
             raise DataLossError(
-                f"could not list the keys of bucket {self.name!r}: the bucket was deleted and "
-                f"re-created meanwhile; list them again"
+                f"could not list the keys of bucket {self.name!r}: the bucket was "
+                f"{identity.value} meanwhile; list them again"
             )
         if current_info.last_seq != info.last_seq:
             # A key that was superseded before its delivery was not delivered up to ``end``.

@@ -37,7 +37,6 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
-from nats_stream_source.jetstream.leader import confirm_last_seq
 from nats_stream_source.jetstream.ordered.merged_filter import MergedFilter, needs_merged_filter
 from nats_stream_source.jetstream.ordered.request import (
     ENDLESS,
@@ -45,6 +44,7 @@ from nats_stream_source.jetstream.ordered.request import (
     consumer_config,
 )
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.logs import field_logger
 
 log = field_logger(__name__)
@@ -200,16 +200,16 @@ class EphemeralConsumer:
         assert connection is not None
         jetstream = JetStream(connection)
         info = await jetstream.stream_info(request.stream)
-        if info.created != request.created:
+        # A mirror without the planned ``end`` may only lag behind its upstream.
+        is_planned = request.end != ENDLESS and not info.config.get("mirror")
+        expected = request.end if is_planned else seen_through
+        identity = await identify(jetstream, info, KnownStream(request.created, expected))
+        if identity is Identity.RECREATED:
             raise DataLossError(
                 f"could not read stream {request.stream!r}: it was re-created during the read "
                 f"(created {info.created}, expected {request.created}); start a new read"
             )
-        # A mirror without the planned ``end`` may only lag behind its upstream.
-        is_planned = request.end != ENDLESS and not info.config.get("mirror")
-        expected = request.end if is_planned else seen_through
-        if info.last_seq < expected:
-            await confirm_last_seq(jetstream, info, expected)
+        if identity is Identity.ROLLED_BACK:
             raise DataLossError(
                 f"could not read stream {request.stream!r}: it was rolled back to sequence "
                 f"{info.last_seq} during the read (expected {expected} or later); start a new read"

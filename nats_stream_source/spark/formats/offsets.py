@@ -180,7 +180,7 @@ def range_between(start: Offset, end: Offset) -> tuple[int, int]:
     Raises:
         OffsetError: the end is lower than the start within one epoch.
     """
-    same = (start.epoch, start.origin, start.created) == (end.epoch, end.origin, end.created)
+    same = (start.epoch, start.origin) == (end.epoch, end.origin)
     first = start.stream_seq if same else end.origin
     if first > end.stream_seq:
         raise OffsetError(

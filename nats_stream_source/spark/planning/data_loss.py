@@ -2,11 +2,10 @@
 
 Three events are data loss to a query:
 
-- *re-created*: the stream has another creation time (``created``).
+- *re-created*: the stream was deleted and created again (``jetstream.stream_identity``).
 - *rolled back*: the stream's last sequence is lower than the offset (a server that lost power
-  before its fsync, a restored backup), or the stream has grown past the offset again and has
-  another message at ``stream_seq``: its timestamp differs from the offset's. The check cannot
-  detect this where that message was superseded meanwhile.
+  before its fsync, an older backup), or the stream has grown past the offset again and has
+  another message at ``stream_seq``.
 - *aged out*: the stream's first sequence is later than the offset, so messages were removed before
   they were read. Current values are exempt, since compaction removes superseded ones
   (``FormatAdapter.missing_is_loss``).
@@ -14,6 +13,9 @@ Three events are data loss to a query:
 With ``failOnDataLoss`` (the default) each is an error. Without, it is a warning, and the query
 continues without repeating a row: in a new epoch from the start of the re-created stream, or from
 the first message later than all that it has read; or with the messages that are left.
+
+A stream that was restored from a backup with all messages of the offset is not a data loss: the
+query continues with the new ``created``.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from dataclasses import replace
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
-from nats_stream_source.spark.data_loss_report import (
-    report_aged_out,
-    report_data_loss,
-    was_rolled_back,
-)
+from nats_stream_source.spark.data_loss_report import report_aged_out, report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.planning.start_position import seq_before_time
+
+log = field_logger(__name__)
 
 
 async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | None:
@@ -49,11 +51,13 @@ class DataLossCheck:
     def __init__(self, adapter: FormatAdapter, connection: ReusableConnection) -> None:
         self._adapter = adapter
         self._connection = connection
+        self._restored: str | None = None  # ``created`` of the restored stream that was reported
 
     async def resume_from(self, start: Offset, info: StreamInfo) -> Offset:
         """The offset from which reading resumes: ``start``, or that of a new epoch after a loss."""
         sequence = self._adapter.terms.sequence
-        if info.created != start.created:
+        identity = await self._identify(start, info)
+        if identity is Identity.RECREATED:
             self._report(
                 info.name,
                 f"stream was deleted and re-created: it was created at {info.created}, expected "
@@ -61,7 +65,7 @@ class DataLossCheck:
                 "read the re-created stream from its start",
             )
             return _new_epoch(start, info.created, max(0, info.first_seq - 1))
-        if await self._rolled_back(start, info):
+        if identity is Identity.ROLLED_BACK:
             at = await self._seq_before_unread(start, info)
             observed = (
                 f"last {sequence} is {info.last_seq}, expected {start.stream_seq} or higher"
@@ -76,6 +80,9 @@ class DataLossCheck:
             )
             time = await timestamp_at(await self._connection.jetstream(), info, at)
             return _new_epoch(start, info.created, at, time)
+        if identity is Identity.RESTORED:
+            self._report_restored(start, info)
+            start = replace(start, created=info.created)
         self.check_aged_out(info, start.stream_seq, start)
         return start
 
@@ -107,7 +114,8 @@ class DataLossCheck:
         A lower end does not have a timestamp, since other messages may follow it now.
         """
         sequence = self._adapter.terms.sequence
-        if info.created != end.created:
+        identity = await self._identify(end, info)
+        if identity is Identity.RECREATED:
             self._report(
                 info.name,
                 f"stream was deleted and re-created: the micro-batch up to {sequence} "
@@ -115,7 +123,7 @@ class DataLossCheck:
                 "leave that micro-batch empty",
             )
             return replace(end, stream_seq=0, time=None)
-        if not await self._rolled_back(end, info):
+        if identity is not Identity.ROLLED_BACK:
             return end
         at = await self._seq_before_unread(end, info)
         self._report(
@@ -126,11 +134,23 @@ class DataLossCheck:
         )
         return replace(end, stream_seq=min(at, end.stream_seq), time=None)
 
-    async def _rolled_back(self, offset: Offset, info: StreamInfo) -> bool:
-        if offset.time is None and offset.stream_seq == offset.origin:
-            return False  # a chosen start position beyond the stream's end: the query waits
-        jetstream = await self._connection.jetstream()
-        return await was_rolled_back(jetstream, info, offset.stream_seq, offset.time)
+    async def _identify(self, offset: Offset, info: StreamInfo) -> Identity:
+        # The query waits at a chosen start position beyond the stream's end.
+        waits = offset.time is None and offset.stream_seq == offset.origin
+        seq = 0 if waits else offset.stream_seq
+        known = KnownStream(offset.created, seq, offset.time, gap=offset.time is None)
+        return await identify(await self._connection.jetstream(), info, known)
+
+    def _report_restored(self, start: Offset, info: StreamInfo) -> None:
+        if self._restored != info.created:
+            self._restored = info.created
+            log.warning(
+                "stream was restored from a backup: the query continues, without a data loss",
+                stream=info.name,
+                created=info.created,
+                before=start.created,
+                after=start.stream_seq,
+            )
 
     async def _seq_before_unread(self, start: Offset, info: StreamInfo) -> int:
         """The sequence before the first message that is later than ``start.time``."""

@@ -10,9 +10,10 @@ from nats_stream_source.errors import DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.leader import confirm_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare, identify
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.data_loss_report import report_aged_out, was_rolled_back
+from nats_stream_source.spark.data_loss_report import report_aged_out
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.gap_tracker import SequenceGapTracker
@@ -77,10 +78,10 @@ async def check_fingerprint(
         return
     seq, time = fingerprint
     if last is not None and last[0] == seq <= info.last_seq:
-        rolled_back = last[1] != nanoseconds(time)  # the received message is the best evidence
+        lost = last[1] != nanoseconds(time)  # the received message is the best evidence
     else:
-        rolled_back = await _was_rolled_back(connection, info, seq, time)
-    if rolled_back:
+        lost = await _is_lost(connection, info, KnownStream(split.created, seq, time))
+    if lost:
         # Rows from before and after are mixed: only a new plan is correct, under any setting.
         raise DataLossError(
             f"data loss in stream {split.stream}: the stream was rolled back while the range "
@@ -90,14 +91,12 @@ async def check_fingerprint(
         )
 
 
-async def _was_rolled_back(
-    connection: ReusableConnection, info: StreamInfo, seq: int, time: str
-) -> bool:
-    """:func:`was_rolled_back`; False where the permission for the request is missing."""
+async def _is_lost(connection: ReusableConnection, info: StreamInfo, known: KnownStream) -> bool:
+    """Whether the stream was rolled back; False where the permission for the request is missing."""
 
     async def check() -> bool:
         try:
-            return await was_rolled_back(await connection.jetstream(), info, seq, time)
+            return (await identify(await connection.jetstream(), info, known)).lost
         except PermissionDeniedError as error:
             log.info(
                 "could not verify whether the stream was rolled back", stream=info.name, error=error
@@ -136,9 +135,15 @@ async def verified_stream_info(
     return info
 
 
+def is_recreated(info: StreamInfo, split: Split) -> bool:
+    """Whether the stream was deleted and re-created since ``split`` was planned."""
+    seq, time = split.fingerprint or (split.end, None)
+    return compare(KnownStream(split.created, seq, time), info) is Identity.RECREATED
+
+
 def check_created(info: StreamInfo, split: Split) -> None:
     """Raise DataLossError if the stream was re-created since ``split`` was planned."""
-    if info.created != split.created:
+    if is_recreated(info, split):
         # Rows of two streams may be mixed: only a new plan is correct, under any setting.
         raise DataLossError(
             f"data loss in stream {split.stream}: the stream was deleted and re-created while the "

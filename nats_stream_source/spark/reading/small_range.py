@@ -26,6 +26,7 @@ from nats_stream_source.jetstream.api import (
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.reading.read_verifier import is_recreated
 from nats_stream_source.wire.encode import encode_deliveries
 from nats_stream_source.wire.frames import Frames
 
@@ -68,7 +69,7 @@ async def _read(
     jetstream: JetStream, split: Split, headers_only: bool
 ) -> tuple[Frames, StreamInfo] | None:
     before = await jetstream.stream_info(split.stream)
-    if before.created != split.created:
+    if is_recreated(before, split):
         return Frames.join([]), before
     if before.last_seq < split.end or before.nbytes > _MAX_MEAN_SIZE * before.messages:
         return None
@@ -77,9 +78,11 @@ async def _read(
     )
     messages = [message for message in responses if message is not None]
     after = await jetstream.stream_info(split.stream)
-    if after.created != split.created:
+    if is_recreated(after, split):
         return Frames.join([]), after
-    if after.leader != before.leader or after.last_seq < split.end:
+    if (after.created, after.leader) != (before.created, before.leader) or (
+        after.last_seq < split.end
+    ):
         log.info(
             "a small range is read by a consumer", stream=split.stream, error="the leader changed"
         )

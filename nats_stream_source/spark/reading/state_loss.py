@@ -13,6 +13,7 @@ from enum import Enum
 
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.stream_identity import has_older_messages
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
@@ -46,7 +47,7 @@ def untraced_removals(info: StreamInfo) -> list[str]:
     settings = list(removal_settings(info.config))
     now = info.now and nanoseconds(info.now)
     young = now and now - nanoseconds(info.created) < (info.config.get("max_age") or 0)
-    if "max_age" in settings and young:
+    if "max_age" in settings and young and not has_older_messages(info):
         settings.remove("max_age")  # the stream is younger than the limit
     # The limits remove the oldest messages first, a TTL any message.
     return settings if info.first_seq > 1 else [name for name in settings if name == MESSAGE_TTLS]

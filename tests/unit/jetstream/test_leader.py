@@ -17,6 +17,7 @@ ANSWER: dict[str, Any] = {
     "state": {
         "first_seq": 1,
         "last_seq": 2,
+        "first_ts": "2026-01-01T00:00:00Z",
         "last_ts": "2026-01-01T00:00:00Z",
         "messages": 2,
         "bytes": 100,

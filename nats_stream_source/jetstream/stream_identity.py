@@ -1,0 +1,129 @@
+"""Whether a stream is still the stream that was read before.
+
+=========  ===================================================  ===========
+created    message at the known sequence                        identity
+=========  ===================================================  ===========
+same       same timestamp, or removed since                     same
+same       another timestamp, or the last sequence is lower     rolled back
+other      same timestamp, or removed since                     restored
+other      another timestamp, or the last sequence is lower     rolled back
+other      the stream lacks all messages of the earlier stream  re-created
+=========  ===================================================  ===========
+
+nats-server 2.15 gives a restored stream a new creation time; earlier servers keep the old one. The
+sequences and timestamps of the messages are those of the backup. So the oldest message tells a
+restored stream from a re-created one: in a re-created stream it is later than the known message and
+than the stream's creation. A stream that was restored from a backup older than the known message
+is rolled back.
+
+The creation time of a mirror that was deleted and created again differs too, and its messages are
+those of its upstream: it counts as restored.
+
+Two cases are not detected: a roll-back after which the message at the known sequence was written
+and removed again counts as the same stream or as a restored one; a restored stream whose messages
+of the backup were all removed since counts as re-created.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.times import nanoseconds
+
+
+class Identity(Enum):
+    """What a stream is, compared with one that was read before; the value completes "it was …"."""
+
+    SAME = "not changed"
+    RESTORED = "restored from a backup"
+    ROLLED_BACK = "rolled back"
+    RECREATED = "deleted and re-created"
+
+    @property
+    def lost(self) -> bool:
+        """Whether messages that were read may be missing, or other messages have their place."""
+        return self in (Identity.ROLLED_BACK, Identity.RECREATED)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStream:
+    """What is known of a stream from an earlier response.
+
+    Attributes:
+        created: its creation time.
+        seq: a sequence that it had reached.
+        time: timestamp of the message at ``seq``; None if it is unknown.
+        gap: whether the stream did not have a message at ``seq``.
+    """
+
+    created: str
+    seq: int
+    time: str | None = None
+    gap: bool = False
+
+    @classmethod
+    def of(cls, info: StreamInfo) -> KnownStream:
+        """The stream that ``info`` describes."""
+        return cls(info.created, info.last_seq, info.last_time)
+
+
+def has_older_messages(info: StreamInfo) -> bool:
+    """Whether the stream has a message from before its creation, as restored ones and mirrors."""
+    oldest = info.first_time or info.last_time
+    return oldest is not None and nanoseconds(oldest) < nanoseconds(info.created)
+
+
+def compare(known: KnownStream, info: StreamInfo, message: StoredMessage | None = None) -> Identity:
+    """Compare a stream with what was known of it.
+
+    Args:
+        info: the stream as its leader reports it now.
+        message: the first message at ``known.seq`` or later. Without it, the message at
+            ``known.seq`` counts as removed.
+    """
+    same_created = info.created == known.created
+    at_seq = message is not None and message.seq == known.seq
+    if message is not None and at_seq and message.time == known.time:
+        return Identity.SAME if same_created else Identity.RESTORED
+    if not same_created and not _continues(known, info):
+        return Identity.RECREATED
+    if info.last_seq < known.seq or (at_seq and (known.gap or known.time is not None)):
+        # A server does not assign a sequence twice, except after a roll-back.
+        return Identity.ROLLED_BACK
+    if same_created:
+        return Identity.SAME
+    later = [time for time in (message and message.time, info.last_time) if time]
+    if known.time and any(nanoseconds(time) < nanoseconds(known.time) for time in later):
+        return Identity.ROLLED_BACK  # what follows the known sequence was written before it
+    return Identity.RESTORED
+
+
+def _continues(known: KnownStream, info: StreamInfo) -> bool:
+    """Whether the oldest message of a stream with another creation time is of the known stream."""
+    if info.first_time and known.time and info.first_seq <= known.seq:
+        return nanoseconds(info.first_time) <= nanoseconds(known.time)
+    return has_older_messages(info)
+
+
+async def identify(jetstream: JetStream, info: StreamInfo, known: KnownStream) -> Identity:
+    """:func:`compare`, with a request for the message where its timestamp is known.
+
+    Raises:
+        RequestTimeoutError: a second response does not confirm a lower last sequence.
+    """
+    same_created = info.created == known.created
+    if same_created and (info.last_seq, info.last_time) == (known.seq, known.time):
+        return Identity.SAME
+    message: StoredMessage | None = None
+    if 0 < known.seq <= info.last_seq and (known.gap or known.time is not None):
+        # The stream info is not sufficient: after its last message was deleted and the server was
+        # killed, the server does not report a timestamp.
+        following = None if same_created else ">"
+        message = await jetstream.message(info.name, seq=known.seq, next_by_subj=following)
+    identity = compare(known, info, message)
+    if identity is Identity.ROLLED_BACK and info.last_seq < known.seq:
+        await confirm_last_seq(jetstream, info, known.seq)
+    return identity

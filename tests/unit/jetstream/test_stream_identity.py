@@ -1,0 +1,71 @@
+"""The comparison of a stream with what was known of it, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nats_stream_source.jetstream.api import StoredMessage, StreamInfo
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare
+
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+EARLIER, READ, LATER = "2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z", "2026-01-01T03:00:00Z"
+REWRITTEN = "2026-01-02T01:00:00Z"
+SAME, RESTORED = Identity.SAME, Identity.RESTORED
+ROLLED_BACK, RECREATED = Identity.ROLLED_BACK, Identity.RECREATED
+
+KNOWN = KnownStream(OLD, 10, READ)
+GAP = KnownStream(OLD, 10, gap=True)
+UNKNOWN = KnownStream(OLD, 10)
+INFO = StreamInfo("S", OLD, 1, 20, LATER, 1, 20, 100, {}, first_time=EARLIER)
+RESTORE = replace(INFO, created=NEW)
+REWRITE = replace(INFO, created=NEW, first_time=REWRITTEN, last_time=REWRITTEN)
+BEFORE = {"last_seq": 5, "last_time": EARLIER}
+
+
+def at(seq: int, time: str) -> StoredMessage:
+    return StoredMessage("s", seq, time, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("known", "info", "message", "expected"),
+    [
+        (KNOWN, INFO, at(10, READ), SAME),
+        (KNOWN, INFO, None, SAME),
+        (KNOWN, INFO, at(10, LATER), ROLLED_BACK),
+        (KNOWN, replace(INFO, **BEFORE), None, ROLLED_BACK),
+        (GAP, INFO, None, SAME),
+        (GAP, INFO, at(10, READ), ROLLED_BACK),
+        (UNKNOWN, INFO, at(10, READ), SAME),
+        (KNOWN, RESTORE, at(10, READ), RESTORED),
+        (KNOWN, RESTORE, at(11, LATER), RESTORED),
+        (KNOWN, RESTORE, at(11, EARLIER), ROLLED_BACK),
+        (KNOWN, RESTORE, None, RESTORED),
+        (KNOWN, replace(RESTORE, last_time=EARLIER), None, ROLLED_BACK),
+        (KNOWN, RESTORE, at(10, REWRITTEN), ROLLED_BACK),
+        (KNOWN, replace(RESTORE, **BEFORE), None, ROLLED_BACK),
+        (GAP, RESTORE, at(11, LATER), RESTORED),
+        (GAP, RESTORE, at(10, LATER), ROLLED_BACK),
+        (UNKNOWN, RESTORE, None, RESTORED),
+        (UNKNOWN, replace(RESTORE, **BEFORE), None, ROLLED_BACK),
+        (KnownStream(OLD, 0, gap=True), RESTORE, None, RESTORED),
+        # all messages up to the known one were removed since the restore
+        (KNOWN, replace(RESTORE, first_seq=11, first_time=LATER), at(11, LATER), RESTORED),
+        (KNOWN, replace(RESTORE, first_seq=21, first_time=None), None, RESTORED),
+        (KNOWN, REWRITE, at(10, REWRITTEN), RECREATED),
+        # the message at the known sequence was superseded in the re-created stream
+        (KNOWN, REWRITE, at(11, REWRITTEN), RECREATED),
+        (KNOWN, replace(REWRITE, first_seq=15), at(15, REWRITTEN), RECREATED),
+        (KNOWN, replace(REWRITE, last_seq=5), None, RECREATED),
+        # the clock of the stream's leader is behind that of the server that created it
+        (KNOWN, replace(REWRITE, created="2026-01-02T02:00:00Z"), None, RECREATED),
+        (UNKNOWN, REWRITE, None, RECREATED),
+        (KNOWN, replace(INFO, created=NEW, last_seq=0, first_time=None, last_time=None),
+         None, RECREATED),
+    ],
+)  # fmt: skip
+def test_identity(
+    known: KnownStream, info: StreamInfo, message: StoredMessage | None, expected: Identity
+) -> None:
+    assert compare(known, info, message) is expected
