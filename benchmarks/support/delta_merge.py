@@ -118,7 +118,7 @@ def _create(path: str, keys: int) -> None:
 def _measure(engine: str, keys: int) -> MergeResult:
     from benchmarks.support.spark_session import spark_session
     from nats_stream_source.delta import configure_delta, merge
-    from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+    from nats_stream_source.delta.driver.storage import TableStorage, live_bytes
 
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
@@ -138,8 +138,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
                 merge(batch, path, engine=engine)  # type: ignore[arg-type]
                 seconds.append(time.perf_counter() - began)
             memory = _peak()
-        table = DeltaRsTable("table", path)
-        table.find()
+        size = live_bytes(TableStorage("table", path).open_existing())
     counted = seconds[1:]
     return MergeResult(
         engine,
@@ -147,7 +146,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
         BATCH,
         float(np.median(counted)),
         max(counted),
-        table.live_bytes,
+        size,
         memory,
         before,
     )

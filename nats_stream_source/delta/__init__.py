@@ -14,11 +14,11 @@ from nats_stream_source.extras import import_failure
 try:
     from nats_stream_source.delta.engine import AutoLimits, Engine
     from nats_stream_source.delta.maintain import maintain
-    from nats_stream_source.delta.maintenance import MaintenanceResult, Upkeep
     from nats_stream_source.delta.merge import merge, merge_changes
     from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
     from nats_stream_source.delta.session import configure_delta
     from nats_stream_source.delta.table import Deletes
+    from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 except ModuleNotFoundError as error:
     raise import_failure(error, "delta") from error
 

@@ -29,7 +29,7 @@ from typing import Literal, TypeVar, get_args
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import session
-from nats_stream_source.delta.table import is_path
+from nats_stream_source.delta.table import EngineRefusedError, TableEngine, is_path
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from nats_stream_source.logs import field_logger
 
@@ -66,6 +66,9 @@ class AutoLimits:
                 raise ConfigurationError(
                     f"invalid argument: {name} is {value!r}, expected an integer from 1, or None"
                 )
+
+
+NO_LIMITS = AutoLimits(None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -151,10 +154,6 @@ class TableLocation:
         return None
 
 
-class DeltaRsRefusedError(Exception):
-    """delta-rs cannot change the table, or a limit says that it should not; Spark takes over."""
-
-
 class EngineSelector:
     """Runs each change of one table with the engine that its location and the limits select."""
 
@@ -168,13 +167,8 @@ class EngineSelector:
     def __repr__(self) -> str:
         return f"<EngineSelector {self.location!r}>"
 
-    def run(
-        self,
-        spark: SparkSession,
-        by_delta_rs: Callable[[LimitCheck], _T],
-        by_spark: Callable[[], _T],
-    ) -> _T:
-        """The result of one of the functions.
+    def run(self, spark: SparkSession, work: Callable[[TableEngine], _T]) -> _T:
+        """The result of ``work`` with the selected engine; with Spark after a refusal.
 
         Raises:
             ConfigurationError: the engine, with ``"auto"`` both, cannot change the table.
@@ -182,19 +176,19 @@ class EngineSelector:
         location = self.location
         if location.engine == "spark":
             session.check_delta(spark)
-            return by_spark()
+            return work(self._spark_engine(spark))
         missing: str | None = "not allowed"
-        problem, allowed = None, AutoLimits(None, None, None, None)
+        problem, allowed = None, NO_LIMITS
         if location.engine == "auto":
             missing, problem = self._session_problems(spark)
             allowed = self._limits
-        limits = LimitCheck(self, allowed, missing)
+        limits = LimitCheck(allowed, missing, self._warn_beyond)
         try:
             if problem is not None:
-                raise DeltaRsRefusedError(problem)
+                raise EngineRefusedError(problem)
             limits.check("driver_memory", resident_memory())
-            result = by_delta_rs(limits)
-        except DeltaRsRefusedError as refusal:
+            result = work(self._driver_engine(limits))
+        except EngineRefusedError as refusal:
             reason = str(refusal)
         else:
             if not limits.exceeded:
@@ -212,7 +206,19 @@ class EngineSelector:
                 f"`configure_delta(SparkSession.builder).getOrCreate()` (nats_stream_source.delta)"
             )
         self._log_engine(reason, "Spark changes the table")
-        return by_spark()
+        return work(self._spark_engine(spark))
+
+    def _driver_engine(self, limits: LimitCheck) -> TableEngine:
+        # Imported here: the other engine does not require deltalake.
+        from nats_stream_source.delta.driver.engine import DriverEngine
+
+        return DriverEngine(self.location, limits)
+
+    def _spark_engine(self, spark: SparkSession) -> TableEngine:
+        # Imported here: the other engine does not require delta-spark.
+        from nats_stream_source.delta.spark.engine import SparkEngine
+
+        return SparkEngine(spark, self.location.name)
 
     def _session_problems(self, spark: SparkSession) -> tuple[str | None, str | None]:
         """What Spark's engine lacks, and why delta-rs is not taken; looked up once.
@@ -223,14 +229,14 @@ class EngineSelector:
             self._problems = session.missing(spark), self.location.delta_rs_problem(spark)
         return self._problems
 
-    def warn_beyond(self, name: str, reason: str, missing: str) -> None:
+    def _warn_beyond(self, name: str, reason: str) -> None:
         """Warn, once for each limit, that delta-rs goes beyond it since Spark cannot take over."""
         if name not in self._beyond:
             self._beyond.add(name)
             _log.warning(
                 "delta-rs changes the table beyond a limit",
                 table=self.location.name,
-                reason=f"{reason}; Spark cannot take over: {missing}",
+                reason=reason,
             )
 
     def _log_engine(self, reason: str, message: str) -> None:
@@ -245,27 +251,32 @@ class LimitCheck:
     """The limits of one change.
 
     Args:
-        selector: logs a limit that is exceeded but not enforced.
         limits: of ``engine="auto"``.
         missing: why Spark cannot take over; None if it can, and then the limits are enforced.
+        warn: logs a limit that is exceeded but not enforced, with the reason.
     """
 
-    def __init__(self, selector: EngineSelector, limits: AutoLimits, missing: str | None) -> None:
-        self._selector = selector
+    def __init__(
+        self,
+        limits: AutoLimits,
+        missing: str | None = None,
+        warn: Callable[[str, str], None] | None = None,
+    ) -> None:
         self._limits = limits
         self._missing = missing
+        self._warn = warn
         self.exceeded = False
 
     @property
     def enforced(self) -> AutoLimits:
         """The limits to observe before the data is read."""
-        return self._limits if self._missing is None else AutoLimits(None, None, None, None)
+        return self._limits if self._missing is None else NO_LIMITS
 
     def check(self, name: str, value: int) -> None:
         """Compare a value with the limit of this name.
 
         Raises:
-            DeltaRsRefusedError: the limit is exceeded and Spark can take over.
+            EngineRefusedError: the limit is exceeded and Spark can take over.
         """
         limit = getattr(self._limits, name)
         if limit is None or value <= limit:
@@ -273,8 +284,9 @@ class LimitCheck:
         self.exceeded = True
         reason = f"{name} is {value:,}, limit {limit:,}"
         if self._missing is None:
-            raise DeltaRsRefusedError(reason)
-        self._selector.warn_beyond(name, reason, self._missing)
+            raise EngineRefusedError(reason)
+        if self._warn is not None:
+            self._warn(name, f"{reason}; Spark cannot take over: {self._missing}")
 
 
 def resident_memory() -> int:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.engine import Engine, EngineSelector, LimitCheck, TableLocation
-from nats_stream_source.delta.maintenance import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
+from nats_stream_source.delta.engine import Engine, EngineSelector, TableLocation
+from nats_stream_source.delta.table import TableEngine
+from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 
 
@@ -37,30 +38,12 @@ def maintain(
     """
     selector = EngineSelector(TableLocation(table, engine, storage_options))
 
-    def by_delta_rs(limits: LimitCheck) -> MaintenanceResult:
-        # Imported here: the other engine does not require deltalake.
-        from nats_stream_source.delta.delta_rs_table import DeltaRsTable
-
-        target = DeltaRsTable.at(selector.location)
-        _check_found(table, target.find())
-        limits.check("table_bytes", target.live_bytes)
+    def work(tables: TableEngine) -> MaintenanceResult:
+        target = tables.find()
+        if target is None:
+            raise ConfigurationError(
+                f"could not maintain table {table!r}: no Delta table found; check the path or name"
+            )
         return target.maintain(upkeep)
 
-    def by_spark() -> MaintenanceResult:
-        # Imported here: the other engine does not require delta-spark.
-        from nats_stream_source.delta.spark_maintenance import maintain_by_spark
-        from nats_stream_source.delta.spark_table import SparkTable
-
-        found = SparkTable.find(spark, table)
-        _check_found(table, found)
-        assert found is not None
-        return maintain_by_spark(spark, found.target, upkeep, table)
-
-    return selector.run(spark, by_delta_rs, by_spark)
-
-
-def _check_found(table: str, found: object) -> None:
-    if found is None:
-        raise ConfigurationError(
-            f"could not maintain table {table!r}: no Delta table found; check the path or name"
-        )
+    return selector.run(spark, work)

@@ -8,8 +8,8 @@ merged any number of times, batches can overlap, and the engines can alternate: 
 table already contains is not newer than itself.
 
 **Steps.** 1. Select the newest entry of each key in the batch. 2. In one commit, insert, update or
-delete the rows whose entry is newer. :mod:`engine` chooses which engine does it;
-:mod:`delta_rs_table` and :mod:`spark_table` do.
+delete the rows whose entry is newer. :mod:`engine` selects the engine: :mod:`driver` or
+:mod:`spark`.
 
 **Removed or marked.** A removed row leaves no record of its revision. If an older PUT of the same
 key is merged later (a replay from an earlier sequence), no row of the key is found and the PUT is
@@ -25,23 +25,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta.collect import collect_newest
-from nats_stream_source.delta.engine import (
-    AutoLimits,
-    Engine,
-    EngineSelector,
-    LimitCheck,
-    TableLocation,
-)
-from nats_stream_source.delta.maintenance import DEFAULT_UPKEEP, Upkeep, upkeep_after_commit
-from nats_stream_source.delta.table import (
-    DELIVERY_COLUMNS,
-    Deletes,
-    check_batch,
-    check_deletes,
-    check_table,
-    key_columns,
-)
+from nats_stream_source.delta.engine import AutoLimits, Engine, EngineSelector, TableLocation
+from nats_stream_source.delta.table import Deletes, TableEngine, check_batch, check_deletes
+from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 
 
 def merge_changes(
@@ -141,37 +127,9 @@ class TableMerger:
     def __call__(self, batch: DataFrame, batch_id: int = 0) -> None:
         """Merge a batch; see :func:`merge`."""
         check_batch(batch.columns, self._deletes)
-        self._selector.run(
-            batch.sparkSession,
-            lambda limits: self._merge_by_delta_rs(batch, limits),
-            lambda: self._merge_by_spark(batch),
-        )
 
-    def _merge_by_delta_rs(self, batch: DataFrame, limits: LimitCheck) -> None:
-        # Imported here: the other engine does not require deltalake.
-        from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+        def work(engine: TableEngine) -> None:
+            table = engine.find_or_create(batch.schema, self._deletes, self._properties)
+            table.merge(batch, self._deletes, self._upkeep)
 
-        table = DeltaRsTable.at(self._selector.location)
-        columns = table.find_or_create(batch.schema, self._deletes, self._properties)
-        check_table(table.name, columns, self._deletes, batch.schema)
-        limits.check("table_bytes", table.live_bytes)
-        newest = collect_newest(
-            batch.drop(*DELIVERY_COLUMNS), key_columns(columns.names), limits.enforced
-        )
-        limits.check("batch_rows", newest.num_rows)
-        limits.check("batch_bytes", newest.nbytes)
-        target, before = table.merge(newest, batch.schema, self._deletes)
-        if self._upkeep:
-            upkeep_after_commit(target, self._upkeep, before, table.name)
-
-    def _merge_by_spark(self, batch: DataFrame) -> None:
-        # Imported here: the other engine does not require delta-spark.
-        from nats_stream_source.delta.spark_maintenance import upkeep_after_spark_commit
-        from nats_stream_source.delta.spark_table import SparkTable
-
-        spark, name = batch.sparkSession, self._selector.location.name
-        table = SparkTable.find_or_create(
-            spark, name, batch.schema, self._deletes, self._properties
-        )
-        if table.merge(batch, self._deletes) and self._upkeep:
-            upkeep_after_spark_commit(spark, table.target, self._upkeep, name)
+        self._selector.run(batch.sparkSession, work)

@@ -36,32 +36,15 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.engine import (
-    AutoLimits,
-    Engine,
-    EngineSelector,
-    LimitCheck,
-    TableLocation,
-)
+from nats_stream_source.delta.engine import AutoLimits, Engine, EngineSelector, TableLocation
 from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
-from nats_stream_source.delta.table import (
-    Deletes,
-    check_deletes,
-    check_table,
-)
+from nats_stream_source.delta.table import Deletes, TableEngine, check_deletes, check_table
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.subjects import check_bucket
 from nats_stream_source.options import CONNECTION, connection_settings, parse
-
-if TYPE_CHECKING:
-    from nats_stream_source.delta.delta_rs_table import DeltaRsTable
-    from nats_stream_source.delta.spark_table import SparkTable
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +111,13 @@ def reconcile(
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
     selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
 
-    def compare(target: DeltaRsTable | SparkTable) -> ReconcileResult:
+    def work(tables: TableEngine) -> ReconcileResult:
+        target = tables.find()
+        if target is None:
+            raise ConfigurationError(
+                f"could not reconcile table {table!r}: no Delta table found; check the path or name"
+            )
+        check_table(table, target.schema, deletes)
         rows = table_rows(target.rows(bucket, deletes))
         # In a separate thread, since the thread of a notebook already runs an event loop.
         with ThreadPoolExecutor(1) as thread:
@@ -144,29 +133,4 @@ def reconcile(
             last_seq=last_seq,
         )
 
-    def by_delta_rs(limits: LimitCheck) -> ReconcileResult:
-        # Imported here: the other engine does not require deltalake.
-        from nats_stream_source.delta.delta_rs_table import DeltaRsTable
-
-        target = DeltaRsTable.at(selector.location)
-        check_table(table, _existing(target.find(), table), deletes)
-        limits.check("table_bytes", target.live_bytes)
-        return compare(target)
-
-    def by_spark() -> ReconcileResult:
-        # Imported here: the other engine does not require delta-spark.
-        from nats_stream_source.delta.spark_table import SparkTable
-
-        target = _existing(SparkTable.find(spark, table), table)
-        check_table(table, target.schema, deletes)
-        return compare(target)
-
-    return selector.run(spark, by_delta_rs, by_spark)
-
-
-def _existing(found: _T | None, table: str) -> _T:
-    if found is None:
-        raise ConfigurationError(
-            f"could not reconcile table {table!r}: no Delta table found; check the path or name"
-        )
-    return found
+    return selector.run(spark, work)

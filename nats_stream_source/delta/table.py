@@ -14,7 +14,8 @@ URI; any other value, and any value with a backquote, is a name in the catalog.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from pyspark.sql.types import (
     ArrayType,
@@ -33,13 +34,86 @@ from pyspark.sql.types import (
 )
 
 from nats_stream_source.delta.newest import OPERATIONS
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 Deletes = Literal["remove", "mark"]
 
 REQUIRED_COLUMNS = ("key", "revision", "operation", "stream_created")
 DELIVERY_COLUMNS = ("delta", "initial")
 DELETED_COLUMN = "deleted"
+
+
+class Table(Protocol):
+    """A Delta table and what changes it: the driver's process, or Spark.
+
+    Each change is one commit, or none if no row changes. A commit that conflicts with another
+    writer's is made again; all methods raise TableConflictError if each attempt had a conflict, and
+    TableError if the engine or its storage failed, with the table unchanged.
+    """
+
+    @property
+    def schema(self) -> StructType:
+        """The table's columns."""
+
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+        """Merge a batch, then do the upkeep that is due.
+
+        See :func:`nats_stream_source.delta.merge`.
+
+        Raises:
+            EngineRefusedError: this engine cannot merge the batch; the table is unchanged.
+            ConfigurationError: the batch or the table is invalid.
+        """
+
+    def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
+        """The rows of the bucket's keys, without marked ones: key, stream_created, revision."""
+
+    def remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
+        """Remove or mark the rows of missing keys that are unchanged; returns their number.
+
+        Args:
+            missing: see :func:`nats_stream_source.delta.missing_keys.missing_table`.
+            bucket: its rows only, if the table has a column ``bucket``.
+            deletes: ``"remove"`` or ``"mark"``.
+        """
+
+    def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
+        """Compact and VACUUM the table; see :func:`nats_stream_source.delta.maintain`."""
+
+
+class TableEngine(Protocol):
+    """Finds the one table of a location."""
+
+    def find(self) -> Table | None:
+        """The table, or None if it does not exist.
+
+        Raises:
+            EngineRefusedError: this engine cannot change the table.
+        """
+
+    def find_or_create(
+        self, batch: StructType, deletes: Deletes, properties: Mapping[str, str]
+    ) -> Table:
+        """The table; an empty one for batches of this schema if it does not exist.
+
+        Args:
+            batch: the columns of the batch.
+            deletes: ``"remove"`` or ``"mark"``.
+            properties: of a table that is created.
+
+        Raises:
+            EngineRefusedError: this engine cannot change the table, or a column's type.
+            ConfigurationError: the directory has files and is not a Delta table.
+        """
+
+
+class EngineRefusedError(Exception):
+    """An engine cannot change the table, or a limit excludes it; Spark takes over."""
 
 
 def check_deletes(deletes: str) -> None:

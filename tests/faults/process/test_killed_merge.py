@@ -30,8 +30,8 @@ STATES = {"before", "between", "after"}
 PROGRAM = """
 import sys
 import pyarrow as pa
-from nats_stream_source.delta.delta_rs_table import DeltaRsTable, schema_of
-from nats_stream_source.delta.table import check_table
+from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.engine import NO_LIMITS, LimitCheck, TableLocation
 from pyspark.sql.types import *
 path, keys, revision = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 batch = StructType([StructField("key", StringType()), StructField("value", BinaryType()),
@@ -44,11 +44,11 @@ entries = pa.table({
     "operation": ["PUT"] * keys,
     "stream_created": pa.array([0] * keys, pa.timestamp("us", "UTC")),
 })
-table = DeltaRsTable("table", path)
-table.find_or_create(batch, "remove")
+engine = DriverEngine(TableLocation(path, "delta-rs"), LimitCheck(NO_LIMITS))
+table = engine.find_or_create(batch, "remove", {})
 print("ready", flush=True)
 sys.stdin.readline()
-table.merge(entries, batch, "remove")
+table.merge_entries(entries, batch, "remove")
 print("done", flush=True)
 """
 

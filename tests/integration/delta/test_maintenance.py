@@ -13,13 +13,12 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import maintain, merge
-from nats_stream_source.delta.maintenance import (
-    MaintenanceResult,
-    Upkeep,
+from nats_stream_source.delta.driver.upkeep import (
     live_files,
     maintain_by_delta_rs,
     upkeep_after_commit,
 )
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.merge_model import Frame, put
 
@@ -240,7 +239,7 @@ def test_change_feed_of_a_maintained_table(table: Path) -> None:
 def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     from delta.tables import DeltaTable as JvmTable
 
-    from nats_stream_source.delta.spark_maintenance import (
+    from nats_stream_source.delta.spark.upkeep import (
         maintain_by_spark,
         upkeep_after_spark_commit,
     )

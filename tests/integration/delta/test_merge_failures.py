@@ -18,8 +18,9 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes, spark_table
-from nats_stream_source.delta.spark_table import execute_merge
+from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes
+from nats_stream_source.delta.spark import merge_into
+from nats_stream_source.delta.spark.merge_into import execute_merge
 from nats_stream_source.errors import TableConflictError
 from tests.integration.delta.merge_model import (
     CREATED,
@@ -211,7 +212,7 @@ class Commits:
         self.left = 0
         self.made = 0
         execute = deltalake.table.TableMerger.execute
-        select = spark_table.select_changes
+        select = merge_into.select_changes
 
         def execute_after_a_commit(merger: Any) -> Any:
             self._commit()
@@ -223,7 +224,7 @@ class Commits:
             return changes
 
         monkeypatch.setattr(deltalake.table.TableMerger, "execute", execute_after_a_commit)
-        monkeypatch.setattr(spark_table, "select_changes", select_before_a_commit)
+        monkeypatch.setattr(merge_into, "select_changes", select_before_a_commit)
 
     def _commit(self) -> None:
         if self.left:

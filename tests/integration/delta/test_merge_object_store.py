@@ -91,19 +91,20 @@ def test_a_commit_whose_response_is_lost_is_merged_once(
 
 PROGRAM = """
 import sys, pyarrow as pa
-from nats_stream_source.delta.delta_rs_table import DeltaRsTable
+from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.engine import NO_LIMITS, LimitCheck, TableLocation
 from pyspark.sql.types import *
 uri, endpoint = sys.argv[1:]
 options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
     "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-table = DeltaRsTable("table", uri, options)
-schema = table.find()
+location = TableLocation(uri, "delta-rs", options)
+table = DriverEngine(location, LimitCheck(NO_LIMITS)).find()
 entries = pa.table({
     "bucket": ["fleet"], "key": ["a"], "value": [b"new"], "revision": pa.array([9], pa.int64()),
     "created": pa.array([0], pa.timestamp("us", "UTC")), "operation": ["PUT"],
     "stream_created": pa.array([2 * 10**15], pa.timestamp("us", "UTC")),
 })
-table.merge(entries, schema, "remove")
+table.merge_entries(entries, table.schema, "remove")
 """
 
 

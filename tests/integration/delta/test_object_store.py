@@ -12,7 +12,8 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from nats_stream_source.delta.maintenance import MaintenanceResult, Upkeep, maintain_by_delta_rs
+from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 pytestmark = pytest.mark.delta

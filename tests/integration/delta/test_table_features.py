@@ -9,8 +9,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import merge
-from nats_stream_source.delta.delta_rs_features import is_unsupported
-from nats_stream_source.delta.delta_rs_table import DeltaRsTable, schema_of
+from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
+from nats_stream_source.delta.driver.features import is_unsupported
+from nats_stream_source.delta.driver.storage import TableStorage, schema_of
+from nats_stream_source.delta.engine import NO_LIMITS, LimitCheck
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import Frame, delete, put
 
@@ -114,7 +116,10 @@ def test_rows_of_a_table_with_deletion_vectors(
     create(spark, table, FEATURES["deletion vectors"][1])
     merge(frame(put("a", 1), put("b", 2), put("c", 3)), str(table), engine="spark")
     spark.sql(f"DELETE FROM delta.`{table}` WHERE key = 'c'")
-    found = DeltaRsTable("table", str(table)).rows("fleet", "remove")
+    storage = TableStorage("table", str(table))
+    found = CopyOnWriteTable(storage, DeltaTable(table), LimitCheck(NO_LIMITS)).rows(
+        "fleet", "remove"
+    )
     assert sorted(found["key"].to_pylist()) == ["a", "b"]
 
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from nats_stream_source.delta.engine import AutoLimits, DeltaRsRefusedError
+from nats_stream_source.delta.engine import AutoLimits
 from nats_stream_source.delta.newest import NewestPerKey, newest_per_key
+from nats_stream_source.delta.table import EngineRefusedError
 
 # A name that does not occur in user tables.
 _EXCEEDED = "_nats_stream_source_exceeded"
@@ -32,7 +33,7 @@ def collect_newest(entries: DataFrame, keys: list[str], limits: AutoLimits) -> p
         limits: ``batch_rows`` and ``batch_bytes`` apply to each partition.
 
     Raises:
-        DeltaRsRefusedError: a column has a type that Arrow lacks, or a partition exceeds a limit.
+        EngineRefusedError: a column has a type that Arrow lacks, or a partition exceeds a limit.
     """
     nullable = [StructField(field.name, field.dataType, True) for field in entries.schema.fields]
     schema = StructType([*nullable, StructField(_EXCEEDED, BooleanType(), True)])
@@ -40,7 +41,7 @@ def collect_newest(entries: DataFrame, keys: list[str], limits: AutoLimits) -> p
         _reduction(keys, limits.batch_rows, limits.batch_bytes), schema
     ).toArrow()
     if collected[_EXCEEDED].null_count < collected.num_rows:
-        raise DeltaRsRefusedError(
+        raise EngineRefusedError(
             f"a partition of the batch has more than {limits.batch_rows} keys "
             f"or {limits.batch_bytes} bytes"
         )

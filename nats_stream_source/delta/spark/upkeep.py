@@ -1,7 +1,7 @@
 """Upkeep of a Delta table by Spark: OPTIMIZE and VACUUM of Delta Lake.
 
 Both are Spark jobs that list the table, and take seconds. Spark itself writes the log's checkpoints
-and deletes the expired files of the log. See :mod:`maintenance` for what upkeep is.
+and deletes the expired files of the log. See :mod:`nats_stream_source.delta.upkeep`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.maintenance import MaintenanceResult, Upkeep
-from nats_stream_source.delta.spark_table import CONFLICTS
+from nats_stream_source.delta.spark.conflicts import CONFLICTS
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import TableError
 from nats_stream_source.logs import field_logger
 

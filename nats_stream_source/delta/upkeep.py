@@ -24,21 +24,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.errors import ConfigurationError, TableError
-from nats_stream_source.logs import field_logger
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
+from nats_stream_source.errors import ConfigurationError
 
 SAFE_RETENTION_HOURS = 168
 """Delta's own default and safety limit for VACUUM: 7 days."""
-
-_log = field_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,103 +131,3 @@ class MaintenanceResult:
 def _crosses(every: int | None, before: int, after: int) -> bool:
     """Whether a multiple of ``every`` is between two versions."""
     return every is not None and before // every != after // every
-
-
-def compaction_problem(target: DeltaTable) -> str | None:
-    """Why delta-rs cannot compact this table although it can merge into it; None if it can."""
-    mode = target.metadata().configuration.get("delta.columnMapping.mode", "none")
-    return None if mode == "none" else f"delta-rs does not compact with column mapping ({mode})"
-
-
-def live_files(target: DeltaTable) -> list[tuple[object, int]]:
-    """The partition and the size of each data file of this version."""
-    actions = pa.table(target.get_add_actions(flatten=True))
-    partitions = [name for name in actions.column_names if name.startswith("partition.")]
-    columns = [actions[name].to_pylist() for name in ("size_bytes", *partitions)]
-    return [(tuple(map(str, values)), size) for size, *values in zip(*columns, strict=True)]
-
-
-def upkeep_after_commit(
-    target: DeltaTable, upkeep: Upkeep, before: int, table: str
-) -> MaintenanceResult:
-    """Do what is due after a commit by delta-rs. A failure is logged; the next commit tries again.
-
-    Args:
-        target: the table after the commit.
-        upkeep: when what is due.
-        before: the version before the commit.
-        table: path or URI, for the log.
-    """
-    after = target.version()
-    if after == before:
-        return MaintenanceResult()
-    compact = compaction_problem(target) is None and upkeep.compaction_due(live_files(target))
-    result = MaintenanceResult()
-    try:
-        if compact:
-            result = _compact(target, upkeep)
-        if upkeep.vacuum_due(before, after):
-            result = _vacuum(target, upkeep, result)
-    except _failures() as error:
-        _log.warning("could not maintain the table", table=table, error=first_line(error))
-        return result
-    if result != MaintenanceResult():
-        _log.info(
-            "maintained the table",
-            table=table,
-            compacted=result.compacted,
-            written=result.written,
-            deleted=result.deleted,
-            skipped=result.skipped,
-        )
-    return result
-
-
-def maintain_by_delta_rs(target: DeltaTable, upkeep: Upkeep, table: str) -> MaintenanceResult:
-    """Compact, VACUUM, write a checkpoint and delete the expired files of the log.
-
-    Raises:
-        TableError: delta-rs or its storage failed.
-    """
-    try:
-        problem = compaction_problem(target)
-        result = MaintenanceResult(skipped=problem) if problem else _compact(target, upkeep)
-        result = _vacuum(target, upkeep, result)
-        target.create_checkpoint()
-        if target.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
-            target.cleanup_metadata()
-    except _failures() as error:
-        raise TableError(
-            f"could not maintain table {table!r}: {first_line(error)}; its rows are unchanged, run "
-            f"maintain again"
-        ) from error
-    return result
-
-
-def _compact(target: DeltaTable, upkeep: Upkeep) -> MaintenanceResult:
-    # Imported here: the other engine does not require deltalake.
-    from deltalake.exceptions import CommitFailedError
-
-    try:
-        metrics = target.optimize.compact(target_size=upkeep.target_file_bytes)
-    except CommitFailedError as error:
-        return MaintenanceResult(skipped=f"another writer changed the table ({first_line(error)})")
-    return MaintenanceResult(metrics["numFilesRemoved"], metrics["numFilesAdded"])
-
-
-def _vacuum(target: DeltaTable, upkeep: Upkeep, result: MaintenanceResult) -> MaintenanceResult:
-    deleted = target.vacuum(
-        upkeep.retention_hours,
-        dry_run=False,
-        # A retention that the user asks for can be below the table's.
-        enforce_retention_duration=upkeep.retention_hours is None,
-        full=True,
-    )
-    return MaintenanceResult(result.compacted, result.written, len(deleted), result.skipped)
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    # Imported here: the other engine does not require deltalake.
-    from deltalake.exceptions import DeltaError
-
-    return (DeltaError, OSError)

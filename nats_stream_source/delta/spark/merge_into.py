@@ -1,4 +1,4 @@
-"""``engine="spark"``: Delta tables that Spark's MERGE changes, of any size and any catalog.
+"""Merges into Delta tables by Spark's MERGE, of any size and any catalog.
 
 **Steps of a merge.** 1. Select the newest entry of each key in the batch. 2. Of these, select the
 entries that are newer than the table's row or whose key is not in the table. 3. MERGE the selected
@@ -15,55 +15,34 @@ tables has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 from operator import and_, or_
 from typing import TypeVar
 
 import pyarrow as pa
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
 from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.newest import OPERATIONS
+from nats_stream_source.delta.spark.conflicts import CONFLICTS
+from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     DELIVERY_COLUMNS,
     Deletes,
     check_table,
     invalid_entries_error,
-    is_path,
     key_columns,
     mark_values,
-    not_a_table_error,
     order_columns,
     quote,
-    table_schema,
 )
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
-# Delta's conflict errors have no common base class.
-CONFLICTS = (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
-_NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
 # A name that does not occur in user tables.
 _RANK_COLUMN = "_nats_stream_source_rank"
 _T = TypeVar("_T")
@@ -73,78 +52,33 @@ class SparkTable:
     """A table that Spark's MERGE changes."""
 
     def __init__(self, spark: SparkSession, name: str, target: DeltaTable) -> None:
-        self.name = name
+        self._name = name
         self._spark = spark
         self._target = target
-
-    def __repr__(self) -> str:
-        return f"<SparkTable {self.name!r}>"
-
-    @classmethod
-    def find(cls, spark: SparkSession, name: str) -> SparkTable | None:
-        """The table of this path or name, or None if it does not exist."""
-        if is_path(name):
-            exists = DeltaTable.isDeltaTable(spark, name)
-            return cls(spark, name, DeltaTable.forPath(spark, name)) if exists else None
-        try:
-            return cls(spark, name, DeltaTable.forName(spark, name))
-        except AnalysisException:
-            # The class of the error differs between catalogs. A table that exists in another format
-            # must still raise, not count as missing.
-            if spark.catalog.tableExists(name):
-                raise
-            return None
-
-    @classmethod
-    def find_or_create(
-        cls,
-        spark: SparkSession,
-        name: str,
-        batch: StructType,
-        deletes: Deletes,
-        properties: Mapping[str, str] | None = None,
-    ) -> SparkTable:
-        """The table; an empty one for batches of this schema if it does not exist."""
-        found = cls.find(spark, name)
-        if found is not None:
-            return found
-        builder = DeltaTable.createIfNotExists(spark)
-        builder = builder.location(name) if is_path(name) else builder.tableName(name)
-        for key, value in (properties or {}).items():
-            builder = builder.property(key, value)
-        try:
-            return cls(spark, name, builder.addColumns(table_schema(batch, deletes)).execute())
-        except AnalysisException as error:
-            if error.getCondition() not in _NOT_A_TABLE:
-                raise
-            raise not_a_table_error(name) from error
-
-    @property
-    def target(self) -> DeltaTable:
-        """The table, for Delta's other commands."""
-        return self._target
 
     @property
     def schema(self) -> StructType:
         """The table's columns."""
         return self._target.toDF().schema
 
-    def merge(self, batch: DataFrame, deletes: Deletes) -> bool:
-        """Merge a batch; see :func:`nats_stream_source.delta.merge`. Whether a row changed."""
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+        """See :class:`nats_stream_source.delta.table.Table`."""
         schema = self.schema
-        check_table(self.name, schema, deletes, batch.schema)
+        check_table(self._name, schema, deletes, batch.schema)
         entries = batch.drop(*DELIVERY_COLUMNS)
         if deletes == "mark":
             entries = entries.withColumn(DELETED_COLUMN, F.col("operation") != "PUT")
         keys = key_columns(schema.names)
         newest = newest_entries(entries, keys).persist()
         try:
-            return self._retried(lambda: self._merge_newest(newest, keys, deletes))
+            changed = self._retried(lambda: self._merge_newest(newest, keys, deletes))
         finally:
             newest.unpersist()
+        if changed and upkeep:
+            upkeep_after_spark_commit(self._spark, self._target, upkeep, self._name)
 
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
-        """The rows of the bucket's keys, without marked ones: key, stream_created, revision."""
+        """See :class:`nats_stream_source.delta.table.Table`."""
         frame = self._target.toDF()
         if "bucket" in frame.columns:
             frame = frame.where(F.col("bucket") == bucket)
@@ -156,17 +90,15 @@ class SparkTable:
         ).toArrow()
 
     def remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
-        """Remove or mark the rows of missing keys that are unchanged; returns their number.
-
-        Args:
-            missing: see :func:`nats_stream_source.delta.missing_keys.missing_table`.
-            bucket: its rows only, if the table has a column ``bucket``.
-            deletes: ``"remove"`` or ``"mark"``.
-        """
+        """See :class:`nats_stream_source.delta.table.Table`."""
         return self._retried(lambda: self._remove_or_mark(missing, bucket, deletes))
 
+    def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        return maintain_by_spark(self._spark, self._target, upkeep, self._name)
+
     def _retried(self, work: Callable[[], _T]) -> _T:
-        return retry_conflicts(work, self.name, CONFLICTS)
+        return retry_conflicts(work, self._name, CONFLICTS)
 
     def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> bool:
         changes = select_changes(newest, self._target.toDF(), keys)

@@ -1,0 +1,1 @@
+"""Engine ``"delta-rs"``: tables that the driver's process changes, without a Spark job."""

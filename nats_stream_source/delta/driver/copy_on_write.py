@@ -1,0 +1,185 @@
+"""Merges into Delta tables by delta-rs's MERGE, which rewrites each data file with a changed row.
+
+The session needs neither Delta's jars nor its settings. One MERGE by delta-rs costs milliseconds
+where Spark's costs seconds, since it starts no Spark job. Its memory grows with the entries and
+with the files of the table that it rewrites.
+
+**A repeated batch.** delta-rs commits nothing if no row changes. A repeated batch therefore makes
+no version, and the merge needs no step that selects the changes first.
+
+**Each batch opens the table,** and each further attempt does. A handle that is kept longer does not
+notice that the table was deleted and created again under its path, and would commit a version that
+does not follow the previous one.
+
+**Crash.** delta-rs writes data files first and then one file of the log. A process that ends before
+the latter leaves data files that no version names; vacuum removes them.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from nats_stream_source.delta.driver.collect import collect_newest
+from nats_stream_source.delta.driver.storage import TableStorage, live_bytes, schema_of
+from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
+from nats_stream_source.delta.engine import LimitCheck
+from nats_stream_source.delta.newest import invalid_entries
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    DELIVERY_COLUMNS,
+    Deletes,
+    check_table,
+    invalid_entries_error,
+    key_columns,
+    mark_values,
+    quote,
+)
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+
+# A row with a null in its order is older than each entry.
+_NEWER = (
+    "NOT coalesce(t.stream_created > s.stream_created OR "
+    "(t.stream_created = s.stream_created AND t.revision >= s.revision), false)"
+)
+
+
+class CopyOnWriteTable:
+    """A table that delta-rs changes.
+
+    Args:
+        target: the version that the first attempt of the first change uses.
+    """
+
+    def __init__(self, storage: TableStorage, target: DeltaTable, limits: LimitCheck) -> None:
+        self._storage = storage
+        self._found: DeltaTable | None = target
+        self._limits = limits
+        self.schema = schema_of(target)
+        limits.check("table_bytes", live_bytes(target))
+
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        check_table(self._storage.name, self.schema, deletes, batch.schema)
+        newest = collect_newest(
+            batch.drop(*DELIVERY_COLUMNS), key_columns(self.schema.names), self._limits.enforced
+        )
+        self._limits.check("batch_rows", newest.num_rows)
+        self._limits.check("batch_bytes", newest.nbytes)
+        target, before = self.merge_entries(newest, batch.schema, deletes)
+        if upkeep:
+            upkeep_after_commit(target, upkeep, before, self._storage.name)
+
+    def merge_entries(
+        self, entries: pa.Table, batch: StructType, deletes: Deletes
+    ) -> tuple[DeltaTable, int]:
+        """Merge the newest entry of each key.
+
+        Args:
+            entries: one per key, without the columns of the delivery.
+            batch: the columns of the batch.
+
+        Returns:
+            the table after the merge, and its version before.
+        """
+        return self._storage.changed(
+            "merge the batch into", lambda: self._merge(entries, batch, deletes)
+        )
+
+    def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        return self._storage.named("read", lambda: self._rows(bucket, deletes))
+
+    def remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        return self._storage.changed(
+            "reconcile", lambda: self._remove_or_mark(missing, bucket, deletes)
+        )
+
+    def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        target = self._storage.named("open", self._target)
+        return maintain_by_delta_rs(target, upkeep, self._storage.name)
+
+    def _target(self) -> DeltaTable:
+        target, self._found = self._found or self._storage.open_existing(), None
+        return target
+
+    def _rows(self, bucket: str, deletes: Deletes) -> pa.Table:
+        target = self._target()
+        conditions = [f"{column} IS NOT NULL" for column in ("key", "stream_created", "revision")]
+        if "bucket" in schema_of(target).names:
+            conditions.append(f"bucket = {_literal(bucket)}")
+        if deletes == "mark":
+            conditions.append(f"NOT coalesce({DELETED_COLUMN}, false)")
+        query = f"SELECT key, stream_created, revision FROM t WHERE {' AND '.join(conditions)}"
+        return pa.table(QueryBuilder().register("t", target).execute(query))
+
+    def _merge(
+        self, entries: pa.Table, batch: StructType, deletes: Deletes
+    ) -> tuple[DeltaTable, int]:
+        target = self._target()
+        before = target.version()
+        schema = schema_of(target)
+        check_table(self._storage.name, schema, deletes, batch)
+        keys = key_columns(schema.names)
+        invalid = invalid_entries(entries, keys)
+        if invalid:
+            raise invalid_entries_error(invalid, keys)
+        if deletes == "mark":
+            deleted = pc.not_equal(entries["operation"], "PUT")
+            entries = entries.append_column(DELETED_COLUMN, deleted)
+        source = _cast(entries, target)
+        columns = {quote(column): f"s.{quote(column)}" for column in source.column_names}
+        merger = target.merge(
+            source,
+            " AND ".join(f"t.{column} = s.{column}" for column in keys),
+            source_alias="s",
+            target_alias="t",
+        )
+        if deletes == "remove":
+            merger = (
+                merger.when_matched_delete(f"{_NEWER} AND s.operation <> 'PUT'")
+                .when_matched_update(columns, _NEWER)
+                .when_not_matched_insert(columns, "s.operation = 'PUT'")
+            )
+        else:
+            merger = merger.when_matched_update(columns, _NEWER).when_not_matched_insert(columns)
+        merger.execute()
+        return target, before
+
+    def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
+        target = self._target()
+        columns = schema_of(target).names
+        conditions = [
+            "t.key = s.key",
+            "t.stream_created = s.was_created",
+            "t.revision = s.was_revision",
+        ]
+        if "bucket" in columns:
+            conditions.append(f"t.bucket = {_literal(bucket)}")
+        merger = target.merge(missing, " AND ".join(conditions), source_alias="s", target_alias="t")
+        if deletes == "remove":
+            counts = merger.when_matched_delete().execute()
+            return int(counts["num_target_rows_deleted"])
+        assignments = {quote(column): value for column, value in mark_values(columns).items()}
+        unmarked = f"NOT coalesce(t.{DELETED_COLUMN}, false)"
+        counts = merger.when_matched_update(assignments, unmarked).execute()
+        return int(counts["num_target_rows_updated"])
+
+
+def _cast(entries: pa.Table, target: DeltaTable) -> pa.Table:
+    """The entries with the table's types: Spark's timestamps have the session's time zone."""
+    types = pa.schema(target.schema().to_arrow())
+    for index, column in enumerate(entries.column_names):
+        wanted = types.field(column).type
+        if entries.field(index).type != wanted:
+            entries = entries.set_column(index, column, entries.column(index).cast(wanted))
+    return entries
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

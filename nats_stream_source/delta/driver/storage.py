@@ -1,0 +1,137 @@
+"""Where a table of the driver is: opening and creating it, and named errors for its storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, PyFileSystem
+from pyspark.sql.types import StructType
+
+from nats_stream_source.delta.conflicts import first_line, retry_conflicts
+from nats_stream_source.delta.driver.features import is_unsupported
+from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
+from nats_stream_source.errors import TableError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class TableStorage:
+    """The directory of a table.
+
+    Attributes:
+        name: path or URI as the user gave it, for errors.
+        uri: path or URI for delta-rs.
+        storage_options: options of delta-rs for the object store; never in a repr, as they have
+            secrets.
+    """
+
+    name: str
+    uri: str
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def open(self) -> DeltaTable | None:
+        """The newest version, or None if the table does not exist."""
+        return self.named("open", self._open)
+
+    def open_existing(self) -> DeltaTable:
+        """The newest version of a table that existed before.
+
+        Raises:
+            TableError: the table does not exist any more.
+        """
+        target = self._open()
+        if target is None:
+            raise TableError(
+                f"could not open table {self.name!r}: it no longer exists; create it again or "
+                f"restart the query"
+            )
+        return target
+
+    def create(self, schema: StructType, properties: Mapping[str, str]) -> DeltaTable:
+        """Create an empty table; the table that another process created meanwhile, if one did.
+
+        Raises:
+            ConfigurationError: the directory has files and is not a Delta table.
+        """
+
+        def create() -> DeltaTable:
+            # Of two processes that create the table, one has a conflict, and finds it then.
+            if self._open() is None:
+                self._check_empty()
+                DeltaTable.create(
+                    self.uri,
+                    Schema.from_json(schema.json()),
+                    mode="ignore",
+                    configuration=dict(properties),
+                    storage_options=self._options,
+                )
+            return self.open_existing()
+
+        return self.changed("create", create)
+
+    def changed(self, what: str, work: Callable[[], _T]) -> _T:
+        """The result of ``work``, which commits; repeated after a conflict.
+
+        Raises:
+            EngineRefusedError: delta-rs refuses to change the table.
+            TableConflictError: each attempt had a conflict.
+            TableError: delta-rs or its storage failed; the table is unchanged.
+        """
+
+        def commit() -> _T:
+            try:
+                return work()
+            except CommitFailedError as error:
+                if is_unsupported(str(error)):
+                    raise EngineRefusedError(first_line(error)) from error
+                raise
+
+        return self.named(what, lambda: retry_conflicts(commit, self.name, (CommitFailedError,)))
+
+    def named(self, what: str, work: Callable[[], _T]) -> _T:
+        """The result of ``work``, with a TableError for failures of delta-rs and of its storage."""
+        try:
+            return work()
+        except (DeltaError, OSError) as error:
+            raise TableError(
+                f"could not {what} table {self.name!r}: {first_line(error)}; the table is unchanged"
+            ) from error
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return dict(self.storage_options) if self.storage_options else None
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.uri, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def _check_empty(self) -> None:
+        try:
+            handler = DeltaStorageHandler(self.uri, self._options)
+        except TableNotFoundError:  # a local directory that does not exist
+            return
+        selector = FileSelector("", recursive=True, allow_not_found=True)
+        if PyFileSystem(handler).get_file_info(selector):
+            raise not_a_table_error(self.name)
+
+
+def schema_of(target: DeltaTable) -> StructType:
+    """The table's columns as Spark's types; both have the same JSON."""
+    return StructType.fromJson(json.loads(target.schema().to_json()))
+
+
+def live_bytes(target: DeltaTable) -> int:
+    """The size of the data files of this version, in bytes."""
+    sizes = pa.table(target.get_add_actions(flatten=True))["size_bytes"]
+    return int(pc.sum(sizes).as_py() or 0)

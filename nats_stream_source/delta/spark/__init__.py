@@ -1,0 +1,1 @@
+"""Engine ``"spark"``: tables that Spark's MERGE changes."""
