@@ -1,28 +1,22 @@
-"""Retries with exponential back-off, on tenacity.
+"""Retries with exponential back-off, and outages that a running query waits out.
 
 While a server restarts, or a stream elects a leader, requests fail for a moment. Every request that
 this package sends can be repeated, so a transient failure must not fail a query.
 
-:func:`retry` repeats a call: it takes the failures and results to retry on, a time limit or an
-attempt limit, and a :class:`Backoff`. A state machine that repeats more than one call, such as the
-ordered consumer's rebuild, keeps its own loop and uses the :class:`Backoff` alone.
+:func:`retry` repeats one call within a limit. An :class:`Outage` is the limit of all requests of
+one planner or reader: it begins with the first failure and ends with the next success, whichever
+request receives them. A state machine that repeats more than one call, such as the ordered
+consumer's rebuild, keeps its own loop and uses :class:`Backoff`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    retry_if_result,
-    stop_after_attempt,
-    stop_after_delay,
-    stop_any,
-)
+from typing import TypeVar
 
 from nats_stream_source.errors import (
     ApiError,
@@ -37,6 +31,7 @@ from nats_stream_source.logs import field_logger
 T = TypeVar("T")
 
 _MAX_DOUBLINGS = 60  # beyond them the float would overflow
+_LOG_INTERVAL = 10.0  # seconds between two log lines of an outage
 
 log = field_logger(__name__)
 
@@ -58,14 +53,22 @@ class Backoff:
         return min(self.first * 2.0 ** min(retries, _MAX_DOUBLINGS), self.longest)
 
 
+_BACKOFF = Backoff()
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether a failure is transient, so that a retry can succeed.
 
     Transient failures: no response, no leader, a lost connection, and a consumer limit that is
     reached.
     """
+    return isinstance(error, ConsumerLimitError) or is_outage(error)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a failure shows that servers are unavailable, or a stream has no leader."""
     if isinstance(error, ConsumerLimitError):
-        return True
+        return False
     if isinstance(error, ApiError):
         return error.code is not None and error.code >= 500
     return isinstance(error, (RequestTimeoutError, ConnectError)) and not isinstance(
@@ -73,70 +76,128 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+async def _repeat(
+    work: Callable[[], Awaitable[T]], on_error: Callable[[Exception], Awaitable[None]]
+) -> T:
+    """Call ``work`` until it succeeds; ``on_error`` waits, or raises the error."""
+    while True:
+        try:
+            return await work()
+        except Exception as error:  # any error: on_error raises those that are not retried
+            await on_error(error)
+
+
 async def retry(
     work: Callable[[], Awaitable[T]],
     *,
-    seconds: float | None = None,
-    attempts: int | None = None,
-    backoff: Backoff = Backoff(),
-    on_error: Callable[[BaseException], bool] = is_transient,
-    until: Callable[[T], bool] | None = None,
-    message: str | None = "retrying request",
-    **fields: Any,
+    seconds: float = math.inf,
+    attempts: float = math.inf,
+    backoff: Backoff = _BACKOFF,
+    on_error: Callable[[Exception], bool] = is_transient,
+    log_retries: bool = False,
 ) -> T:
-    """Call ``work`` until it succeeds or a limit is reached.
+    """Call ``work`` until it succeeds or a limit is reached; then raise its last exception.
 
     Args:
         seconds: time limit. The pauses end at it; a call that started before is not interrupted.
-        attempts: limit of the number of calls. One of the two limits is required.
+        attempts: limit of the number of calls.
         backoff: the pauses between two calls.
         on_error: the exceptions that are retried; all others are raised immediately.
-        until: the results that end the retries; every result does when None.
-        message: text of the log line of each retry after an exception; None logs nothing.
-        fields: further fields of that log line.
-
-    Returns:
-        the result of the last call. At a limit that is a result for which ``until`` is False.
-
-    Raises:
-        the exception of the last call, unchanged, when a limit is reached.
+        log_retries: log a line for each retry.
     """
-    if seconds is None and attempts is None:
-        raise ValueError("retry() requires a limit: seconds or attempts")
-    limits = [] if seconds is None else [stop_after_delay(seconds)]
-    stop = stop_any(*limits, *([] if attempts is None else [stop_after_attempt(attempts)]))
-    condition = retry_if_exception(on_error)
-    again = condition if until is None else condition | retry_if_result(lambda r: not until(r))
+    deadline = time.monotonic() + seconds
+    failures = 0
 
-    def pause(state: RetryCallState) -> float:
-        wanted = backoff.pause(state.attempt_number - 1)
-        if seconds is None:
-            return wanted
-        return min(wanted, max(seconds - (state.seconds_since_start or 0.0), 0.0))
+    async def wait(error: Exception) -> None:
+        nonlocal failures
+        failures += 1
+        remaining = deadline - time.monotonic()
+        if not on_error(error) or failures >= attempts or remaining <= 0:
+            raise error
+        if log_retries:
+            log.warning("retrying request", attempt=failures, error=error)
+        await asyncio.sleep(min(backoff.pause(failures - 1), remaining))
 
-    def log_retry(state: RetryCallState) -> None:
-        outcome = state.outcome
-        if message is not None and outcome is not None and outcome.failed:
-            log.warning(message, attempt=state.attempt_number, error=outcome.exception(), **fields)
-
-    def last_outcome(state: RetryCallState) -> T:
-        assert state.outcome is not None
-        result: T = state.outcome.result()
-        return result
-
-    async def call() -> T:  # tenacity awaits only the result of a coroutine function
-        return await work()
-
-    retrying = AsyncRetrying(
-        retry=again,
-        stop=stop,
-        wait=pause,
-        before_sleep=log_retry,
-        retry_error_callback=last_outcome,
-    )
-    return await retrying(call)
+    return await _repeat(work, wait)
 
 
 async def retry_transient(work: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """:func:`retry` after transient failures, for at most about ``seconds``."""
-    return await retry(work, seconds=seconds)
+    """Retry after transient failures, for at most about ``seconds``."""
+    return await retry(work, seconds=seconds, log_retries=True)
+
+
+class Outage:
+    """The availability of the servers for one planner or reader, and how long it waits for them.
+
+    It logs a line when an outage begins, one every ten seconds, and one when it ends.
+
+    Args:
+        timeout: seconds; an outage that lasts longer is an error.
+        servers: the servers, for the log.
+        clock, sleep: the time in seconds, and a wait of some; tests replace both.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        servers: str,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._timeout = timeout
+        self._servers = servers
+        self._clock = clock
+        self._sleep = sleep
+        self._began: float | None = None
+        self._logged = 0.0
+        self._failures = 0
+
+    async def retry(self, work: Callable[[], Awaitable[T]], *, ends: bool = True) -> T:
+        """Call ``work`` until it succeeds; raises its last error when the outage lasts too long.
+
+        Args:
+            ends: whether a success ends the outage. The success of a connection does not, where the
+                stream lacks a leader.
+        """
+        result = await _repeat(work, self.wait)
+        if ends:
+            self.end()
+        return result
+
+    async def wait(self, error: Exception) -> None:
+        """Wait a moment after a failure.
+
+        Raises:
+            ``error``, if it does not show an outage, or if the outage has lasted too long.
+        """
+        if not is_outage(error):
+            raise error
+        now = self._clock()
+        if self._began is None:
+            self._began, self._failures = now, 0
+            self._log(now, self._began, "servers are away, waiting", error)
+        remaining = self._began + self._timeout - now
+        if remaining <= 0:
+            raise error
+        if now - self._logged >= _LOG_INTERVAL:
+            self._log(now, self._began, "servers are still away", error)
+        await self._sleep(min(_BACKOFF.pause(self._failures), remaining))
+        self._failures += 1
+
+    def end(self) -> None:
+        """Record a success."""
+        if self._began is None:
+            return
+        seconds = self._clock() - self._began
+        self._began = None
+        log.warning("servers are back", servers=self._servers, seconds=round(seconds, 1))
+
+    def _log(self, now: float, began: float, text: str, error: Exception) -> None:
+        self._logged = now
+        log.warning(
+            text,
+            servers=self._servers,
+            seconds=round(now - began, 1),
+            timeout=self._timeout,
+            error=error,
+        )

@@ -94,10 +94,10 @@ async def wait_for_last_seq(
     loop = asyncio.get_running_loop()
     seconds = jetstream.connection.settings.request_timeout if timeout is None else timeout
     deadline = loop.time() + seconds
-    info: StreamInfo | None = None  # the last response: a later timeout does not invalidate it
+    behind: MinLastSequenceError | None = None  # the last response; a later timeout does not count
 
-    async def last_seq() -> int:
-        nonlocal info
+    async def reach() -> StreamInfo:
+        nonlocal behind
         left = max(deadline - loop.time(), _BACKOFF.first)
         try:
             info = await wait_cancellable(left, jetstream.stream_info(stream))
@@ -107,25 +107,25 @@ async def wait_for_last_seq(
                 f"{seconds:g} s",
                 settings=settings,
             ) from None
-        return info.last_seq
+        if info.last_seq < min_last_seq:
+            behind = MinLastSequenceError(
+                f"min last sequence: stream {stream} has reached {info.last_seq}, not "
+                f"{min_last_seq}, within {seconds:g} s (412, 10180); a sequence that the stream "
+                f"never had belongs to another stream, or to the stream before it was restored",
+                settings=settings,
+            )
+            raise behind
+        return info
 
-    def is_reached(last: int) -> bool:
-        return last >= min_last_seq
+    def is_retried(error: Exception) -> bool:
+        return isinstance(error, MinLastSequenceError) or is_transient(error)
 
     try:
-        await retry(last_seq, seconds=seconds, backoff=_BACKOFF, until=is_reached, message=None)
+        return await retry(reach, seconds=seconds, backoff=_BACKOFF, on_error=is_retried)
     except NatsSourceError as error:
-        if info is None or not is_transient(error):
+        if behind is None or not is_retried(error):
             raise
-    assert info is not None
-    if is_reached(info.last_seq):
-        return info
-    raise MinLastSequenceError(
-        f"min last sequence: stream {stream} has reached {info.last_seq}, not "
-        f"{min_last_seq}, within {seconds:g} s (412, 10180); a sequence that the stream "
-        f"never had belongs to another stream, or to the stream before it was restored",
-        settings=settings,
-    )
+        raise behind from None
 
 
 async def stream_info_after(

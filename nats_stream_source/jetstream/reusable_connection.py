@@ -13,8 +13,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from nats_stream_source.aio.outage import Outage
-from nats_stream_source.aio.retry import retry_transient
+from nats_stream_source.aio.retry import Outage, retry_transient
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.api import JetStream
@@ -78,7 +77,7 @@ class ReusableConnection:
         For at most ``connect_timeout``, or as long as :attr:`outage` waits.
         """
         if self.outage is not None:
-            return await self.outage.outlive(work)
+            return await self.outage.retry(work)
         return await retry_transient(work, self.settings.connect_timeout)
 
     async def _is_alive(self, kept: Connection, fresh: bool) -> bool:

@@ -35,8 +35,7 @@ import nats.errors
 import numpy as np
 from numpy.typing import NDArray
 
-from nats_stream_source.aio.outage import is_outage
-from nats_stream_source.aio.retry import Backoff, is_transient
+from nats_stream_source.aio.retry import Backoff, is_outage, is_transient
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
@@ -163,7 +162,7 @@ class OrderedReader:
         if outage is None:
             await consumer.connect(verify=verify)
         else:
-            await outage.outlive(lambda: consumer.connect(verify=verify), ends=not self._away)
+            await outage.retry(lambda: consumer.connect(verify=verify), ends=not self._away)
         self._stalled = False
         try:
             if cursor.rebuilds:

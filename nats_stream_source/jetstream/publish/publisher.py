@@ -126,7 +126,6 @@ class Publisher:
             attempts=_NO_STREAM_ATTEMPTS,
             backoff=_NO_STREAM_BACKOFF,
             on_error=lambda error: isinstance(error, NoStreamError),
-            message=None,
         )
 
     async def send(

@@ -80,7 +80,6 @@ async def lookup_consumer(
         attempts=_LOOKUP_ATTEMPTS,
         backoff=_LOOKUP_BACKOFF,
         on_error=lambda error: isinstance(error, DuplicateSubscriptionError),
-        message=None,
     )
 
 

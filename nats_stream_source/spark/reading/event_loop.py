@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from nats_stream_source.aio.outage import Outage
+from nats_stream_source.aio.retry import Outage
 from nats_stream_source.aio.tasks import cancel_and_wait
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import NatsSourceError

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from nats_stream_source.aio.outage import Outage
+from nats_stream_source.aio.retry import Outage
 from nats_stream_source.errors import (
     AuthorizationError,
     ConnectError,
@@ -47,7 +47,7 @@ class Servers:
 async def test_outlives(caplog: pytest.LogCaptureFixture) -> None:
     servers = Servers(back_at=35)
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
-        assert await servers.outage(60).outlive(servers.request) == "back"
+        assert await servers.outage(60).retry(servers.request) == "back"
     texts = [record.getMessage().split(" servers=")[0] for record in caplog.records]
     assert texts == [
         "servers are away, waiting",
@@ -59,14 +59,14 @@ async def test_outlives(caplog: pytest.LogCaptureFixture) -> None:
 async def test_no_line_without_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     servers = Servers(back_at=0)
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
-        assert await servers.outage(60).outlive(servers.request) == "back"
+        assert await servers.outage(60).retry(servers.request) == "back"
     assert not caplog.records
 
 
 async def test_lasts_too_long() -> None:
     servers = Servers(back_at=100)
     with pytest.raises(ConnectError, match="connection refused"):
-        await servers.outage(60).outlive(servers.request)
+        await servers.outage(60).retry(servers.request)
     assert 60 <= servers.now < 63
 
 
@@ -76,7 +76,7 @@ async def test_one_outage_is_over_several_requests() -> None:
     await outage.wait(AWAY)
     servers.now = 50
     with pytest.raises(ConnectError):
-        await outage.outlive(servers.request)
+        await outage.retry(servers.request)
     assert servers.now < 63
     outage.end()
     await outage.wait(AWAY)  # another one begins
@@ -88,12 +88,15 @@ async def test_one_outage_is_over_several_requests() -> None:
 async def test_other_errors_are_raised_at_once(error: NatsSourceError) -> None:
     servers = Servers(back_at=100, error=error)
     with pytest.raises(type(error)):
-        await servers.outage(60).outlive(servers.request)
+        await servers.outage(60).retry(servers.request)
     assert servers.calls == 1
 
 
 async def test_a_stream_without_a_leader() -> None:
     servers = Servers(back_at=20, error=RequestTimeoutError("no response"))
     outage = servers.outage(60)
-    assert await outage.outlive(servers.request, ends=False) == "back"
-    assert "of 60 s" in repr(outage), "the connection is back, the stream is not"
+    assert await outage.retry(servers.request, ends=False) == "back"
+    servers.back_at = 100
+    with pytest.raises(RequestTimeoutError):
+        await outage.retry(servers.request)
+    assert servers.now < 63, "the connection is back, the stream is not: the outage continues"

@@ -82,7 +82,7 @@ async def test_when_time_is_up_the_last_failure_is_raised_as_it_is() -> None:
 async def test_retries_are_limited_by_attempts() -> None:
     work = Work(*(ValueError(str(n)) for n in range(5)))
     with pytest.raises(ValueError, match="2"):
-        await retry(work, attempts=3, backoff=Backoff(0, 0), on_error=lambda _: True, message=None)
+        await retry(work, attempts=3, backoff=Backoff(0, 0), on_error=lambda _: True)
     assert work.calls == 3
 
 
@@ -90,25 +90,6 @@ async def test_work_may_be_any_function_that_returns_an_awaitable() -> None:
     work = Work(ConnectError("1"))
     assert await retry_transient(lambda: work(), 10.0) == "done"
     assert work.calls == 2
-
-
-async def test_a_limit_is_required() -> None:
-    with pytest.raises(ValueError, match="seconds or attempts"):
-        await retry(Work())
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(2, 2), (9, 4)])
-async def test_a_result_is_retried_until_it_is_the_wanted_one(limit: int, expected: int) -> None:
-    results = iter(range(1, 10))
-
-    async def work() -> int:
-        return next(results)
-
-    def wanted(result: int) -> bool:
-        return result >= 4
-
-    done = await retry(work, attempts=limit, backoff=Backoff(0, 0), until=wanted)
-    assert done == expected
 
 
 async def test_the_pauses_end_at_the_time_limit() -> None:
@@ -121,8 +102,8 @@ async def test_the_pauses_end_at_the_time_limit() -> None:
 
 async def test_the_log_line_of_a_retry(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        await retry(Work(ConnectError("cut")), attempts=2, stream="S")
-    assert caplog.messages == ["retrying request attempt=1 error=cut stream=S"]
+        await retry(Work(ConnectError("cut")), attempts=2, log_retries=True)
+    assert caplog.messages == ["retrying request attempt=1 error=cut"]
 
 
 def test_pauses_double_up_to_the_longest() -> None:
