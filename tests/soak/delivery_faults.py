@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from tests.soak.servers import UNAVAILABLE
 from tests.support.proxy.fault_proxy import is_delivery, pending
-from tests.support.proxy.verdicts import Harm
+from tests.support.proxy.verdicts import FrameFault
 
 
-class DeleteConsumer(Harm):
+class DeleteConsumer(FrameFault):
     """Drops one delivery, and deletes the reader's consumer that sent it.
 
     Args:
@@ -42,7 +42,7 @@ class DeleteConsumer(Harm):
         return True
 
 
-class LastDelivery(Harm):
+class LastDelivery(FrameFault):
     """Selects deliveries after which their consumer has no pending message."""
 
     def hits(self, frame: bytes) -> bool:

@@ -87,7 +87,7 @@ class LocalQuery:
                 stopped.wait(_EVERY)
 
     def _batch(self, driver: QueryDriver, number: int, start: Any, end: Any) -> Any:
-        parts = [list(driver.read(partition)) for partition in driver.partitions(start, end)]
+        parts = [list(driver.read_task(partition)) for partition in driver.partitions(start, end)]
         if self._name == "current":
             self._merge(parts)
         else:

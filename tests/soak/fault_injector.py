@@ -23,7 +23,7 @@ from tests.soak.schedule import POWER_LOSS, Fault, FaultNotInjectedError
 from tests.soak.servers import STREAMS, UNAVAILABLE, Servers
 from tests.support.oracle.evidence import Rollback
 from tests.support.proxy.fault_proxy import Verdict
-from tests.support.proxy.verdicts import Harm, Share, Status, each
+from tests.support.proxy.verdicts import FrameFault, Share, Status, each
 
 _INJECT_TIMEOUT = 30.0  # seconds to find an object of the fault
 _START_TIMEOUT = 120.0  # seconds to wait until a new driver reads
@@ -227,26 +227,26 @@ class FaultInjector:
 
     def _drop(self, fault: Fault) -> str:
         seed = random.Random(f"{self._seed} {fault.at}").randrange(2**32)
-        harm: Harm = Share(fault.share, seed)
+        frame_fault: FrameFault = Share(fault.share, seed)
         if fault.kind == "drop heartbeats":
             # A reader needs a heartbeat if it has not received the last message.
-            harm = Status("Idle Heartbeat")
-            self._apply(harm, fault.seconds, LastDelivery())
+            frame_fault = Status("Idle Heartbeat")
+            self._apply(frame_fault, fault.seconds, LastDelivery())
         else:
-            self._apply(harm, fault.seconds)
-        return f"{harm.done} dropped"
+            self._apply(frame_fault, fault.seconds)
+        return f"{frame_fault.done} dropped"
 
-    def _apply(self, harm: Harm, seconds: float, *others: Verdict) -> None:
-        """Apply ``harm`` to deliveries for some seconds, and longer until it has affected one."""
-        self._servers.set_verdict(each(harm, *others))
+    def _apply(self, frame_fault: FrameFault, seconds: float, *others: Verdict) -> None:
+        """Apply it to deliveries for some seconds, and longer until it has affected one."""
+        self._servers.set_verdict(each(frame_fault, *others))
         try:
             end = time.monotonic() + _INJECT_TIMEOUT
             self._stopped.wait(seconds)
-            while not harm.done and time.monotonic() < end and not self._stopped.is_set():
+            while not frame_fault.done and time.monotonic() < end and not self._stopped.is_set():
                 self._stopped.wait(0.1)
         finally:
             self._servers.set_verdict(None)
-        if not harm.done:
+        if not frame_fault.done:
             raise FaultNotInjectedError("no matching delivery")
 
     def _hold(self, fault: Fault) -> str:

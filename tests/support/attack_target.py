@@ -94,7 +94,7 @@ def read(url: str, kind: str = "nats_kv", **options: Any) -> list[Row]:
         return [
             row
             for partition in driver.partitions(start, end)
-            for batch in driver.read(partition)
+            for batch in driver.read_task(partition)
             for row in batch.to_pylist()
         ]
 
@@ -138,8 +138,8 @@ def _by_format(
     options = {"connectTimeout": seconds, "requestTimeout": seconds, **options}
     with pytest.MonkeyPatch.context() as patch:
         if patience is not None:
-            impatient = partial(range_reader.RangeRequest, **_short(patience))
-            patch.setattr(range_reader, "RangeRequest", impatient)
+            short_deadlines = partial(range_reader.RangeRequest, **_short(patience))
+            patch.setattr(range_reader, "RangeRequest", short_deadlines)
         found = rows(url, bucket, **options)
     names = ("revision", "value") if found and "revision" in found[0] else ("sequence", "data")
     return [(row[names[0]], row[names[1]]) for row in found]
@@ -181,25 +181,25 @@ ATTACK_TARGETS = {"ordered reader": _by_ordered_reader, **FORMATS}
 
 
 def run_attack(
-    proxy: Proxy, target: str, bucket: str, verdict: Verdict, harmed: Callable[[], int]
+    proxy: Proxy, target: str, bucket: str, verdict: Verdict, injected: Callable[[], int]
 ) -> list[Pair] | str:
     """What becomes of a target that reads meanwhile: its rows, or the name of its error.
 
     It gives up sooner than one in Spark does.
 
     Args:
-        harmed: how often ``verdict`` has done harm; what fails without any is done again.
+        injected: how often ``verdict`` has done fault; what fails without any is done again.
     """
     for patience in PATIENCE:
         proxy.verdict = verdict
         try:
             return ATTACK_TARGETS[target](proxy.url, bucket, patience)
         except NatsSourceError as error:
-            if harmed():
+            if injected():
                 return type(error).__name__
         finally:
             proxy.verdict = lambda frame: True
-    raise RuntimeError("it fails without harm")
+    raise RuntimeError("it fails without fault")
 
 
 class Peak:

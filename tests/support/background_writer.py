@@ -15,10 +15,10 @@ from nats.js.errors import Error as JetStreamError
 from tests.support.event_loop import run
 from tests.support.nats import buckets
 from tests.support.oracle.rows import Written, message
-from tests.support.query_driver.micro_batch import DEADLINE
+from tests.support.query_driver.driver import DEADLINE
 
 if TYPE_CHECKING:
-    from tests.support.workload import Workload
+    from tests.support.recorded_stream import RecordedStream
 
 _IN_FLIGHT = 100
 _NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError)
@@ -27,9 +27,9 @@ _NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.Timeout
 class Writing(threading.Thread):
     """Writes until it is told to stop; a write that is not acknowledged is not repeated."""
 
-    def __init__(self, workload: Workload, urls: Sequence[str], size: int) -> None:
+    def __init__(self, recorded: RecordedStream, urls: Sequence[str], size: int) -> None:
         super().__init__(daemon=True)
-        self._workload = workload
+        self._workload = recorded
         self._urls = list(urls)
         self._size = size
         self._over = threading.Event()
@@ -72,17 +72,17 @@ class Writing(threading.Thread):
             await self._write_with(client.jetstream())
 
     async def _write_with(self, jetstream: JetStreamContext) -> None:
-        workload = self._workload
+        recorded = self._workload
 
         async def put(written: Written) -> None:
-            subject, payload, headers = message(workload.prefix, written)
+            subject, payload, headers = message(recorded.prefix, written)
             try:
                 ack = await jetstream.publish(subject, payload, timeout=3, headers=headers)
             except _NOT_ACKNOWLEDGED:
                 self.failed += 1
             else:
-                workload.acknowledged[ack.seq] = written
+                recorded.acknowledged[ack.seq] = written
 
         while not self._over.is_set():
-            await asyncio.gather(*(put(one) for one in workload.next(_IN_FLIGHT, self._size)))
+            await asyncio.gather(*(put(one) for one in recorded.next(_IN_FLIGHT, self._size)))
             await asyncio.sleep(0.01)

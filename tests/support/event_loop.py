@@ -1,8 +1,8 @@
-"""Event loops that leave nothing open: for one piece of work, or for a server in a thread.
+"""Event loops that close all their connections: for a coroutine, or for a server in a thread.
 
-A socket that is left to the garbage collector is a ResourceWarning in whatever test runs when it
-collects. So a loop here knows all its connections, also those that nobody else knows any more, and
-ends them with itself.
+A socket that the garbage collector closes causes a ResourceWarning in the test that runs then. So a
+loop here tracks all its connections, also those without another reference, and closes them when it
+ends.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Server = TypeVar("Server", bound="ThreadServer")
 
-_DEADLINE = 60.0  # seconds; only what hangs takes that long
+_DEADLINE = 60.0  # seconds; only a failing test takes that long
 _AGAIN = 0.1
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that knows its connections; :meth:`end` is for its last moment."""
+    """An event loop that tracks its connections; :meth:`end` closes them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sockets: dict[asyncio.WriteTransport, Any] = {}
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
-        """As any loop's; the connection is known."""
+        """Create a connection and track it."""
         made = await super().create_connection(*args, **options)
-        self.know(made[0])
+        self.track(made[0])
         return made
 
-    def know(self, connection: asyncio.WriteTransport) -> None:
-        """Remember a connection, until it is closed."""
-        self._forget_closed()
+    def track(self, connection: asyncio.WriteTransport) -> None:
+        """Track a connection until it is closed."""
+        self._remove_closed()
         self._sockets[connection] = connection.get_extra_info("socket")
 
-    def _forget_closed(self) -> None:
-        # A transport says only that it is closing, which waits for what is still to be sent.
+    def _remove_closed(self) -> None:
+        # A closing transport may still have data to send: its socket decides.
         self._sockets = {one: at for one, at in self._sockets.items() if at.fileno() >= 0}
 
     def abort(self) -> None:
-        """Break all connections off."""
+        """Abort all connections."""
         for connection in self._sockets:
             connection.abort()
 
     async def closed(self) -> None:
-        """Break all connections off, and wait until their sockets are closed."""
+        """Abort all connections, and wait until their sockets are closed."""
         self.abort()
-        self._forget_closed()
+        self._remove_closed()
         while self._sockets:
             await asyncio.sleep(0)  # an aborted socket is closed in the next turn
-            self._forget_closed()
+            self._remove_closed()
 
     async def ended(self, ours: Callable[[], Iterable[asyncio.Task[Any]]]) -> None:
-        """Break off all connections, cancel ``ours``, and wait until no other task runs."""
+        """Abort all connections, cancel ``ours``, and wait until no other task runs."""
         deadline = self.time() + _DEADLINE
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             assert self.time() < deadline, f"these do not end: {tasks}"
@@ -70,7 +70,7 @@ class Loop(asyncio.SelectorEventLoop):
             await asyncio.wait(tasks, timeout=_AGAIN)
 
     async def end(self) -> None:
-        """Cancel all that still runs here, and close all connections."""
+        """Cancel all tasks, and close all connections."""
         await self.ended(lambda: asyncio.all_tasks() - {asyncio.current_task()})
         await self.closed()
         await self.shutdown_asyncgens()
@@ -96,7 +96,7 @@ class LoopOfTest(Loop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What ``asyncio.run`` does, in a :class:`Loop`."""
+    """Run a coroutine in a :class:`Loop`, as ``asyncio.run`` does."""
     loop = Loop()
     with contextlib.closing(loop):
         try:
@@ -128,7 +128,7 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
 
 
 async def until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all at once until one ends or fails; then none runs any more."""
+    """Run all concurrently until one ends or fails, then cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -143,8 +143,8 @@ async def until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
 class ThreadServer:
     """A TCP server in a thread and loop of its own; a context manager.
 
-    A kind of server defines :meth:`_serve`, for one connection. It may end as it likes, by its
-    client's end or by cancellation: every connection that was accepted or made is closed then.
+    A subclass defines :meth:`_serve` for one connection. When it ends, also by cancellation, every
+    connection that it accepted or opened is closed.
 
     Attributes:
         host, port: where it listens; a free port when 0, from the moment it is entered.
@@ -184,7 +184,7 @@ class ThreadServer:
             try:
                 action()
                 done.set_result(None)
-            except BaseException as error:  # it is the caller's
+            except BaseException as error:  # raised in the caller's thread
                 done.set_exception(error)
 
         loop.call_soon_threadsafe(act)
@@ -213,8 +213,8 @@ class ThreadServer:
         try:
             await over.wait()
         finally:
-            # Not closed yet: asyncio has no place then for what it has accepted just now. That has
-            # no task of ours yet, and is not known; not cancelled, it comes to have one.
+            # Not closed yet: asyncio would lose the connections that it has just accepted, which
+            # have neither a task nor a tracked transport. Without a cancellation they get both.
             for listening in server.sockets:
                 loop.remove_reader(listening.fileno())
             await loop.ended(lambda: self._serving)
@@ -223,10 +223,10 @@ class ThreadServer:
             await server.wait_closed()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine, whose task would know its connection only once it has begun.
+        # Not a coroutine: its task would track the connection only after it has started.
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
-        loop.know(writer.transport)
+        loop.track(writer.transport)
         task = loop.create_task(self._whole(reader, writer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -235,6 +235,6 @@ class ThreadServer:
         try:
             await self._serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the other side is gone, or the test is over
+            pass  # the other side closed the connection, or the test ended
         finally:
             writer.transport.abort()

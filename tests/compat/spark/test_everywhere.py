@@ -45,7 +45,7 @@ def test_shared_scenarios(scene: Scene, name: str) -> None:
     play_shared(scene, name)
 
 
-@pytest.mark.parametrize("name", ["add_and_check", "crash", "made_again"])
+@pytest.mark.parametrize("name", ["write_and_expect", "crash", "recreate"])
 def test_shared_scenarios_with_several_streams(scene: Scene, name: str) -> None:
     assert name not in NEEDS_LIMITS | OF_ONE_STREAM
     play_shared(scene, name, CreateOther())

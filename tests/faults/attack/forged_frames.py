@@ -1,6 +1,6 @@
 """Frames with other bytes in the place of the server's, and the verdicts that put them there.
 
-A verdict counts what it did, so that a test can tell that its harm was done.
+A verdict counts what it did, so that a test can tell that the fault was injected.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def with_payload(frame: bytes, other: bytes) -> bytes:
 
 
 class Once:
-    """Does harm to the ``at``-th frame of a kind, or to all from there on."""
+    """Injects a fault into the ``at``-th frame of a kind, or to all from there on."""
 
     def __init__(
-        self, kind: Callable[[bytes], bool], harm: Callable[[bytes], bytes], always: bool, at: int
+        self, kind: Callable[[bytes], bool], fault: Callable[[bytes], bytes], always: bool, at: int
     ) -> None:
-        self._kind, self._harm, self._always, self._at = kind, harm, always, at
+        self._kind, self._fault, self._always, self._at = kind, fault, always, at
         self.done = 0
         self._seen = 0
 
@@ -64,7 +64,7 @@ class Once:
         if self._seen < self._at or (self.done and not self._always):
             return True
         self.done += 1
-        return self._harm(frame)
+        return self._fault(frame)
 
 
 def line_of(frame: bytes) -> tuple[list[bytes], bytes]:
@@ -107,10 +107,10 @@ def bomb(frame: bytes, lines: int = 10_000, text: bytes = b"a: b") -> bytes:
 def with_block(block: bytes) -> Callable[[bytes], bytes]:
     """The delivery with these bytes for a header block."""
 
-    def harm(frame: bytes) -> bytes:
+    def fault(frame: bytes) -> bytes:
         words, rest = line_of(frame)
         value = rest[: int(words[-1])]
         sizes = b"%d %d" % (len(block), len(block) + len(value))
         return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
 
-    return harm
+    return fault

@@ -35,15 +35,15 @@ def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
 
 
 def run_attack(
-    proxy: Proxy, verdict: Callable[[bytes], Any], harmed: Callable[[], int], *, cut: int = ROWS
+    proxy: Proxy, verdict: Callable[[bytes], Any], injected: Callable[[], int], *, cut: int = ROWS
 ) -> str:
     """What becomes of a range that is read meanwhile: ``rows``, ``cut``, or the name of the error.
 
     Args:
-        harmed: how often ``verdict`` has done harm.
+        injected: how often ``verdict`` has injected the fault.
         cut: the rows may also be only the first so many.
     """
-    found = attack_target.run_attack(proxy, "ordered reader", BUCKET, verdict, harmed)
+    found = attack_target.run_attack(proxy, "ordered reader", BUCKET, verdict, injected)
     if isinstance(found, str):
         return found
     if cut < ROWS and found == SENT[:cut]:
@@ -105,10 +105,10 @@ SLOW = ("size: 2000000000", "garbage", "size: one too large", "size: 99999999999
 @pytest.mark.parametrize("name", [*DELIVERIES, *HEADERS])
 def test_one_bad_delivery(proxy: Proxy, name: str) -> None:
     """One bad delivery in the middle of a range: it is asked for again, or refused."""
-    harm = Once(is_delivery, (DELIVERIES | HEADERS)[name], always=False, at=100)
+    fault = Once(is_delivery, (DELIVERIES | HEADERS)[name], always=False, at=100)
     with peak() as memory:
-        run_attack(proxy, harm, lambda: harm.done, cut=99 if name == BELIEVED else ROWS)
-    assert harm.done == 1
+        run_attack(proxy, fault, lambda: fault.done, cut=99 if name == BELIEVED else ROWS)
+    assert fault.done == 1
     assert memory.grown < 128 << 20
 
 
@@ -117,20 +117,20 @@ def test_one_bad_delivery(proxy: Proxy, name: str) -> None:
 )
 def test_bad_deliveries(proxy: Proxy, name: str) -> None:
     """All are bad from the middle of a range on."""
-    harm = Once(is_delivery, DELIVERIES[name], always=True, at=100)
+    fault = Once(is_delivery, DELIVERIES[name], always=True, at=100)
     with peak() as memory:
-        outcome = run_attack(proxy, harm, lambda: harm.done, cut=99 if name == BELIEVED else ROWS)
-    assert harm.done
+        outcome = run_attack(proxy, fault, lambda: fault.done, cut=99 if name == BELIEVED else ROWS)
+    assert fault.done
     assert outcome != "rows" or name in UNSEEN
     assert memory.grown < 128 << 20
 
 
 @pytest.mark.parametrize("subject", [b"$KV.attacker.k", b"$KV.attacked.\xff", b"\xff", b"$KV"])
 def test_subjects_that_are_none_of_the_buckets(proxy: Proxy, subject: bytes) -> None:
-    def harm(frame: bytes) -> bytes:
+    def fault(frame: bytes) -> bytes:
         return frame.replace(b"$KV.attacked.k", subject, 1)
 
-    proxy.verdict = Once(is_delivery, harm, always=True, at=100)
+    proxy.verdict = Once(is_delivery, fault, always=True, at=100)
     try:
         with pytest.raises(ProtocolError):
             read(proxy.url, bucket=BUCKET, includeHistory=True)
@@ -141,12 +141,12 @@ def test_subjects_that_are_none_of_the_buckets(proxy: Proxy, subject: bytes) -> 
 @pytest.mark.parametrize("reading", FORMATS)
 @pytest.mark.parametrize("name", HEADERS)
 def test_headers_are_data(proxy: Proxy, name: str, reading: str) -> None:
-    harm = proxy.verdict = Once(is_delivery, HEADERS[name], always=True, at=1)
+    fault = proxy.verdict = Once(is_delivery, HEADERS[name], always=True, at=1)
     try:
         assert FORMATS[reading](proxy.url, BUCKET, None) == SENT
     finally:
         proxy.verdict = lambda frame: True
-    assert harm.done >= ROWS
+    assert fault.done >= ROWS
 
 
 @pytest.mark.parametrize(

@@ -173,13 +173,13 @@ async def test_a_connection_outlives_what_cannot_be_read(
     shared_server: NatsServer, garbage: bytes
 ) -> None:
     """It is made anew; who has it need not know."""
-    harmed = 0
+    injected = 0
 
     def verdict(frame: bytes) -> bool | bytes:
-        nonlocal harmed
-        if harmed or b"account_info" not in frame:
+        nonlocal injected
+        if injected or b"account_info" not in frame:
             return True
-        harmed += 1
+        injected += 1
         sid = frame.split(b" ")[2]
         return garbage.replace(b" 1 1\r", b" " + sid + b" 1\r")
 
@@ -196,7 +196,7 @@ async def test_a_connection_outlives_what_cannot_be_read(
 
     with Proxy(shared_server.port, verdict) as proxy, deadline():
         assert await work(proxy.url) == 1
-    assert harmed == 1
+    assert injected == 1
 
 
 @pytest.mark.parametrize("name", ["a list", "not NATS", "nested", "max_payload is a text"])

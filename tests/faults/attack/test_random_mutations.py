@@ -1,8 +1,8 @@
 """Sessions whose frames are damaged at random; the seed is in the failure.
 
-Whatever happens to a frame, the rows are right, or the query fails with an error of this package's.
-What nobody can notice is a changed frame that still says what a server might say (:class:`Lies`):
-only what it says of itself may be wrong, and no other row.
+With any damaged frame, the rows are correct, or the query fails with an error of this package. A
+changed frame that is still valid (:class:`MutatedResponses`) cannot be detected: then its own row
+may be wrong, and no other one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
         yield proxy
 
 
-class Lies:
+class MutatedResponses:
     """What nobody can know to be wrong.
 
     Attributes:
@@ -118,7 +118,7 @@ def _is_json(text: bytes) -> bool:
 
 
 class Mutation:
-    """Does harm to any frame of the server's.
+    """Injects a fault into any frame of the server's.
 
     Args:
         whole: what a consumer sends is dropped, doubled, late or cut; else bytes are changed.
@@ -128,7 +128,7 @@ class Mutation:
         self._chance = random.Random(seed)
         self._rate = self._chance.choice([0.003, 0.02] if whole else [0.003, 0.02, 0.3])
         self._whole = whole
-        self.lies = Lies()
+        self.lies = MutatedResponses()
         self.done = 0
 
     def __call__(self, frame: bytes) -> Outcome:
@@ -139,8 +139,8 @@ class Mutation:
         self.done += 1
         if self._whole:
             size, later = self._chance.randrange(len(frame)), self._chance.randint(1, 5)
-            harms: list[Outcome] = [False, Twice(), After(later), CutAt(size)]
-            return self._chance.choice(harms)
+            faults: list[Outcome] = [False, Twice(), After(later), CutAt(size)]
+            return self._chance.choice(faults)
         other = self._changed(frame)
         if other != frame:
             self.lies.tell(frame, other)

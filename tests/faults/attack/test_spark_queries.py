@@ -122,13 +122,13 @@ def test_header_bombs(spark: SparkSession, proxy: Proxy, tmp_path: Path, name: s
     kind, options = READS[name]
     assert len(run(spark, tmp_path / "warm", proxy.url, kind, **options)) == ROWS
     before = most_memory()
-    harm = proxy.verdict = huge()
+    fault = proxy.verdict = huge()
     try:
         values = run(spark, tmp_path / "checkpoint", proxy.url, kind, **options)
     finally:
         proxy.verdict = lambda frame: True
     assert values == [b"%d" % i for i in range(ROWS)]
-    assert harm.done >= ROWS
+    assert fault.done >= ROWS
     assert most_memory() - before < 256 << 20
 
 
@@ -139,13 +139,13 @@ def test_header_bombs_in_a_batch(spark: SparkSession, proxy: Proxy, name: str) -
     rows = load(spark, proxy.url, kind, stream=False, **options)
     assert rows.count() == ROWS
     before = most_memory()
-    harm = proxy.verdict = huge()
+    fault = proxy.verdict = huge()
     try:
         values = [int(row.value) for row in rows.collect()]
     finally:
         proxy.verdict = lambda frame: True
     assert sorted(values) == list(range(ROWS))
-    assert harm.done >= ROWS
+    assert fault.done >= ROWS
     assert most_memory() - before < 256 << 20
 
 

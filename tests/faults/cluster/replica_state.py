@@ -1,6 +1,6 @@
-"""Replicated workloads on a watched cluster, and a follower that lags.
+"""Replicated recorded streams on a watched cluster, and a follower that lags.
 
-:func:`read_patiently` retries the tasks of a query as often as Spark does.
+:func:`read_with_retries` retries the tasks of a query as often as Spark does.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from tests.support.nats.topology import (
     Line,
 )
 from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.recorded_stream import QueryDriver, RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import MicroBatchQuery, Workload
 
 
 def create_replicated(
     cluster: Cluster, kind: str, count: int = 0, size: int = 0, **config: Any
-) -> Workload:
-    """Create a workload with three replicas and write ``count`` values to it.
+) -> RecordedStream:
+    """Create a recorded stream with three replicas and write ``count`` values to it.
 
     Returns when all replicas are current and all servers report the stream and its leader.
     """
     for _ in range(_MOST_ELECTIONS):
-        workload = Workload(kind, cluster.url)
-        place(workload, num_replicas=3, **config)
-        cluster.wait_ready(workload.stream)
+        recorded = RecordedStream(kind, cluster.url)
+        place(recorded, num_replicas=3, **config)
+        cluster.wait_ready(recorded.stream)
         try:
-            workload.write(count, size)
+            recorded.write(count, size)
         except NoStreamResponseError:
             continue  # the stream lost its leader, and some of the values may be stored
-        cluster.wait_current(workload.stream)
-        return workload
+        cluster.wait_current(recorded.stream)
+        return recorded
     raise AssertionError("each time there was an election while it was written")
 
 
-def place(workload: Workload, **config: Any) -> None:
-    """Create the workload's stream; retry while restarted servers are reported as offline."""
+def place(recorded: RecordedStream, **config: Any) -> None:
+    """Create the stream; retry while restarted servers are reported as offline."""
 
     def created() -> bool:
         try:
-            workload.create(**config)
+            recorded.create(**config)
         except (RuntimeError, OSError, nats.errors.Error):
             return False
         return True
@@ -87,8 +87,8 @@ _TASK_FAILURES = 4  # as Spark's own spark.task.maxFailures
 _DEADLINE = 300.0  # seconds; only a failing test takes that long
 
 
-def read_patiently(
-    reading: MicroBatchQuery,
+def read_with_retries(
+    query: QueryDriver,
     seq: int,
     failures: int = _TASK_FAILURES,
     *,
@@ -101,22 +101,22 @@ def read_patiently(
         planner_fails: retry a failed planner too, as a restart of the query does.
     """
     deadline = time.monotonic() + _DEADLINE
-    while reading.seq < seq:
-        assert time.monotonic() < deadline, f"read up to {reading.seq}, not {seq}"
+    while query.seq < seq:
+        assert time.monotonic() < deadline, f"read up to {query.seq}, not {seq}"
         try:
-            planned = reading.plan()
+            planned = query.plan()
         except NatsSourceError as error:
             if isinstance(error, NEVER) or not planner_fails:
                 raise
             continue
         if planned:
-            _run_task(reading, failures, deadline)
+            _run_task(query, failures, deadline)
 
 
-def _run_task(reading: MicroBatchQuery, failures: int, deadline: float) -> None:
+def _run_task(query: QueryDriver, failures: int, deadline: float) -> None:
     for failed in itertools.count(1):
         try:
-            reading.read()
+            query.read()
             return
         except NatsSourceError as error:
             if isinstance(error, NEVER) or failed == failures or time.monotonic() > deadline:
@@ -187,18 +187,18 @@ def behind(cluster: WatchedCluster, stream: str, *, direct: bool = False) -> Ite
 
 def while_behind(
     cluster: WatchedCluster,
-    workload: Callable[[], Workload],
-    test: Callable[[Workload, Behind], bool],
+    recorded: Callable[[], RecordedStream],
+    test: Callable[[RecordedStream, Behind], bool],
     *,
     direct: bool = False,
 ) -> None:
     """Run ``test`` with a follower that lags, until it says that the follower had its part.
 
-    On a slow machine there may be an election before that; then with another workload.
+    On a slow machine there may be an election before that; then with another recorded stream.
     """
     for _ in range(_MOST_ELECTIONS):
-        one = workload()
-        # Another workload, too, where it lost its leader while it was written to.
+        one = recorded()
+        # Another recorded stream, too, where it lost its leader while it was written to.
         lost = contextlib.suppress(NoStreamResponseError)
         with behind(cluster, one.stream, direct=direct) as lag, lost:
             if test(one, lag):

@@ -7,7 +7,7 @@ frame is lost and no connection is cut, so nothing but the leader's going can ma
 for another consumer. The server has sent no more than a first window of flow control by then, which
 is less than the rest of what is read.
 
-:data:`HARMS` are the ways for a leader to go; each waits until ``STREAM.INFO`` names another one.
+:data:`FAULTS` are the ways for a leader to go; each waits until ``STREAM.INFO`` names another one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.reading import range_reader
 from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy, is_delivery, stream_seq
+from tests.support.recorded_stream import DEADLINE, use_long_deadlines
 from tests.support.wait import wait_until
-from tests.support.workload import DEADLINE, be_patient
 
 COUNT, SIZE = 3000, 4000
 """Of what is written. A fourth, for a task of four, is more than the first window (2 MB)."""
@@ -34,7 +34,7 @@ _HALT = COUNT // 16  # before the server asks for an answer to flow control, aft
 
 def read_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """And wait long for PONGs, so that only a connection that is lost is taken for lost."""
-    be_patient(monkeypatch, heartbeat=0.5)
+    use_long_deadlines(monkeypatch, heartbeat=0.5)
     monkeypatch.setattr(
         range_reader, "RangeRequest", partial(range_reader.RangeRequest, batch_rows=_STEP)
     )
@@ -65,7 +65,7 @@ class StalledReader(Proxy):
         return True
 
     def each(self, rows: int) -> None:
-        """For :meth:`MicroBatchQuery.read`: once there are rows, the pause."""
+        """For :meth:`QueryDriver.read`: once there are rows, the pause."""
         if self.rows:
             return
         self.rows = rows
@@ -74,7 +74,7 @@ class StalledReader(Proxy):
         self.thaw()
 
 
-Harm = Callable[[Cluster, str, NatsServer], Callable[[], object]]
+Fault = Callable[[Cluster, str, NatsServer], Callable[[], object]]
 """Makes the leader of a stream go; gives back what ends that."""
 
 
@@ -107,7 +107,7 @@ def _stop_for_a_while(cluster: Cluster, stream: str, leader: NatsServer) -> Call
     return _nothing
 
 
-HARMS: dict[str, Harm] = {
+FAULTS: dict[str, Fault] = {
     "steps down": _step_down,
     "killed": _kill,
     "stopped": _stop,
@@ -119,7 +119,7 @@ def _wait_for_another(cluster: Cluster, stream: str, leader: NatsServer) -> None
     wait_until(lambda: cluster.leader_of(stream) is not leader, "another leader", deadline=DEADLINE)
 
 
-class LeaderGoes:
+class LeaderLoss:
     """Makes the leader of a stream go when it is called, and come back when it is closed.
 
     Attributes:
@@ -127,10 +127,10 @@ class LeaderGoes:
         outside: a server that is not the first leader, for readers to be connected to.
     """
 
-    def __init__(self, cluster: Cluster, stream: str, harm: str) -> None:
+    def __init__(self, cluster: Cluster, stream: str, fault: str) -> None:
         self._cluster = cluster
         self._stream = stream
-        self._harm = HARMS[harm]
+        self._fault = FAULTS[fault]
         self._end: Callable[[], object] = _nothing
         self.before = cluster.leader_of(stream)
         self.outside = cluster.followers_of(stream)[0]
@@ -138,7 +138,7 @@ class LeaderGoes:
 
     def __call__(self) -> None:
         assert self._cluster.leader_of(self._stream) is self.before
-        self._end = self._harm(self._cluster, self._stream, self.before)
+        self._end = self._fault(self._cluster, self._stream, self.before)
         _wait_for_another(self._cluster, self._stream, self.before)
         self.after = self._cluster.leader_of(self._stream)
 

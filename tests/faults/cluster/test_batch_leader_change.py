@@ -2,7 +2,7 @@
 
 The reader's server survives, see ``tests.faults.cluster.stalled_reader``. ``test_step_down`` has
 leaders that step down under batches, with frames lost; here they also die and stand still, and
-nothing else is harmed.
+nothing else is injected.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from tests.faults.cluster.replica_state import create_replicated
 from tests.faults.cluster.stalled_reader import (
     COUNT,
-    HARMS,
+    FAULTS,
     SIZE,
-    LeaderGoes,
+    LeaderLoss,
     StalledReader,
     read_in_small_batches,
 )
@@ -26,49 +26,51 @@ from tests.support.query_driver.batch import (
     batch_options,
     batch_reader,
     read_sorted,
+    recorded_kind,
     tasks_of,
-    workload_kind,
 )
-from tests.support.workload import Workload
+from tests.support.recorded_stream import RecordedStream
 
 pytestmark = pytest.mark.faults
 
-_HARMS = [harm for harm in HARMS if harm != "stopped"]  # to a reader, that is as if killed
+_FAULTS = [fault for fault in FAULTS if fault != "stopped"]  # to a reader, that is as if killed
 
 
-def patient_options(workload: Workload, what: str) -> dict[str, str]:
-    return {**batch_options(workload, what), "requestTimeout": "2", "connectTimeout": "60"}
+def long_deadline_options(recorded: RecordedStream, what: str) -> dict[str, str]:
+    return {**batch_options(recorded, what), "requestTimeout": "2", "connectTimeout": "60"}
 
 
-@pytest.mark.parametrize("harm", _HARMS)
+@pytest.mark.parametrize("fault", _FAULTS)
 @pytest.mark.parametrize("what", BATCHES)
-def test_between_planning_and_reading(cluster: Cluster, what: str, harm: str) -> None:
-    workload = create_replicated(cluster, workload_kind(what), COUNT // 3)
-    with contextlib.closing(LeaderGoes(cluster, workload.stream, harm)) as goes:
-        rows = read_sorted(goes.outside.url, patient_options(workload, what), goes)
+def test_between_planning_and_reading(cluster: Cluster, what: str, fault: str) -> None:
+    recorded = create_replicated(cluster, recorded_kind(what), COUNT // 3)
+    with contextlib.closing(LeaderLoss(cluster, recorded.stream, fault)) as goes:
+        rows = read_sorted(goes.outside.url, long_deadline_options(recorded, what), goes)
         assert goes.after not in (None, goes.before)
-    workload.check(rows)
+    recorded.check(rows)
     assert len(rows) == COUNT // 3
 
 
-@pytest.mark.parametrize("harm", _HARMS)
+@pytest.mark.parametrize("fault", _FAULTS)
 @pytest.mark.parametrize("what", BATCHES)
-def test_half_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str, harm: str) -> None:
-    workload = create_replicated(cluster, workload_kind(what), COUNT, SIZE)
+def test_half_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
+) -> None:
+    recorded = create_replicated(cluster, recorded_kind(what), COUNT, SIZE)
     read_in_small_batches(monkeypatch)
-    with contextlib.closing(LeaderGoes(cluster, workload.stream, harm)) as goes:
-        options = patient_options(workload, what)
+    with contextlib.closing(LeaderLoss(cluster, recorded.stream, fault)) as goes:
+        options = long_deadline_options(recorded, what)
         with StalledReader(goes.outside.port, goes) as proxy:
             rows = read_sorted(proxy.url, options, each=proxy.each)
         assert goes.after not in (None, goes.before)
         assert 0 < proxy.rows <= proxy.passed < COUNT // 4
-    workload.check(rows)
+    recorded.check(rows)
     assert len(rows) == COUNT
 
 
 def test_a_task_is_half_of_nothing_else(cluster: Cluster) -> None:
     """What :func:`test_half_read` takes for granted of tasks: one, or four of the same size."""
     for what in BATCHES:
-        workload = create_replicated(cluster, workload_kind(what), 100)
-        tasks = tasks_of(batch_reader(cluster.url, **batch_options(workload, what)))
+        recorded = create_replicated(cluster, recorded_kind(what), 100)
+        tasks = tasks_of(batch_reader(cluster.url, **batch_options(recorded, what)))
         assert len(tasks) == (4 if what in ("all", "stream") else 1)

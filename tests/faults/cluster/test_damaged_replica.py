@@ -15,9 +15,9 @@ from tests.faults.cluster.replica_state import Placements, create_replicated
 from tests.support.nats.store_files import directory_of, flip
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Proxy
-from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
+from tests.support.recorded_stream import KINDS, RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import KINDS, Workload
 
 pytestmark = pytest.mark.faults
 
@@ -28,23 +28,25 @@ _MOST_READS = 60
 _MOST_ATTEMPTS = 5
 
 
-def damaged(cluster: WatchedCluster, kind: str) -> tuple[Workload, NatsServer]:
-    """A workload, and one of its followers that has lost a part of the first block."""
+def damaged(cluster: WatchedCluster, kind: str) -> tuple[RecordedStream, NatsServer]:
+    """A recorded stream, and one of its followers that has lost a part of the first block."""
     for _ in range(_MOST_ATTEMPTS):
-        workload = create_replicated(cluster, kind, COUNT, SIZE)
-        follower = cluster.followers_of(workload.stream)[0]
+        recorded = create_replicated(cluster, kind, COUNT, SIZE)
+        follower = cluster.followers_of(recorded.stream)[0]
         follower.kill()
-        flip(directory_of(follower, workload.stream) / "msgs" / "1.blk", 0.05)
+        flip(directory_of(follower, recorded.stream) / "msgs" / "1.blk", 0.05)
         follower.start()
 
-        def state(workload: Workload = workload, follower: NatsServer = follower) -> dict[str, Any]:
-            return cluster.state_at(follower, workload.stream)
+        def state(
+            recorded: RecordedStream = recorded, follower: NatsServer = follower
+        ) -> dict[str, Any]:
+            return cluster.state_at(follower, recorded.stream)
 
         wait_until(lambda s=state: s().get("last_seq") == COUNT, "it has come up to the end")
-        cluster.wait_current(workload.stream)
-        assert workload.state()["messages"] == COUNT
-        if state()["messages"] < COUNT and cluster.leader_of(workload.stream) is not follower:
-            return workload, follower
+        cluster.wait_current(recorded.stream)
+        assert recorded.state()["messages"] == COUNT
+        if state()["messages"] < COUNT and cluster.leader_of(recorded.stream) is not follower:
+            return recorded, follower
         # Where it has lost its end as well, it fetches all that comes after what is left.
     raise AssertionError("it was mended each time")
 
@@ -52,36 +54,36 @@ def damaged(cluster: WatchedCluster, kind: str) -> tuple[Workload, NatsServer]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_lacks_is_read_at_the_leader(watched_cluster: WatchedCluster, kind: str) -> None:
     """It is given consumers, and none of them is read; its replica is not mended by that."""
-    workload, follower = damaged(watched_cluster, kind)
+    recorded, follower = damaged(watched_cluster, kind)
     placements = Placements(watched_cluster.name_of(follower))
     with Proxy(watched_cluster.servers["n1"].port, placements, keep=0) as proxy:
         for _ in range(_MOST_READS):
-            with workload.reading(proxy.url, minPartitions="4") as reading:
-                reading.until(workload.last)
-            workload.check(reading.rows)
+            with recorded.query(proxy.url, minPartitions="4") as query:
+                query.until(recorded.last)
+            recorded.check(query.rows)
             if placements.there >= 4:
                 break
     assert placements.there >= 4
-    assert watched_cluster.state_at(follower, workload.stream)["messages"] < COUNT
-    assert workload.consumers() == []
+    assert watched_cluster.state_at(follower, recorded.stream)["messages"] < COUNT
+    assert recorded.consumers() == []
 
 
 @pytest.mark.parametrize("what", BATCHES)
 def test_batches(watched_cluster: WatchedCluster, what: str) -> None:
-    workload, _ = damaged(watched_cluster, workload_kind(what))
-    options = batch_options(workload, what)
+    recorded, _ = damaged(watched_cluster, recorded_kind(what))
+    options = batch_options(recorded, what)
     for _ in range(8):
-        workload.check(read_sorted(watched_cluster.url, options))
+        recorded.check(read_sorted(watched_cluster.url, options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_consumers_may_not_be_deleted(watched_cluster: WatchedCluster, kind: str) -> None:
     """What was placed elsewhere goes away by itself, later; nobody listens, so it sends nothing."""
-    workload = create_replicated(watched_cluster, kind, COUNT, SIZE)
+    recorded = create_replicated(watched_cluster, kind, COUNT, SIZE)
     for _ in range(8):
-        with workload.reading(user="restricted", password="restricted") as reading:
-            reading.until(workload.last)
-        workload.check(reading.rows)
-    made = len(workload.consumers())
+        with recorded.query(user="restricted", password="restricted") as query:
+            query.until(recorded.last)
+        recorded.check(query.rows)
+    made = len(recorded.consumers())
     assert made > 8  # with the luck of one in 6,500 runs the first server was right each time
-    workload.delete_consumers()
+    recorded.delete_consumers()

@@ -19,8 +19,8 @@ from tests.support.nats import buckets
 from tests.support.nats.cluster import paused
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.oracle.rows import Marker, Row
+from tests.support.recorded_stream import QueryDriver, RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import MicroBatchQuery, Workload
 
 pytestmark = pytest.mark.faults
 
@@ -34,14 +34,14 @@ _MOST_ATTEMPTS = 5
 
 
 def put(
-    workload: Workload,
+    recorded: RecordedStream,
     keys: Sequence[str],
     url: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> list[int]:
     """Write the next values to these keys; the sequences."""
-    values = [value for _, value in workload.messages(len(keys))]
-    return workload.put(list(zip(keys, values, strict=True)), url, headers)
+    values = [value for _, value in recorded.messages(len(keys))]
+    return recorded.put(list(zip(keys, values, strict=True)), url, headers)
 
 
 def table_of(rows: Sequence[Row]) -> dict[str, tuple[int, bytes | None]]:
@@ -50,13 +50,13 @@ def table_of(rows: Sequence[Row]) -> dict[str, tuple[int, bytes | None]]:
     return {key: (row.seq, row.value) for key, row in last.items() if row.operation == "PUT"}
 
 
-def bucket_of(workload: Workload, keys: Sequence[str]) -> dict[str, tuple[int, bytes | None]]:
+def bucket_of(recorded: RecordedStream, keys: Sequence[str]) -> dict[str, tuple[int, bytes | None]]:
     """What the bucket has of these keys, likewise."""
     found = {}
     for key in keys:
-        request = {"last_by_subj": workload.prefix + key}
+        request = {"last_by_subj": recorded.prefix + key}
         try:
-            message = buckets.api(workload.url, f"STREAM.MSG.GET.{workload.stream}", request)[
+            message = buckets.api(recorded.url, f"STREAM.MSG.GET.{recorded.stream}", request)[
                 "message"
             ]
         except RuntimeError as error:
@@ -69,22 +69,22 @@ def bucket_of(workload: Workload, keys: Sequence[str]) -> dict[str, tuple[int, b
 
 
 def lose_writes(
-    cluster: WatchedCluster, workload: Workload, reading: MicroBatchQuery, keys: Sequence[str]
+    cluster: WatchedCluster, recorded: RecordedStream, query: QueryDriver, keys: Sequence[str]
 ) -> list[int]:
     """Write to these keys as their entries expire, which were read; what the server took back."""
-    leader = cluster.leader_of(workload.stream)
-    put(workload, keys, leader.url, {"Nats-TTL": f"{TTL}s"})
+    leader = cluster.leader_of(recorded.stream)
+    put(recorded, keys, leader.url, {"Nats-TTL": f"{TTL}s"})
     expiry = time.monotonic() + TTL
-    reading.until(workload.last)
+    query.until(recorded.last)
     wait_until(lambda: time.monotonic() > expiry - _BEFORE, "a moment before they expire")
     with ThreadPoolExecutor(1) as pool:
-        with paused(cluster.followers_of(workload.stream)):
-            writing = pool.submit(put, workload, keys, leader.url)
+        with paused(cluster.followers_of(recorded.stream)):
+            writing = pool.submit(put, recorded, keys, leader.url)
             wait_until(lambda: time.monotonic() > expiry + _AFTER, "they expire")
             assert not writing.done(), "acknowledged without a majority"
         acknowledged = writing.result()
-    wait_until(lambda: workload.state()["last_seq"] >= acknowledged[-1] + len(keys), "markers")
-    return [] if bucket_of(workload, keys) else acknowledged
+    wait_until(lambda: recorded.state()["last_seq"] >= acknowledged[-1] + len(keys), "markers")
+    return [] if bucket_of(recorded, keys) else acknowledged
 
 
 @pytest.mark.parametrize("kind", ["kv", "kv current"])
@@ -92,28 +92,28 @@ def test_acknowledged_and_removed_by_a_marker(watched_cluster: WatchedCluster, k
     """Such a write is no row, the marker is one: a table equals the bucket, then and later on."""
     keys = [f"ttl{number}" for number in range(KEYS)]
     for _ in range(_MOST_ATTEMPTS):
-        workload = create_replicated(watched_cluster, kind, OTHERS, **MARKERS)
-        with workload.reading() as first:
-            lost = lose_writes(watched_cluster, workload, first, keys)
+        recorded = create_replicated(watched_cluster, kind, OTHERS, **MARKERS)
+        with recorded.query() as first:
+            lost = lose_writes(watched_cluster, recorded, first, keys)
             first.drain()
         if lost:
             break
     else:
         raise AssertionError("each time the writes were there before it was decided on markers")
-    workload.attempted.update((key, Marker.PURGE) for key in keys)
-    workload.check(first.rows, lost=lost)
+    recorded.attempted.update((key, Marker.PURGE) for key in keys)
+    recorded.check(first.rows, lost=lost)
     markers = [row.key for row in first.rows if row.seq > lost[-1] and row.operation == "PURGE"]
     assert sorted(markers) == sorted(keys)
 
-    every = [*keys, *(key for key, _ in workload.acknowledged.values() if key not in keys)]
-    assert table_of(first.rows) == bucket_of(workload, every)
-    with workload.reading() as anew:
+    every = [*keys, *(key for key, _ in recorded.acknowledged.values() if key not in keys)]
+    assert table_of(first.rows) == bucket_of(recorded, every)
+    with recorded.query() as anew:
         anew.drain()
-    assert table_of(anew.rows) == bucket_of(workload, every)
+    assert table_of(anew.rows) == bucket_of(recorded, every)
 
-    put(workload, keys[::2])
-    with workload.reading(offsets=first.offsets) as second:
-        second.until(workload.last)
+    put(recorded, keys[::2])
+    with recorded.query(offsets=first.offsets) as second:
+        second.until(recorded.last)
     rows = first.rows + second.rows
-    workload.check(rows, lost=lost)
-    assert table_of(rows) == bucket_of(workload, every)
+    recorded.check(rows, lost=lost)
+    assert table_of(rows) == bucket_of(recorded, every)

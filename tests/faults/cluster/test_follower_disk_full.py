@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.faults.cluster.replica_state import create_replicated, read_patiently
+from tests.faults.cluster.replica_state import create_replicated, read_with_retries
 from tests.support.background_writer import Writing
 from tests.support.nats.tmpfs import small_disk
 from tests.support.nats.watched_cluster import WatchedCluster
-from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
+from tests.support.recorded_stream import KINDS, RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import KINDS, Workload
 
 pytestmark = pytest.mark.faults
 
@@ -47,38 +47,38 @@ class Small:
     def others(self) -> list[str]:
         return [one.url for one in self.cluster.servers.values() if one is not self.server]
 
-    def create(self, kind: str) -> Workload:
-        """A workload; it and the meta group are led by others."""
-        workload = create_replicated(self.cluster, kind)
-        self.cluster.move_leader(workload.stream, self.server)
+    def create(self, kind: str) -> RecordedStream:
+        """A recorded stream; it and the meta group are led by others."""
+        recorded = create_replicated(self.cluster, kind)
+        self.cluster.move_leader(recorded.stream, self.server)
         while self.cluster.meta_leader() is self.server:
             self.cluster.step_down_meta()
-        return workload
+        return recorded
 
-    def has(self, workload: Workload) -> int:
+    def has(self, recorded: RecordedStream) -> int:
         """The last sequence that the server has; 0 if it does not say."""
-        return int(self.cluster.state_at(self.server, workload.stream).get("last_seq", 0))
+        return int(self.cluster.state_at(self.server, recorded.stream).get("last_seq", 0))
 
-    def fill(self, workload: Workload, writing: Writing) -> int:
+    def fill(self, recorded: RecordedStream, writing: Writing) -> int:
         """Wait until it takes nothing more; the last sequence that it has."""
         had = 0
 
         def full() -> bool:
             nonlocal had
-            before, had = had, self.has(workload)
-            if had != before or workload.last * SIZE < 2 * MEGABYTES * 10**6:
+            before, had = had, self.has(recorded)
+            if had != before or recorded.last * SIZE < 2 * MEGABYTES * 10**6:
                 writing.wait(200)
                 return False
-            return workload.last > had + 500
+            return recorded.last > had + 500
 
         wait_until(full, "it takes nothing more", deadline=_DEADLINE)
         return had
 
-    def check_left_behind(self, workload: Workload, had: int) -> None:
+    def check_left_behind(self, recorded: RecordedStream, had: int) -> None:
         """It still has no more than when it was full, and others led all the time."""
-        assert self.has(workload) <= had < workload.last - 500
+        assert self.has(recorded) <= had < recorded.last - 500
         assert had * SIZE < 1.5 * MEGABYTES * 10**6  # some were under way
-        assert self.cluster.leader_of(workload.stream) is not self.server
+        assert self.cluster.leader_of(recorded.stream) is not self.server
 
 
 @contextlib.contextmanager
@@ -111,32 +111,32 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Small]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_follower(small: Small, kind: str) -> None:
     """The query is at that very server, which only passes on what the others say."""
-    workload = small.create(kind)
+    recorded = small.create(kind)
     with (
-        workload.reading(small.server.url, **_PATIENCE) as reading,
-        workload.writing(small.others(), SIZE) as writing,
+        recorded.query(small.server.url, **_PATIENCE) as query,
+        recorded.writing(small.others(), SIZE) as writing,
     ):
-        had = small.fill(workload, writing)
-        read_patiently(reading, workload.last)
+        had = small.fill(recorded, writing)
+        read_with_retries(query, recorded.last)
         writing.wait(500)
         writing.stop()
-        read_patiently(reading, workload.last)
-        small.check_left_behind(workload, had)
+        read_with_retries(query, recorded.last)
+        small.check_left_behind(recorded, had)
 
         small.grow()
         small.server.restart()
-        small.cluster.wait_ready(workload.stream)
-        assert small.has(workload) == workload.last
-        workload.write(100)
-        read_patiently(reading, workload.last)
-    workload.check(reading.rows)
+        small.cluster.wait_ready(recorded.stream)
+        assert small.has(recorded) == recorded.last
+        recorded.write(100)
+        read_with_retries(query, recorded.last)
+    recorded.check(query.rows)
 
 
 @pytest.mark.parametrize("what", BATCHES)
 def test_a_batch(small: Small, what: str) -> None:
-    workload = small.create(workload_kind(what))
-    with workload.writing(small.others(), SIZE) as writing:
-        had = small.fill(workload, writing)
+    recorded = small.create(recorded_kind(what))
+    with recorded.writing(small.others(), SIZE) as writing:
+        had = small.fill(recorded, writing)
         writing.stop()
-    workload.check(read_sorted(small.server.url, {**batch_options(workload, what), **_PATIENCE}))
-    small.check_left_behind(workload, had)
+    recorded.check(read_sorted(small.server.url, {**batch_options(recorded, what), **_PATIENCE}))
+    small.check_left_behind(recorded, had)

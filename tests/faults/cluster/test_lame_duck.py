@@ -19,8 +19,8 @@ from tests.faults.cluster.replica_state import create_replicated
 from tests.faults.cluster.stalled_reader import COUNT, SIZE, StalledReader, read_in_small_batches
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Proxy
+from tests.support.recorded_stream import DEADLINE, KINDS
 from tests.support.wait import wait_until
-from tests.support.workload import DEADLINE, KINDS
 
 _GRACE = 'lame_duck_grace_period: "1s"\n'
 """After this time the server disconnects its clients, about one each second."""
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-class SentAway:
+class LameDuck:
     """Tells a server to go when it is called, and starts it again when it is closed."""
 
     def __init__(self, server: NatsServer) -> None:
@@ -68,30 +68,30 @@ def test_a_split_that_is_half_read(
     caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
-    workload = create_replicated(watched_cluster, kind, COUNT, SIZE)
+    recorded = create_replicated(watched_cluster, kind, COUNT, SIZE)
     read_in_small_batches(monkeypatch)
-    first = watched_cluster.followers_of(workload.stream)[0]
-    second = Proxy(watched_cluster.leader_of(workload.stream).port, listen=free_port(), keep=0)
+    first = watched_cluster.followers_of(recorded.stream)[0]
+    second = Proxy(watched_cluster.leader_of(recorded.stream).port, listen=free_port(), keep=0)
     with contextlib.ExitStack() as stack:
-        away = stack.enter_context(contextlib.closing(SentAway(first)))
+        away = stack.enter_context(contextlib.closing(LameDuck(first)))
 
         def act() -> None:
             away()
             stack.enter_context(second)
 
         proxy = stack.enter_context(StalledReader(first.port, act))
-        reading = stack.enter_context(
-            workload.reading(f"{proxy.url},{second.url}", connectTimeout="60")
+        query = stack.enter_context(
+            recorded.query(f"{proxy.url},{second.url}", connectTimeout="60")
         )
-        assert reading.plan()
+        assert query.plan()
         assert proxy.connections == 1
-        reading.read(proxy.each)
+        query.read(proxy.each)
         # The first server does not run, and was the only one until then: the rest is another's.
         assert proxy.served == 0
         assert away.gone
         assert [one for one in caplog.records if "reason=reconnected" in one.getMessage()]
-        workload.write(100, url=second.url)
-        reading.until(workload.last)
+        recorded.write(100, url=second.url)
+        query.until(recorded.last)
     away.check()
     assert 0 < proxy.rows <= proxy.passed < COUNT
-    workload.check(reading.rows)
+    recorded.check(query.rows)

@@ -36,7 +36,7 @@ def test_no_majority(cluster: Cluster) -> None:
         back.start()
         found = [
             revision
-            for batch in driver.read(partition)
+            for batch in driver.read_task(partition)
             for revision in batch.column("revision").to_pylist()
         ]
         assert found == list(range(1, 501))

@@ -16,8 +16,8 @@ from tests.faults.cluster.replica_state import Behind, Placements, create_replic
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy, subject_of
 from tests.support.proxy.verdicts import Published, header_number
-from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
-from tests.support.workload import KINDS, Workload
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
+from tests.support.recorded_stream import KINDS, RecordedStream
 
 pytestmark = pytest.mark.cluster(size=4, lines=True)
 
@@ -28,46 +28,46 @@ _FEW = 3
 _MOST_READS = 60  # none of them at one of three replicas: once in many billion runs
 
 
-def new_workload(cluster: WatchedCluster, kind: str) -> Workload:
+def new_recorded(cluster: WatchedCluster, kind: str) -> RecordedStream:
     return create_replicated(cluster, kind, OLD)
 
 
-def write_more(workload: Workload, lag: Behind, count: int = MORE) -> None:
-    workload.write(count, url=lag.leader.url)
-    assert lag.has < workload.last
+def write_more(recorded: RecordedStream, lag: Behind, count: int = MORE) -> None:
+    recorded.write(count, url=lag.leader.url)
+    assert lag.has < recorded.last
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_splits_consumer_is_on_it(watched_cluster: WatchedCluster, kind: str) -> None:
     """It is given up for one that the leader has, and all rows come while the follower lags."""
 
-    def test(workload: Workload, lag: Behind) -> bool:
-        write_more(workload, lag)
+    def test(recorded: RecordedStream, lag: Behind) -> bool:
+        write_more(recorded, lag)
         placements = Placements(watched_cluster.name_of(lag.follower))
         proxied = Proxy(lag.outside.port, placements, keep=0)
-        with proxied as proxy, workload.reading(proxy.url, minPartitions="4") as reading:
-            assert reading.plan()
-            logged = reading.logged
+        with proxied as proxy, recorded.query(proxy.url, minPartitions="4") as query:
+            assert query.plan()
+            logged = query.logged
             assert logged is not None
-            assert logged["stream_seq"] == workload.last
-            assert len(reading.splits) == (1 if kind == "kv current" else 4)
+            assert logged["stream_seq"] == recorded.last
+            assert len(query.splits) == (1 if kind == "kv current" else 4)
             for _ in range(_MOST_READS):
-                workload.check(reading.read())
+                recorded.check(query.read().rows)
                 if placements.there or not lag.lags:
                     break
-                del reading.offsets[1:]
-                reading.plan_logged(logged)
+                del query.offsets[1:]
+                query.plan_logged(logged)
             return placements.there > 0 and lag.lags
 
-    while_behind(watched_cluster, partial(new_workload, watched_cluster, kind), test)
+    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_planner_is_connected_to_it(watched_cluster: WatchedCluster, kind: str) -> None:
     """It does not speak for the stream: the planner waits for the leader."""
 
-    def test(workload: Workload, lag: Behind) -> bool:
-        write_more(workload, lag)
+    def test(recorded: RecordedStream, lag: Behind) -> bool:
+        write_more(recorded, lag)
         looks = Published("$JS.API.STREAM.INFO.")
         asked: list[bool] = []
 
@@ -80,34 +80,34 @@ def test_the_planner_is_connected_to_it(watched_cluster: WatchedCluster, kind: s
 
         proxied = Proxy(lag.follower.port, upward=upward, keep=0)
         options = {"requestTimeout": "0.3", "connectTimeout": "30"}
-        with proxied as proxy, workload.reading(proxy.url, **options) as reading:
-            assert reading.plan()
-            assert reading.logged is not None
-            assert reading.logged["stream_seq"] == workload.last
-            reading.read()
-        workload.check(reading.rows)
+        with proxied as proxy, recorded.query(proxy.url, **options) as query:
+            assert query.plan()
+            assert query.logged is not None
+            assert query.logged["stream_seq"] == recorded.last
+            query.read()
+        recorded.check(query.rows)
         return asked[:3] == [True] * 3
 
-    while_behind(watched_cluster, partial(new_workload, watched_cluster, kind), test)
+    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_range_is_not_asked_of_it(watched_cluster: WatchedCluster, kind: str) -> None:
     """The leader has it; no consumer is placed anywhere, and nobody waits."""
 
-    def test(workload: Workload, lag: Behind) -> bool:
-        with Proxy(lag.outside.port, keep=200) as proxy, workload.reading(proxy.url) as reading:
-            reading.until(OLD)
+    def test(recorded: RecordedStream, lag: Behind) -> bool:
+        with Proxy(lag.outside.port, keep=200) as proxy, recorded.query(proxy.url) as query:
+            query.until(OLD)
             created = len(proxy.created)
             for _ in range(5):
-                write_more(workload, lag, 20)
-                assert reading.plan()
-                assert len(reading.read()) == 20
+                write_more(recorded, lag, 20)
+                assert query.plan()
+                assert len(query.read().rows) == 20
             assert len(proxy.created) == created
-        workload.check(reading.rows)
+        recorded.check(query.rows)
         return lag.lags
 
-    while_behind(watched_cluster, partial(new_workload, watched_cluster, kind), test)
+    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ class Ranks:
         too_few: answers that are less than there is.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+    def __init__(self, recorded: RecordedStream) -> None:
+        self._workload = recorded
         self._asked: dict[str, int] = {}
         self.too_few = 0
 
@@ -145,13 +145,13 @@ def test_it_counts_rows_for_a_limit(watched_cluster: WatchedCluster, kind: str) 
     """Whoever counts, no micro-batch has more rows than the limit."""
     limit = 150
 
-    def test(workload: Workload, lag: Behind) -> bool:
-        write_more(workload, lag)
-        filters = {"filterSubjects": f"{workload.name}.*"} if kind == "stream" else {"keys": "*"}
+    def test(recorded: RecordedStream, lag: Behind) -> bool:
+        write_more(recorded, lag)
+        filters = {"filterSubjects": f"{recorded.name}.*"} if kind == "stream" else {"keys": "*"}
         options = {"maxRowsPerTrigger": str(limit), **filters}
-        ranks = Ranks(workload)
+        ranks = Ranks(recorded)
         with Proxy(lag.outside.port, ranks.down, ranks.up, keep=0) as proxy:
-            with workload.reading(proxy.url, **options) as first:
+            with recorded.query(proxy.url, **options) as first:
                 assert first.plan()
                 first.read()
             assert 0 < first.seq <= limit
@@ -159,20 +159,20 @@ def test_it_counts_rows_for_a_limit(watched_cluster: WatchedCluster, kind: str) 
             for _ in range(_MOST_READS):
                 ranks.too_few = 0
                 # Each as after a restart, with nothing counted before.
-                with workload.reading(proxy.url, first.offsets, **options) as reading:
-                    assert reading.plan()
-                    assert reading.logged is not None
-                    assert 0 < reading.logged["stream_seq"] - first.seq <= limit
+                with recorded.query(proxy.url, first.offsets, **options) as query:
+                    assert query.plan()
+                    assert query.logged is not None
+                    assert 0 < query.logged["stream_seq"] - first.seq <= limit
                 met += ranks.too_few > 0
                 if met == _FEW or not lag.lags:
                     break
-        with workload.reading(lag.outside.url, first.offsets, **options) as rest:
+        with recorded.query(lag.outside.url, first.offsets, **options) as rest:
             lag.catch_up()
-            rest.until(workload.last)
-        workload.check(first.rows + rest.rows)
+            rest.until(recorded.last)
+        recorded.check(first.rows + rest.rows)
         return met == _FEW
 
-    while_behind(watched_cluster, partial(new_workload, watched_cluster, kind), test, direct=True)
+    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test, direct=True)
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -182,14 +182,14 @@ def test_it_counts_rows_for_a_limit(watched_cluster: WatchedCluster, kind: str) 
 def test_a_batch(watched_cluster: WatchedCluster, what: str) -> None:
     """Its tasks take other consumers, too."""
 
-    def test(workload: Workload, lag: Behind) -> bool:
-        write_more(workload, lag)
+    def test(recorded: RecordedStream, lag: Behind) -> bool:
+        write_more(recorded, lag)
         placements = Placements(watched_cluster.name_of(lag.follower))
         with Proxy(lag.outside.port, placements, keep=0) as proxy:
             for _ in range(_MOST_READS):
-                workload.check(read_sorted(proxy.url, batch_options(workload, what)))
+                recorded.check(read_sorted(proxy.url, batch_options(recorded, what)))
                 if placements.there or not lag.lags:
                     break
         return placements.there > 0 and lag.lags
 
-    while_behind(watched_cluster, partial(new_workload, watched_cluster, workload_kind(what)), test)
+    while_behind(watched_cluster, partial(new_recorded, watched_cluster, recorded_kind(what)), test)

@@ -19,8 +19,8 @@ from tests.faults.cluster.replica_state import create_replicated
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Published
+from tests.support.recorded_stream import KINDS
 from tests.support.wait import wait_until
-from tests.support.workload import KINDS
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster(lines=True)]
 
@@ -57,30 +57,30 @@ def keep(servers: list[NatsServer], directory: Path) -> Callable[[], None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_three(own_cluster: WatchedCluster, tmp_path: Path, kind: str, after: int) -> None:
     """With ``after`` more writes before the checkpoint is used again."""
-    workload = create_replicated(own_cluster, kind, OLD)
+    recorded = create_replicated(own_cluster, kind, OLD)
     put_back = keep(list(own_cluster.servers.values()), tmp_path)
-    own_cluster.wait_ready(workload.stream)
-    workload.write(MORE)
-    with workload.reading(connectTimeout="60") as first:
-        first.until(workload.last)
-    workload.check(first.rows)
+    own_cluster.wait_ready(recorded.stream)
+    recorded.write(MORE)
+    with recorded.query(connectTimeout="60") as first:
+        first.until(recorded.last)
+    recorded.check(first.rows)
 
     put_back()
-    own_cluster.wait_ready(workload.stream)
-    assert workload.state()["last_seq"] == OLD
-    workload.forget(OLD)
+    own_cluster.wait_ready(recorded.stream)
+    assert recorded.state()["last_seq"] == OLD
+    recorded.remove_after(OLD)
     if after:
-        workload.write(after)
+        recorded.write(after)
 
     lost = pytest.raises(DataLossError, match="was rolled back")
-    with workload.reading(offsets=first.offsets, connectTimeout="60") as refused, lost:
+    with recorded.query(offsets=first.offsets, connectTimeout="60") as refused, lost:
         refused.plan()
-    with workload.reading(offsets=first.offsets, connectTimeout="60", **ACCEPT) as second:
+    with recorded.query(offsets=first.offsets, connectTimeout="60", **ACCEPT) as second:
         second.drain()
-        workload.write(MORE)
-        second.until(workload.last)
+        recorded.write(MORE)
+        second.until(recorded.last)
     assert second.offsets[-1]["epoch"] == 1
-    workload.check(second.rows, after=OLD)
+    recorded.check(second.rows, after=OLD)
     assert len(second.rows) == after + MORE
 
 
@@ -94,16 +94,16 @@ def test_one_of_three(
     role: str,
 ) -> None:
     """The query comes to it before it has met the others again."""
-    workload = create_replicated(own_cluster, kind, OLD)
+    recorded = create_replicated(own_cluster, kind, OLD)
     one, *others = own_cluster.servers.values()
     put_back = keep([one], tmp_path)
-    own_cluster.wait_ready(workload.stream)
-    workload.write(MORE)
-    while (own_cluster.leader_of(workload.stream) is one) != (role == "leader"):
-        own_cluster.step_down(workload.stream)
-    own_cluster.wait_ready(workload.stream)
-    with workload.reading(connectTimeout="60") as first:
-        first.until(workload.last)
+    own_cluster.wait_ready(recorded.stream)
+    recorded.write(MORE)
+    while (own_cluster.leader_of(recorded.stream) is one) != (role == "leader"):
+        own_cluster.step_down(recorded.stream)
+    own_cluster.wait_ready(recorded.stream)
+    with recorded.query(connectTimeout="60") as first:
+        first.until(recorded.last)
 
     with ExitStack() as held:
         for other in others:
@@ -111,28 +111,28 @@ def test_one_of_three(
             line.hold()
             held.callback(line.release)
         put_back()
-        wait_until(lambda: own_cluster.state_at(one, workload.stream) != {}, "it has its store")
-        assert own_cluster.last_seq_at(one, workload.stream) == OLD
+        wait_until(lambda: own_cluster.state_at(one, recorded.stream) != {}, "it has its store")
+        assert own_cluster.last_seq_at(one, recorded.stream) == OLD
 
         looks = Published("$JS.API.STREAM.INFO.")
         asked: list[int] = []
 
         def upward(frame: bytes) -> Outcome:
             if looks.hits(frame):
-                asked.append(own_cluster.last_seq_at(one, workload.stream))
+                asked.append(own_cluster.last_seq_at(one, recorded.stream))
                 if len(asked) == 3:
                     held.close()
             return True
 
         options = {"requestTimeout": "1", "connectTimeout": "120"}
         proxied = Proxy(one.port, upward=upward, keep=0)
-        with proxied as proxy, workload.reading(proxy.url, first.offsets, **options) as second:
+        with proxied as proxy, recorded.query(proxy.url, first.offsets, **options) as second:
             second.drain()
             assert asked[:3] == [OLD] * 3
-            own_cluster.wait_ready(workload.stream)
-            workload.write(MORE)
-            second.until(workload.last)
+            own_cluster.wait_ready(recorded.stream)
+            recorded.write(MORE)
+            second.until(recorded.last)
     assert second.offsets[-1]["epoch"] == 0
-    workload.check(first.rows + second.rows)
-    wait_until(lambda: own_cluster.last_seq_at(one, workload.stream) == workload.last, "it has all")
+    recorded.check(first.rows + second.rows)
+    wait_until(lambda: own_cluster.last_seq_at(one, recorded.stream) == recorded.last, "it has all")
     assert not [one for one in caplog.records if "data loss" in one.getMessage()]

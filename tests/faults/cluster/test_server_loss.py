@@ -20,13 +20,13 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
-from tests.faults.cluster.replica_state import NEVER, create_replicated, read_patiently
+from tests.faults.cluster.replica_state import NEVER, create_replicated, read_with_retries
 from tests.support.nats.buckets import api
 from tests.support.nats.cluster import Cluster, paused
 from tests.support.proxy.fault_proxy import Outcome, Proxy, Verdict, is_delivery
 from tests.support.proxy.verdicts import When
+from tests.support.recorded_stream import RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import Workload
 
 pytestmark = pytest.mark.faults
 
@@ -43,7 +43,7 @@ def resumed_servers(cluster: Cluster) -> Iterator[None]:
             server.resume()
 
 
-def new_workload(cluster: Cluster, kind: str, count: int = 0) -> Workload:
+def new_recorded(cluster: Cluster, kind: str, count: int = 0) -> RecordedStream:
     wait_until(lambda: _answers(cluster), "all servers answer", deadline=_DEADLINE)
     return create_replicated(cluster, kind, count, size=1000)
 
@@ -61,9 +61,11 @@ def urls(cluster: Cluster) -> list[str]:
     return [server.url for server in cluster.servers.values()]
 
 
-Act = Callable[[Cluster, Workload, NatsServer, str], Callable[[], None]]
-"""Does harm: the cluster, the workload, the server that the reader is connected to, the consumer's
-name. Gives back what ends the harm."""
+Act = Callable[[Cluster, RecordedStream, NatsServer, str], Callable[[], None]]
+"""Injects a fault, and returns a function that ends it.
+
+Its arguments: the cluster, the recorded stream, the server that the reader is connected to, the
+consumer's name."""
 
 
 def again(server: NatsServer) -> Callable[[], None]:
@@ -73,18 +75,20 @@ def again(server: NatsServer) -> Callable[[], None]:
     return start
 
 
-def kill_stream_leader(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def kill_stream_leader(
+    c: Cluster, t: RecordedStream, at: NatsServer, name: str
+) -> Callable[[], None]:
     leader = c.leader_of(t.stream)
     leader.kill()
     return again(leader)
 
 
-def kill_connected(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def kill_connected(c: Cluster, t: RecordedStream, at: NatsServer, name: str) -> Callable[[], None]:
     at.kill()
     return again(at)
 
 
-def consumers_server(c: Cluster, t: Workload, name: str) -> NatsServer:
+def consumers_server(c: Cluster, t: RecordedStream, name: str) -> NatsServer:
     def leader() -> str:
         info = api(c.url, f"CONSUMER.INFO.{t.stream}.{name}")
         return str(info["cluster"].get("leader", ""))
@@ -93,41 +97,45 @@ def consumers_server(c: Cluster, t: Workload, name: str) -> NatsServer:
     return c.servers[leader()]
 
 
-def kill_consumers_server(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def kill_consumers_server(
+    c: Cluster, t: RecordedStream, at: NatsServer, name: str
+) -> Callable[[], None]:
     server = consumers_server(c, t, name)
     server.kill()
     return again(server)
 
 
-def stop_consumers_server(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def stop_consumers_server(
+    c: Cluster, t: RecordedStream, at: NatsServer, name: str
+) -> Callable[[], None]:
     server = consumers_server(c, t, name)
     server.pause()
     return server.resume
 
 
-def stop_connected(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def stop_connected(c: Cluster, t: RecordedStream, at: NatsServer, name: str) -> Callable[[], None]:
     at.pause()
     return at.resume
 
 
 def nothing() -> None:
-    """The harm ends by itself."""
+    """The fault ends by itself."""
 
 
-def step_down(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def step_down(c: Cluster, t: RecordedStream, at: NatsServer, name: str) -> Callable[[], None]:
     before = c.leader_of(t.stream)
     assert c.step_down(t.stream) is not before
     return nothing
 
 
-def meta_step_down(c: Cluster, t: Workload, at: NatsServer, name: str) -> Callable[[], None]:
+def meta_step_down(c: Cluster, t: RecordedStream, at: NatsServer, name: str) -> Callable[[], None]:
     # To make it step down takes the system account; to be killed, no account at all.
     before = c.meta_leader()
     before.kill()
     return again(before)
 
 
-HARMS: dict[str, Act] = {
+FAULTS: dict[str, Act] = {
     "stream leader killed": kill_stream_leader,
     "connected server killed": kill_connected,
     "consumer's server killed": kill_consumers_server,
@@ -139,21 +147,21 @@ HARMS: dict[str, Act] = {
 
 
 CASES = [
-    *((kind, harm) for kind in ("kv", "stream") for harm in HARMS),
+    *((kind, fault) for kind in ("kv", "stream") for fault in FAULTS),
     ("kv current", "stream leader killed"),
     ("kv current", "consumer's server killed"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "harm"), CASES)
-def test_in_the_middle_of_a_split(cluster: Cluster, kind: str, harm: str) -> None:
-    workload = new_workload(cluster, kind, COUNT)
+@pytest.mark.parametrize(("kind", "fault"), CASES)
+def test_in_the_middle_of_a_split(cluster: Cluster, kind: str, fault: str) -> None:
+    recorded = new_recorded(cluster, kind, COUNT)
     ends: list[Callable[[], None]] = []
     through: list[NatsServer] = []
 
     def act() -> None:
         assert when.consumer is not None
-        ends.append(HARMS[harm](cluster, workload, through[0], when.consumer))
+        ends.append(FAULTS[fault](cluster, recorded, through[0], when.consumer))
 
     when = When(COUNT // 2, act)
 
@@ -171,29 +179,29 @@ def test_in_the_middle_of_a_split(cluster: Cluster, kind: str, harm: str) -> Non
             stack.enter_context(Proxy(server.port, seen_at(server), keep=300))
             for server in cluster.servers.values()
         ]
-        writing = stack.enter_context(workload.writing(urls(cluster)))
+        writing = stack.enter_context(recorded.writing(urls(cluster)))
         servers = ",".join(proxy.url for proxy in proxies)
-        reading = stack.enter_context(workload.reading(servers, connectTimeout="20"))
+        query = stack.enter_context(recorded.query(servers, connectTimeout="20"))
         writing.wait(200)
-        read_patiently(reading, COUNT)
+        read_with_retries(query, COUNT)
         (end,) = ends
-        read_patiently(reading, workload.last)
+        read_with_retries(query, recorded.last)
         end()
         wait_until(lambda: _answers(cluster), "all servers answer", deadline=_DEADLINE)
         writing.wait(200)
         writing.stop()
-        read_patiently(reading, workload.last)
-    workload.check(reading.rows)
-    if kind == "kv" and harm == "consumer's server killed":
+        read_with_retries(query, recorded.last)
+    recorded.check(query.rows)
+    if kind == "kv" and fault == "consumer's server killed":
         # It could not be deleted; the server does it after the inactive threshold.
-        wait_until(lambda: workload.consumers() == [], "no consumer is left", deadline=_DEADLINE)
+        wait_until(lambda: recorded.consumers() == [], "no consumer is left", deadline=_DEADLINE)
 
 
 @pytest.mark.parametrize("how", ["in good order", "lame duck"])
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_rolling_restart(cluster: Cluster, kind: str, how: str) -> None:
     """One server after the other, while a query reads what is written."""
-    workload = new_workload(cluster, kind)
+    recorded = new_recorded(cluster, kind)
     servers = list(cluster.servers.values())
     done: list[str] = []
 
@@ -206,26 +214,26 @@ def test_rolling_restart(cluster: Cluster, kind: str, how: str) -> None:
                 )
             server.restart()
             wait_until(lambda: _answers(cluster), "it answers", deadline=_DEADLINE)
-            cluster.wait_current(workload.stream)
+            cluster.wait_current(recorded.stream)
             done.append(server.url)
 
     rolling = threading.Thread(target=roll, daemon=True)
     with contextlib.ExitStack() as stack:
-        writing = stack.enter_context(workload.writing(urls(cluster)))
+        writing = stack.enter_context(recorded.writing(urls(cluster)))
         everywhere = ",".join(urls(cluster))
-        reading = stack.enter_context(workload.reading(everywhere, connectTimeout="20"))
+        query = stack.enter_context(recorded.query(everywhere, connectTimeout="20"))
         writing.wait(200)
         rolling.start()
         deadline = time.monotonic() + 3 * _DEADLINE
         while rolling.is_alive():
             assert time.monotonic() < deadline
-            read_patiently(reading, workload.last)
+            read_with_retries(query, recorded.last)
         writing.wait(100)
         writing.stop()
-        read_patiently(reading, workload.last)
+        read_with_retries(query, recorded.last)
     rolling.join()
     assert len(done) == 3
-    workload.check(reading.rows)
+    recorded.check(query.rows)
 
 
 def leads(server: NatsServer, stream: str) -> bool:
@@ -244,28 +252,26 @@ def test_no_majority_for_a_while(cluster: Cluster, kind: str) -> None:
     A leader that has not noticed yet still answers; so they are stopped until it has, and the query
     meets it.
     """
-    workload = new_workload(cluster, kind, COUNT)
-    leader = cluster.leader_of(workload.stream)
-    with workload.reading(
-        ",".join(urls(cluster)), requestTimeout="1", connectTimeout="2"
-    ) as reading:
-        read_patiently(reading, COUNT)
-        workload.write(500)
+    recorded = new_recorded(cluster, kind, COUNT)
+    leader = cluster.leader_of(recorded.stream)
+    with recorded.query(",".join(urls(cluster)), requestTimeout="1", connectTimeout="2") as query:
+        read_with_retries(query, COUNT)
+        recorded.write(500)
 
         def refused() -> bool:
-            noticed = not leads(leader, workload.stream)
+            noticed = not leads(leader, recorded.stream)
             try:
-                if reading.plan():
-                    reading.read()
+                if query.plan():
+                    query.read()
             except NEVER:
                 raise
             except NatsSourceError:
                 return noticed
             return False
 
-        with paused(cluster.followers_of(workload.stream)):
+        with paused(cluster.followers_of(recorded.stream)):
             wait_until(refused, "the missing majority is met", deadline=_DEADLINE)
         wait_until(lambda: _answers(cluster), "all servers answer", deadline=_DEADLINE)
         # With times this short an election takes longer than a task's attempts, or a query.
-        read_patiently(reading, workload.last, failures=1000, planner_fails=True)
-    workload.check(reading.rows)
+        read_with_retries(query, recorded.last, failures=1000, planner_fails=True)
+    recorded.check(query.rows)

@@ -19,8 +19,8 @@ from tests.support.nats.buckets import api
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Published
+from tests.support.recorded_stream import KINDS, RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import KINDS, Workload
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster(lines=True)]
 
@@ -56,30 +56,30 @@ def test_a_restart_at_the_old_leader(
 ) -> None:
     """The planner asks until the leader has a majority again; nothing is lost, nothing twice."""
     for _ in range(_MOST_ATTEMPTS):
-        workload = create_replicated(watched_cluster, kind, OLD)
-        if restarted_in_time(watched_cluster, workload, accept):
+        recorded = create_replicated(watched_cluster, kind, OLD)
+        if restarted_in_time(watched_cluster, recorded, accept):
             break
     else:
         raise AssertionError("each time the old leader had noticed before the query came to it")
     assert not [one for one in caplog.records if "data loss" in one.getMessage()]
 
 
-def restarted_in_time(cluster: WatchedCluster, workload: Workload, accept: bool) -> bool:
+def restarted_in_time(cluster: WatchedCluster, recorded: RecordedStream, accept: bool) -> bool:
     """Whether the old leader answered as one when the query came to it."""
-    old = cluster.move_leader(workload.stream, cluster.meta_leader())
+    old = cluster.move_leader(recorded.stream, cluster.meta_leader())
     name = cluster.name_of(old)
     other = next(one for one in cluster.servers.values() if one is not old)
     options = {"failOnDataLoss": str(not accept).lower()}
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(workload.reading(other.url, **options))
+        first = stack.enter_context(recorded.query(other.url, **options))
         first.until(OLD)
         lines = stack.enter_context(cut_off(cluster, old))
         wait_until(
-            lambda: leads(other.url, workload.stream) not in (None, "None", name), "another leader"
+            lambda: leads(other.url, recorded.stream) not in (None, "None", name), "another leader"
         )
-        cluster.wait_writable(other.url, f"{workload.prefix}>")
-        workload.write(MORE, url=other.url)
-        first.until(workload.last)
+        cluster.wait_writable(other.url, f"{recorded.prefix}>")
+        recorded.write(MORE, url=other.url)
+        first.until(recorded.last)
 
         looks = Published("$JS.API.STREAM.INFO.")
         answered: list[bool] = []
@@ -87,33 +87,33 @@ def restarted_in_time(cluster: WatchedCluster, workload: Workload, accept: bool)
         def upward(frame: bytes) -> Outcome:
             if looks.hits(frame):
                 # As what follows will be answered.
-                answered.append(leads(old.url, workload.stream) == name)
+                answered.append(leads(old.url, recorded.stream) == name)
                 if len(answered) == 5:
                     lines.close()
             return True
 
         options |= {"requestTimeout": "1", "connectTimeout": "60"}
         proxied = Proxy(old.port, upward=upward, keep=0)
-        with proxied as proxy, workload.reading(proxy.url, first.offsets, **options) as second:
+        with proxied as proxy, recorded.query(proxy.url, first.offsets, **options) as second:
             second.drain()
             lines.close()
-            workload.write(MORE, url=other.url)
-            second.until(workload.last)
+            recorded.write(MORE, url=other.url)
+            second.until(recorded.last)
             assert second.offsets[-1]["epoch"] == 0
-    workload.check(first.rows + second.rows)
+    recorded.check(first.rows + second.rows)
     return answered[0]
 
 
-class SaysLess:
+class OlderResponses:
     """Rewrites answers that tell of the stream: it ends a hundred sequences before.
 
     Args:
         numbers: of these answers, counted from 1; the first one is for where a query begins.
     """
 
-    def __init__(self, workload: Workload, *numbers: int) -> None:
-        self._had = b'"last_seq":%d' % workload.last
-        self._has = b'"last_seq":%d' % (workload.last - MORE)
+    def __init__(self, recorded: RecordedStream, *numbers: int) -> None:
+        self._had = b'"last_seq":%d' % recorded.last
+        self._has = b'"last_seq":%d' % (recorded.last - MORE)
         self._numbers = numbers
         self._count = self.done = 0
 
@@ -136,26 +136,26 @@ def test_a_leader_that_was_deposed_and_has_just_heard_of_the_others(
 
     It is too short a moment to be met for sure, so its answer is made from the present leader's.
     """
-    workload = create_replicated(watched_cluster, kind, OLD + MORE)
-    with workload.reading() as first:
-        first.until(workload.last)
-    lie = SaysLess(workload, 2)
+    recorded = create_replicated(watched_cluster, kind, OLD + MORE)
+    with recorded.query() as first:
+        first.until(recorded.last)
+    lie = OlderResponses(recorded, 2)
     proxied = Proxy(watched_cluster.servers["n1"].port, lie, keep=0)
-    with proxied as proxy, workload.reading(proxy.url, first.offsets) as second:
+    with proxied as proxy, recorded.query(proxy.url, first.offsets) as second:
         assert not second.plan()
         assert lie.done == 1
-        workload.write(MORE)
-        second.until(workload.last)
-    workload.check(first.rows + second.rows)
+        recorded.write(MORE)
+        second.until(recorded.last)
+    recorded.check(first.rows + second.rows)
 
 
 def test_a_leader_that_says_twice_that_it_has_less(watched_cluster: WatchedCluster) -> None:
-    workload = create_replicated(watched_cluster, "kv", OLD + MORE)
-    with workload.reading() as first:
-        first.until(workload.last)
-    lie = SaysLess(workload, 2, 3)
+    recorded = create_replicated(watched_cluster, "kv", OLD + MORE)
+    with recorded.query() as first:
+        first.until(recorded.last)
+    lie = OlderResponses(recorded, 2, 3)
     proxied = Proxy(watched_cluster.servers["n1"].port, lie, keep=0)
     lost = pytest.raises(DataLossError, match="was rolled back: last revision is 200,")
-    with proxied as proxy, workload.reading(proxy.url, first.offsets) as second, lost:
+    with proxied as proxy, recorded.query(proxy.url, first.offsets) as second, lost:
         second.plan()
     assert lie.done == 2

@@ -20,9 +20,9 @@ from tests.faults.cluster.replica_state import create_replicated
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
+from tests.support.recorded_stream import KINDS, RecordedStream
 from tests.support.wait import wait_until
-from tests.support.workload import KINDS, Workload
 
 pytestmark = pytest.mark.faults
 
@@ -30,15 +30,19 @@ COUNT = 1500
 _CHANGES = 4
 """After the first one."""
 
-Change = Callable[[WatchedCluster, Workload], tuple[NatsServer, NatsServer]]
+Change = Callable[[WatchedCluster, RecordedStream], tuple[NatsServer, NatsServer]]
 """Makes a leader step down: who led before, who leads now."""
 
 
-def of_the_stream(cluster: WatchedCluster, workload: Workload) -> tuple[NatsServer, NatsServer]:
-    return cluster.leader_of(workload.stream), cluster.step_down(workload.stream)
+def of_the_stream(
+    cluster: WatchedCluster, recorded: RecordedStream
+) -> tuple[NatsServer, NatsServer]:
+    return cluster.leader_of(recorded.stream), cluster.step_down(recorded.stream)
 
 
-def of_the_meta_group(cluster: WatchedCluster, workload: Workload) -> tuple[NatsServer, NatsServer]:
+def of_the_meta_group(
+    cluster: WatchedCluster, recorded: RecordedStream
+) -> tuple[NatsServer, NatsServer]:
     return cluster.meta_leader(), cluster.step_down_meta()
 
 
@@ -48,60 +52,60 @@ CHANGES: dict[str, Change] = {"stream": of_the_stream, "meta group": of_the_meta
 @pytest.mark.parametrize("whose", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_leader_steps_down(watched_cluster: WatchedCluster, kind: str, whose: str) -> None:
-    workload = create_replicated(watched_cluster, kind, COUNT, size=1000)
+    recorded = create_replicated(watched_cluster, kind, COUNT, size=1000)
     changes: list[tuple[NatsServer, NatsServer]] = []
 
     def change() -> None:
-        changes.append(CHANGES[whose](watched_cluster, workload))
+        changes.append(CHANGES[whose](watched_cluster, recorded))
 
     when = When(COUNT // 2, change)
     urls = [server.url for server in watched_cluster.servers.values()]
     with (
         Proxy(watched_cluster.servers["n1"].port, when, keep=0) as proxy,
-        workload.writing(urls) as writing,
-        workload.reading(proxy.url, connectTimeout="20", minPartitions="2") as reading,
+        recorded.writing(urls) as writing,
+        recorded.query(proxy.url, connectTimeout="20", minPartitions="2") as query,
     ):
-        reading.until(COUNT)
+        query.until(COUNT)
         assert len(changes) == 1
 
         def more() -> None:
             for _ in range(_CHANGES):
                 change()
-                read = reading.seq
-                wait_until(lambda read=read: reading.seq > read, "the query has come on")
+                read = query.seq
+                wait_until(lambda read=read: query.seq > read, "the query has come on")
 
         changing = threading.Thread(target=more, daemon=True)
         changing.start()
         while changing.is_alive():
             writing.wait(1)
-            reading.until(workload.last)
+            query.until(recorded.last)
         changing.join()
         writing.wait(100)
         writing.stop()
-        reading.until(workload.last)
+        query.until(recorded.last)
     assert len(changes) == 1 + _CHANGES
     assert all(before is not after for before, after in changes)
-    workload.check(reading.rows)
-    wait_until(lambda: workload.consumers() == [], "no consumer is left", deadline=90)
+    recorded.check(query.rows)
+    wait_until(lambda: recorded.consumers() == [], "no consumer is left", deadline=90)
 
 
 @pytest.mark.parametrize("whose", CHANGES)
 @pytest.mark.parametrize("what", BATCHES)
 def test_a_batch(watched_cluster: WatchedCluster, what: str, whose: str) -> None:
     """Another leader when it is planned, and another one in the middle of its first task."""
-    workload = create_replicated(watched_cluster, workload_kind(what), COUNT, size=1000)
+    recorded = create_replicated(watched_cluster, recorded_kind(what), COUNT, size=1000)
     changes: list[tuple[NatsServer, NatsServer]] = []
 
     def change() -> None:
-        changes.append(CHANGES[whose](watched_cluster, workload))
+        changes.append(CHANGES[whose](watched_cluster, recorded))
 
     # The first task has a fourth of the rows where there are four.
     when = When(COUNT // 8, change)
     with Proxy(watched_cluster.servers["n1"].port, when, keep=0) as proxy:
-        rows = read_sorted(proxy.url, batch_options(workload, what), change)
+        rows = read_sorted(proxy.url, batch_options(recorded, what), change)
     assert len(changes) == 2
     assert all(before is not after for before, after in changes)
-    workload.check(rows)
+    recorded.check(rows)
     assert len(rows) == COUNT
 
 
@@ -114,7 +118,7 @@ def test_what_the_old_leader_did_not_have(
     Believed, its "no such message" would hide a row until the next write, or log an end that looks
     set back to the next micro-batch.
     """
-    workload = create_replicated(watched_cluster, "kv", 20)
+    recorded = create_replicated(watched_cluster, "kv", 20)
     options = {"maxRowsPerTrigger": limit} if limit else {"keys": "*"}
     asked: list[str] = []
     info, message = JetStream.stream_info, JetStream.message
@@ -128,20 +132,20 @@ def test_what_the_old_leader_did_not_have(
         if "info" not in asked:
             if not asked:
                 asked.append("message")
-                await asyncio.to_thread(watched_cluster.step_down, workload.stream)
+                await asyncio.to_thread(watched_cluster.step_down, recorded.stream)
             return None
         return await message(self, *args, **named)
 
-    with workload.reading(connectTimeout="20", **options) as reading:
+    with recorded.query(connectTimeout="20", **options) as query:
         if not limit:
-            reading.until(20)
-            workload.write(1)
+            query.until(20)
+            recorded.write(1)
         monkeypatch.setattr(JetStream, "stream_info", counted)
         monkeypatch.setattr(JetStream, "message", behind)
-        wait_until(reading.plan, "the rows are planned")
+        wait_until(query.plan, "the rows are planned")
         assert asked[:2] == ["message", "info"]
         monkeypatch.undo()
-        reading.read()
-        reading.until(workload.last)
-    workload.check(reading.rows)
-    assert all(offset["time"] for offset in reading.offsets[1:])
+        query.read()
+        query.until(recorded.last)
+    recorded.check(query.rows)
+    assert all(offset["time"] for offset in query.offsets[1:])

@@ -15,19 +15,19 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import BucketNotFoundError, DataLossError, StreamNotFoundError
 from tests.support.nats.store_files import directory_of, flip
-from tests.support.workload import KINDS, SEQUENCE_TERMS, Workload
+from tests.support.recorded_stream import KINDS, SEQUENCE_TERMS, RecordedStream
 
 COUNT, SIZE = 1500, 10_000
 
-pytestmark = pytest.mark.workload(kinds=KINDS, count=COUNT, size=SIZE, server="nats_server")
+pytestmark = pytest.mark.recorded(kinds=KINDS, count=COUNT, size=SIZE, server="nats_server")
 
 MORE = 100
 
 
-def damage(server: NatsServer, workload: Workload, work: Callable[[Path], object]) -> None:
+def damage(server: NatsServer, recorded: RecordedStream, work: Callable[[Path], object]) -> None:
     """Kill the server, give its directory of the stream to ``work``, and start it again."""
     server.kill()
-    work(directory_of(server, workload.stream))
+    work(directory_of(server, recorded.stream))
     server.start()
 
 
@@ -35,58 +35,58 @@ def last_block(directory: Path) -> Path:
     return max(directory.glob("msgs/*.blk"), key=lambda file: int(file.stem))
 
 
-def test_the_end_is_lost_which_was_read(nats_server: NatsServer, workload: Workload) -> None:
-    with workload.reading() as first:
-        first.until(workload.last)
-    damage(nats_server, workload, lambda directory: flip(last_block(directory), 0.5))
-    left = workload.state()["last_seq"]
+def test_the_end_is_lost_which_was_read(nats_server: NatsServer, recorded: RecordedStream) -> None:
+    with recorded.query() as first:
+        first.until(recorded.last)
+    damage(nats_server, recorded, lambda directory: flip(last_block(directory), 0.5))
+    left = recorded.state()["last_seq"]
     assert 0 < left < COUNT
     lost = pytest.raises(
-        DataLossError, match=f"was rolled back: last {SEQUENCE_TERMS[workload.kind]} is {left},"
+        DataLossError, match=f"was rolled back: last {SEQUENCE_TERMS[recorded.kind]} is {left},"
     )
-    with workload.reading(offsets=first.offsets) as refused, lost:
+    with recorded.query(offsets=first.offsets) as refused, lost:
         refused.plan()
-    workload.forget(left)
-    workload.write(MORE)
-    with workload.reading(offsets=first.offsets, failOnDataLoss="false") as second:
+    recorded.remove_after(left)
+    recorded.write(MORE)
+    with recorded.query(offsets=first.offsets, failOnDataLoss="false") as second:
         second.drain()
-    assert second.seq == workload.last
-    workload.check(second.rows, after=left)
+    assert second.seq == recorded.last
+    recorded.check(second.rows, after=left)
 
 
-def test_what_was_not_read_is_lost(nats_server: NatsServer, workload: Workload) -> None:
+def test_what_was_not_read_is_lost(nats_server: NatsServer, recorded: RecordedStream) -> None:
     """In the middle: as if it had been deleted, and so it is in no message of the server."""
-    damage(nats_server, workload, lambda directory: flip(directory / "msgs" / "1.blk", 0.5))
-    state = workload.state()
+    damage(nats_server, recorded, lambda directory: flip(directory / "msgs" / "1.blk", 0.5))
+    state = recorded.state()
     assert (state["first_seq"], state["last_seq"]) == (1, COUNT)
     assert state["messages"] < COUNT
-    workload.write(MORE)
-    with workload.reading(minPartitions="4") as reading:
-        reading.until(workload.last)
-    read = {row.seq for row in reading.rows}
-    workload.check(reading.rows, lost=set(workload.acknowledged) - read)
+    recorded.write(MORE)
+    with recorded.query(minPartitions="4") as query:
+        query.until(recorded.last)
+    read = {row.seq for row in query.rows}
+    recorded.check(query.rows, lost=set(recorded.acknowledged) - read)
     assert len(read) == state["messages"] + MORE
     assert set(range(COUNT + 1, COUNT + MORE + 1)) <= read
 
 
-def test_the_whole_stream_is_gone(nats_server: NatsServer, workload: Workload) -> None:
+def test_the_whole_stream_is_gone(nats_server: NatsServer, recorded: RecordedStream) -> None:
     """A server that cannot read a stream's own description does not have it any more."""
     gone = (StreamNotFoundError, BucketNotFoundError)
-    with workload.reading() as first:
-        first.until(workload.last)
-        workload.write(MORE)
+    with recorded.query() as first:
+        first.until(recorded.last)
+        recorded.write(MORE)
         assert first.plan()
-        damage(nats_server, workload, lambda directory: flip(directory / "meta.inf", 0.5))
+        damage(nats_server, recorded, lambda directory: flip(directory / "meta.inf", 0.5))
         with pytest.raises(gone):
             first.read()
         with pytest.raises(gone):
             first.plan()
-    with workload.reading(offsets=first.offsets, failOnDataLoss="false") as second:
+    with recorded.query(offsets=first.offsets, failOnDataLoss="false") as second:
         with pytest.raises(gone):
             second.plan()
-        workload.acknowledged.clear()
-        workload.create()
-        workload.write(MORE)
+        recorded.acknowledged.clear()
+        recorded.create()
+        recorded.write(MORE)
         second.drain()
     assert second.offsets[-1]["epoch"] == 1
-    workload.check(second.rows)
+    recorded.check(second.rows)

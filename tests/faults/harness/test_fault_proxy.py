@@ -24,7 +24,7 @@ from tests.support.proxy.fault_proxy import (
     is_delivery,
 )
 from tests.support.proxy.verdicts import Last, Nth, Published, Sequences, Share, Status, each
-from tests.support.workload import Workload
+from tests.support.recorded_stream import RecordedStream
 
 SENT = [b"%d" % i for i in range(1, 7)]
 
@@ -120,11 +120,11 @@ def test_freeze_stops_all_frames_until_thaw(shared_server: NatsServer) -> None:
 
 def test_rate_limits_bytes_per_second(shared_server: NatsServer) -> None:
     """A lower bound: 100,000 bytes at 200,000 a second take half a second or more."""
-    workload = Workload("stream", shared_server.url).create()
-    workload.write(100, size=1000)
-    with Proxy(shared_server.port, rate=200_000) as proxy, workload.reading(proxy.url) as reading:
+    recorded = RecordedStream("stream", shared_server.url).create()
+    recorded.write(100, size=1000)
+    with Proxy(shared_server.port, rate=200_000) as proxy, recorded.query(proxy.url) as query:
         began = time.monotonic()
-        reading.until(100)
+        query.until(100)
         assert time.monotonic() - began > 0.5
 
 

@@ -11,17 +11,17 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.support.paths import ROOT
 from tests.support.proxy.command import main
-from tests.support.workload import Workload
+from tests.support.recorded_stream import RecordedStream
 
 COUNT = 400
 
-pytestmark = pytest.mark.workload(count=COUNT)
+pytestmark = pytest.mark.recorded(count=COUNT)
 
 FAULTS = ("drop first", "drop 5%", "duplicate 100", "reorder 50", "delay 7:0.1", "cut 150")
 
 
 def test_command_injects_faults_and_prints_counts(
-    shared_server: NatsServer, stream_workload: Workload
+    shared_server: NatsServer, recorded_messages: RecordedStream
 ) -> None:
     command = [
         sys.executable,
@@ -38,9 +38,9 @@ def test_command_injects_faults_and_prints_counts(
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split(" ")[0]
-            with stream_workload.reading(url) as reading:
-                reading.until(COUNT)
-            stream_workload.check(reading.rows)
+            with recorded_messages.query(url) as query:
+                query.until(COUNT)
+            recorded_messages.check(query.rows)
             process.send_signal(signal.SIGINT)
             printed, _ = process.communicate(timeout=60)
         finally:

@@ -14,8 +14,8 @@ from nats.aio.client import Client
 from nats_stream_source.spark.planning import splitter
 from tests.support.nats.buckets import api, publish, with_client
 from tests.support.proxy.fault_proxy import Proxy
+from tests.support.recorded_stream import DEADLINE, RecordedStream, Row
 from tests.support.wait import wait_until
-from tests.support.workload import DEADLINE, Row, Workload
 
 
 def answered_by(url: str, stream: str, subject: str) -> str | None:
@@ -36,44 +36,44 @@ PARTS = {"a tenth": 2 * ENTRIES - 199, "the last, which matches no filter": 2 * 
 """From which sequence on a partial mirror has the stream."""
 
 
-def write_with_holes(workload: Workload) -> int:
+def write_with_holes(recorded: RecordedStream) -> int:
     """Write :data:`ENTRIES`, and after each the same key again; the sequence of its last message.
 
     Without holes sequences do for rows, and no rank is asked.
     """
-    written = workload.messages(ENTRIES)
+    written = recorded.messages(ENTRIES)
     both = [pair for entry in written for pair in (entry, (JUNK, b"junk"))]
-    sequences = publish(workload.url, [(workload.prefix + key, value, None) for key, value in both])
-    workload.acknowledged.update(zip(sequences[::2], written, strict=True))
-    workload.acknowledged[sequences[-1]] = both[-1]
-    state = workload.state()
+    sequences = publish(recorded.url, [(recorded.prefix + key, value, None) for key, value in both])
+    recorded.acknowledged.update(zip(sequences[::2], written, strict=True))
+    recorded.acknowledged[sequences[-1]] = both[-1]
+    state = recorded.state()
     assert (state["messages"], state["last_seq"]) == (ENTRIES + 1, sequences[-1])
     return sequences[-1]
 
 
-def answers_with_a_part(workload: Workload, first: int) -> None:
+def answers_with_a_part(recorded: RecordedStream, first: int) -> None:
     """From now on a mirror that begins at ``first`` answers Direct Gets for the stream, alone.
 
     Together with the stream it answers one in two, and a test may meet none of those.
     """
     part = {
-        "name": f"{workload.name}-part",
-        "mirror": {"name": workload.stream, "opt_start_seq": first},
+        "name": f"{recorded.name}-part",
+        "mirror": {"name": recorded.stream, "opt_start_seq": first},
         "mirror_direct": True,
         "allow_direct": True,
     }
-    api(workload.url, f"STREAM.CREATE.{part['name']}", part)
+    api(recorded.url, f"STREAM.CREATE.{part['name']}", part)
     # It joins in when it has caught up.
-    subject = f"{workload.prefix}k0"
+    subject = f"{recorded.prefix}k0"
     wait_until(
-        lambda: answered_by(workload.url, workload.stream, subject) is None,
+        lambda: answered_by(recorded.url, recorded.stream, subject) is None,
         "it answers",
         deadline=120,
     )
-    config = api(workload.url, f"STREAM.INFO.{workload.stream}")["config"]
-    api(workload.url, f"STREAM.UPDATE.{workload.stream}", {**config, "allow_direct": False})
-    last = f"{workload.prefix}{JUNK}"
-    assert {answered_by(workload.url, workload.stream, last) for _ in range(10)} == {part["name"]}
+    config = api(recorded.url, f"STREAM.INFO.{recorded.stream}")["config"]
+    api(recorded.url, f"STREAM.UPDATE.{recorded.stream}", {**config, "allow_direct": False})
+    last = f"{recorded.prefix}{JUNK}"
+    assert {answered_by(recorded.url, recorded.stream, last) for _ in range(10)} == {part["name"]}
 
 
 def asked_a_mirror(proxy: Proxy) -> bool:
@@ -83,7 +83,7 @@ def asked_a_mirror(proxy: Proxy) -> bool:
     return 0 < asked <= len(answers)
 
 
-def give_time_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_slow_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine they would be left out."""
     for name in ("_LIMIT_SECONDS", "_SPLIT_SECONDS"):
         monkeypatch.setattr(splitter, name, DEADLINE)

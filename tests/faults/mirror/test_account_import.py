@@ -17,8 +17,8 @@ from tests.support.nats.topology import (
     adr19_server,
 )
 from tests.support.proxy.fault_proxy import Proxy
-from tests.support.proxy.verdicts import Harm, Last, Sequences, When
-from tests.support.workload import KINDS, Workload
+from tests.support.proxy.verdicts import FrameFault, Last, Sequences, When
+from tests.support.recorded_stream import KINDS, RecordedStream
 
 COUNT = 1500
 
@@ -34,24 +34,24 @@ def crash(accounts: Adr19Server) -> None:
     accounts.server.start()
 
 
-HARMS: dict[str, Callable[[Adr19Server], Harm]] = {
+FAULTS: dict[str, Callable[[Adr19Server], FrameFault]] = {
     "messages lost": lambda accounts: Sequences([1, 700, 701]),
     "last lost": lambda accounts: Last(),
     "server killed": lambda accounts: When(700, lambda: crash(accounts)),
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_the_middle_of_a_split(accounts: Adr19Server, kind: str, harm: str) -> None:
-    workload = Workload(kind, accounts.exporter).create()
-    workload.write(COUNT, size=1000)
-    done = HARMS[harm](accounts)
+def test_in_the_middle_of_a_split(accounts: Adr19Server, kind: str, fault: str) -> None:
+    recorded = RecordedStream(kind, accounts.exporter).create()
+    recorded.write(COUNT, size=1000)
+    done = FAULTS[fault](accounts)
     importer = {"user": "i", "password": "i"}
     prefixes = {"apiPrefix": ADR19_API_PREFIX, "inboxPrefix": ADR19_INBOX_PREFIX}
     proxied = Proxy(accounts.server.port, done, keep=0)
-    with proxied as proxy, workload.reading(proxy.url, **importer, **prefixes) as reading:
-        reading.until(COUNT)
+    with proxied as proxy, recorded.query(proxy.url, **importer, **prefixes) as query:
+        query.until(COUNT)
     assert done.done
-    workload.check(reading.rows)
-    assert workload.consumers() == []
+    recorded.check(query.rows)
+    assert recorded.consumers() == []

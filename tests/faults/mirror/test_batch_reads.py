@@ -10,10 +10,10 @@ from nats_stream_source.embedded import NatsServer
 from tests.faults.mirror.partial_mirror import (
     ENTRIES,
     PARTS,
+    allow_slow_ranks,
     answers_with_a_part,
     asked_a_mirror,
     check_balance,
-    give_time_for_ranks,
     write_with_holes,
 )
 from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
@@ -23,10 +23,10 @@ from tests.support.query_driver.batch import (
     batch_options,
     batch_reader,
     read_sorted,
+    recorded_kind,
     tasks_of,
-    workload_kind,
 )
-from tests.support.workload import Workload
+from tests.support.recorded_stream import RecordedStream
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -39,22 +39,22 @@ def test_a_partial_mirror_that_answers_direct_gets(
     "now" and "as of" are one task each: they ask for no rank, and send no Direct Get at all, so the
     mirror has no say.
     """
-    give_time_for_ranks(monkeypatch)
-    workload = Workload(workload_kind(what), shared_server.url).create(max_msgs_per_subject=1)
-    junk = write_with_holes(workload)
-    answers_with_a_part(workload, PARTS[part])
+    allow_slow_ranks(monkeypatch)
+    recorded = RecordedStream(recorded_kind(what), shared_server.url).create(max_msgs_per_subject=1)
+    junk = write_with_holes(recorded)
+    answers_with_a_part(recorded, PARTS[part])
     filters: list[dict[str, str]] = [{}]
     if what in ("all", "stream"):
-        filters.append({"keys": "*"} if what == "all" else {"filterSubjects": f"{workload.name}.*"})
+        filters.append({"keys": "*"} if what == "all" else {"filterSubjects": f"{recorded.name}.*"})
     for narrow in filters:
         with Proxy(shared_server.port) as proxy:
-            options = {**batch_options(workload, what), **narrow}
+            options = {**batch_options(recorded, what), **narrow}
             tasks = [one.splits[0].split for one in tasks_of(batch_reader(proxy.url, **options))]
             if what in ("all", "stream"):
                 assert asked_a_mirror(proxy)
             rows = read_sorted(proxy.url, options)
             assert what in ("all", "stream") or not proxy.asked("$JS.API.DIRECT.GET.")
-        workload.check(rows, lost=[junk] if narrow else [])
+        recorded.check(rows, lost=[junk] if narrow else [])
         assert len(rows) == ENTRIES + (not narrow)
         if what in ("all", "stream"):
             check_balance([(task.start, task.end) for task in tasks], rows)
@@ -69,19 +69,19 @@ def domains() -> Iterator[HubAndLeaf]:
 @pytest.mark.parametrize("what", BATCHES)
 def test_a_mirror_that_is_behind(domains: HubAndLeaf, what: str) -> None:
     """What it has is read, all of it; the rest when it has that."""
-    workload = Workload(workload_kind(what), domains.hub.url).create()
-    workload.write(500)
-    more = {"max_msgs_per_subject": 64} if workload.is_kv else {}
-    make_mirror(domains.leaf.url, workload.stream, workload.stream, source_domain="hub", **more)
-    had = batch_options(workload, what)
+    recorded = RecordedStream(recorded_kind(what), domains.hub.url).create()
+    recorded.write(500)
+    more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}
+    make_mirror(domains.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more)
+    had = batch_options(recorded, what)
     domains.line.hold()
     try:
-        workload.write(500)
+        recorded.write(500)
         rows = read_sorted(domains.leaf.url, had)
-        assert workload.state(domains.leaf.url)["last_seq"] == 500
+        assert recorded.state(domains.leaf.url)["last_seq"] == 500
     finally:
         domains.line.release()
-    workload.check(rows, through=500)
+    recorded.check(rows, through=500)
     assert len(rows) == 500
-    wait_for_seq(domains.leaf.url, workload.stream, workload.last)
-    workload.check(read_sorted(domains.leaf.url, batch_options(workload, what)))
+    wait_for_seq(domains.leaf.url, recorded.stream, recorded.last)
+    recorded.check(read_sorted(domains.leaf.url, batch_options(recorded, what)))

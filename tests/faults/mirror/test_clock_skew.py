@@ -21,7 +21,7 @@ from tests.faults.mirror.clock_skew import ClockSkew
 from tests.support.nats.buckets import api, put_many
 from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
 from tests.support.query_driver.batch import read_batch
-from tests.support.workload import KINDS_IN_TURN, Row, Workload
+from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, Row
 
 COUNT, KEYS = 600, 40
 
@@ -32,32 +32,32 @@ def domains() -> Iterator[HubAndLeaf]:
         yield both
 
 
-def mirrored(domains: HubAndLeaf, workload: Workload, history: int) -> None:
+def mirrored(domains: HubAndLeaf, recorded: RecordedStream, history: int) -> None:
     """A mirror at the leaf under the same name, with times that jump."""
-    more = {"max_msgs_per_subject": history} if workload.is_kv else {}
-    make_mirror(domains.leaf.url, workload.stream, workload.stream, source_domain="hub", **more)
+    more = {"max_msgs_per_subject": history} if recorded.is_kv else {}
+    make_mirror(domains.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more)
 
 
 def test_a_bucket_that_keeps_one_revision(domains: HubAndLeaf) -> None:
     """A restart after each micro-batch, at checkpoints whose messages are superseded later."""
     hub, leaf = domains.hub.url, domains.leaf.url
-    workload = Workload("kv current", hub, hot=300).create(history=1)
-    workload.write(COUNT)
-    mirrored(domains, workload, history=1)
+    recorded = RecordedStream("kv current", hub, hot=300).create(history=1)
+    recorded.write(COUNT)
+    mirrored(domains, recorded, history=1)
     done, offsets = [], []
-    while not offsets or offsets[-1]["stream_seq"] < workload.last:
-        with workload.reading(leaf, offsets, maxRowsPerTrigger="50") as reading:
-            assert reading.plan()
-            reading.read()
-        done.append(reading)
-        offsets = reading.offsets
+    while not offsets or offsets[-1]["stream_seq"] < recorded.last:
+        with recorded.query(leaf, offsets, maxRowsPerTrigger="50") as query:
+            assert query.plan()
+            query.read()
+        done.append(query)
+        offsets = query.offsets
         if len(done) in (2, 4):
-            workload.write(COUNT // 2)
-            wait_for_seq(leaf, workload.stream, workload.last)
+            recorded.write(COUNT // 2)
+            wait_for_seq(leaf, recorded.stream, recorded.last)
     assert len(done) > 5
     times = [offset["time"] for offset in offsets if offset["time"] is not None]
     assert times != sorted(times)
-    workload.check_readings(*done)
+    recorded.check_queries(*done)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Jumped:
     """
 
     url: str
-    workload: Workload
+    recorded: RecordedStream
     options: dict[str, str]
     column: str
     times: list[datetime]
@@ -87,31 +87,31 @@ class Jumped:
 
 @pytest.fixture(scope="module", params=["kv", "stream"])
 def jumped(request: pytest.FixtureRequest, domains: HubAndLeaf) -> Iterator[Jumped]:
-    workload = Workload(request.param, domains.hub.url).create()
-    if workload.is_kv:
+    recorded = RecordedStream(request.param, domains.hub.url).create()
+    if recorded.is_kv:
         entries = [(f"k{i % KEYS}", b"%d" % i) for i in range(COUNT)]
-        put_many(workload.url, workload.name, entries)
+        put_many(recorded.url, recorded.name, entries)
     else:
-        workload.write(COUNT)
-    mirrored(domains, workload, history=64)
+        recorded.write(COUNT)
+    mirrored(domains, recorded, history=64)
     url = domains.leaf.url
-    if workload.is_kv:
-        own, column, time = {"bucket": workload.name}, "revision", "created"
+    if recorded.is_kv:
+        own, column, time = {"bucket": recorded.name}, "revision", "created"
         rows = read_batch(url, **own, includeHistory=True)
     else:
-        own, column, time = {"stream": workload.name}, "sequence", "timestamp"
+        own, column, time = {"stream": recorded.name}, "sequence", "timestamp"
         rows = read_batch(url, **own)
     assert [row[column] for row in rows] == list(range(1, COUNT + 1))
     times = [row[time] for row in rows]
     backwards = [a - b for a, b in itertools.pairwise(times) if b < a]
     assert len(backwards) > 2
     assert max(backwards) > timedelta(days=1)
-    yield Jumped(url, workload, own, column, times)
+    yield Jumped(url, recorded, own, column, times)
     close_cached_runners()
 
 
 @pytest.fixture(autouse=True)
-def no_runners_left() -> Iterator[None]:
+def runners_closed() -> Iterator[None]:
     yield
     close_cached_runners()
 
@@ -149,7 +149,7 @@ def test_as_of_a_time(jumped: Jumped) -> None:
 
 def test_a_batch_from_a_time_on(jumped: Jumped) -> None:
     """All that comes after such a place, also what has an earlier time, in its order."""
-    more = {"includeHistory": "true"} if jumped.workload.is_kv else {}
+    more = {"includeHistory": "true"} if jumped.recorded.is_kv else {}
     for moment in moments(jumped):
         rows = jumped.read(startTime=moment.isoformat(), **more)
         seqs = [row[jumped.column] for row in rows]
@@ -173,10 +173,10 @@ def test_a_query_that_begins_at_a_time(jumped: Jumped) -> None:
         seqs: list[int] = []
         offsets: list[dict[str, Any]] = []
         while not offsets or offsets[-1]["stream_seq"] < COUNT:
-            with jumped.workload.reading(jumped.url, offsets, **options) as reading:
-                assert reading.plan()
-                seqs += [row.seq for row in reading.read()]
-            offsets = reading.offsets
+            with jumped.recorded.query(jumped.url, offsets, **options) as query:
+                assert query.plan()
+                seqs += [row.seq for row in query.read().rows]
+            offsets = query.offsets
         begins = offsets[0]["stream_seq"]
         assert jumped.meets(begins, moment)
         assert seqs == list(range(begins + 1, COUNT + 1))
@@ -186,10 +186,10 @@ def test_a_query_that_begins_at_a_time(jumped: Jumped) -> None:
 def test_clocks_that_jump(domains: HubAndLeaf, kind: str) -> None:
     """Sequences decide, never times: nothing is lost, nothing twice, and no loss is seen."""
     leaf = domains.leaf.url
-    workload = Workload(kind, domains.hub.url).create()
-    workload.write(500)
-    mirrored(domains, workload, history=64)
-    times = [_stored(leaf, workload.stream, seq) for seq in (99, 100, 200, 300)]
+    recorded = RecordedStream(kind, domains.hub.url).create()
+    recorded.write(500)
+    mirrored(domains, recorded, history=64)
+    times = [_stored(leaf, recorded.stream, seq) for seq in (99, 100, 200, 300)]
     assert times[1] < times[0] - timedelta(minutes=50)
     assert times[2] > times[0] + timedelta(hours=20)
     assert times[3] < times[0] - timedelta(hours=20)
@@ -198,19 +198,19 @@ def test_clocks_that_jump(domains: HubAndLeaf, kind: str) -> None:
     offsets: list[dict[str, Any]] = []
     for _ in range(100):
         # A restart after each micro-batch, at checkpoints whose times go back and forth.
-        if offsets and offsets[-1]["stream_seq"] == workload.last:
+        if offsets and offsets[-1]["stream_seq"] == recorded.last:
             break
-        with workload.reading(leaf, offsets, maxRowsPerTrigger="50") as reading:
-            if reading.plan():
-                reading.read()
-        rows += reading.rows
-        offsets = reading.offsets
-    workload.check(rows)
-    workload.write(100)
-    wait_for_seq(leaf, workload.stream, workload.last)
-    with workload.reading(leaf, offsets) as reading:
-        reading.until(workload.last)
-    workload.check(rows + reading.rows)
+        with recorded.query(leaf, offsets, maxRowsPerTrigger="50") as query:
+            if query.plan():
+                query.read()
+        rows += query.rows
+        offsets = query.offsets
+    recorded.check(rows)
+    recorded.write(100)
+    wait_for_seq(leaf, recorded.stream, recorded.last)
+    with recorded.query(leaf, offsets) as query:
+        query.until(recorded.last)
+    recorded.check(rows + query.rows)
 
 
 def _stored(url: str, stream: str, seq: int) -> datetime:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.nats.topology import HubAndLeaf, hub_and_leaf
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.workload import KINDS_IN_TURN, Workload
+from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream
 
 COUNT = 1500
 
@@ -40,25 +40,25 @@ def restart_leaf(both: HubAndLeaf) -> None:
     both.leaf.restart()
 
 
-HARMS: dict[str, Callable[[HubAndLeaf], None]] = {
+FAULTS: dict[str, Callable[[HubAndLeaf], None]] = {
     "line held": hold,
     "hub killed": kill_hub,
     "leaf restarted": restart_leaf,
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
-def test_in_the_middle_of_a_split(both: HubAndLeaf, kind: str, harm: str) -> None:
+def test_in_the_middle_of_a_split(both: HubAndLeaf, kind: str, fault: str) -> None:
     both.wait_joined()
-    workload = Workload(kind, both.hub.url).create()
-    workload.write(COUNT, size=1000)
-    when = When(COUNT // 2, lambda: HARMS[harm](both))
+    recorded = RecordedStream(kind, both.hub.url).create()
+    recorded.write(COUNT, size=1000)
+    when = When(COUNT // 2, lambda: FAULTS[fault](both))
     with Proxy(both.leaf.port, when, keep=0) as proxy:
         options = {"domain": "hub", "requestTimeout": "2", "connectTimeout": "30"}
-        with workload.reading(proxy.url, **options) as reading:
-            reading.until(COUNT)
+        with recorded.query(proxy.url, **options) as query:
+            query.until(COUNT)
             assert when.consumer
-            workload.write(100)
-            reading.until(workload.last)
-    workload.check(reading.rows)
+            recorded.write(100)
+            query.until(recorded.last)
+    recorded.check(query.rows)

@@ -26,9 +26,9 @@ from tests.support.nats.topology import (
 )
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, workload_kind
+from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
+from tests.support.recorded_stream import DEADLINE, KINDS, RecordedStream, crash
 from tests.support.wait import wait_until
-from tests.support.workload import DEADLINE, KINDS, Workload, crash
 
 pytestmark = pytest.mark.faults
 
@@ -67,22 +67,22 @@ class Relayed:
     def options(self) -> dict[str, str]:
         return PATIENCE | ({"domain": "hub"} if self.what == "leaf" else {})
 
-    def create(self, kind: str) -> Workload:
-        """The workload's stream at the hub with all its values, and what relays it."""
+    def create(self, kind: str) -> RecordedStream:
+        """The recorded stream at the hub with all its values, and what relays it."""
         self.both.wait_joined()
-        workload = Workload(kind, self.both.hub.url).create()
-        workload.write(COUNT, size=1000)
+        recorded = RecordedStream(kind, self.both.hub.url).create()
+        recorded.write(COUNT, size=1000)
         if self.what == "mirror":
-            more = {"max_msgs_per_subject": 64} if workload.is_kv else {}
+            more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}
             make_mirror(
-                self.both.leaf.url, workload.stream, workload.stream, source_domain="hub", **more
+                self.both.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more
             )
-        return workload
+        return recorded
 
-    def wait_for(self, workload: Workload) -> None:
+    def wait_for(self, recorded: RecordedStream) -> None:
         """Until all that was written can be read at the leaf node."""
         if self.what == "mirror":
-            wait_for_seq(self.both.leaf.url, workload.stream, workload.last)
+            wait_for_seq(self.both.leaf.url, recorded.stream, recorded.last)
 
 
 CASES = [
@@ -102,7 +102,7 @@ BATCH_CASES = [
 
 
 class Away:
-    """Does its harm to a server once, when it is called.
+    """Injects its fault into a server once, when it is called.
 
     Attributes:
         before: the process that it was done to.
@@ -134,20 +134,20 @@ def test_in_the_middle_of_a_split(
     both: HubAndLeaf, kind: str, read_from: str, whose: str, how: str
 ) -> None:
     relayed = Relayed(both, read_from)
-    workload = relayed.create(kind)
+    recorded = relayed.create(kind)
     away = Away(getattr(both, whose), how)
     when = When(COUNT // 2, away)
     with (
         Proxy(both.leaf.port, when, keep=0) as proxy,
-        workload.reading(proxy.url, **relayed.options) as reading,
+        recorded.query(proxy.url, **relayed.options) as query,
     ):
-        reading.until(COUNT)
+        query.until(COUNT)
         assert when.consumer
         away.check()
-        workload.write(100)
-        relayed.wait_for(workload)
-        reading.until(workload.last)
-    workload.check(reading.rows)
+        recorded.write(100)
+        relayed.wait_for(recorded)
+        query.until(recorded.last)
+    recorded.check(query.rows)
 
 
 @pytest.mark.parametrize(("read_from", "whose", "how"), BATCH_CASES)
@@ -156,13 +156,13 @@ def test_in_the_middle_of_a_batch(
     both: HubAndLeaf, what: str, read_from: str, whose: str, how: str
 ) -> None:
     relayed = Relayed(both, read_from)
-    workload = relayed.create(workload_kind(what))
+    recorded = relayed.create(recorded_kind(what))
     away = Away(getattr(both, whose), how)
     # The first of four tasks has a fourth of the rows.
     when = When(COUNT // 8, away)
     with Proxy(both.leaf.port, when, keep=0) as proxy:
-        rows = read_sorted(proxy.url, {**batch_options(workload, what), **relayed.options})
+        rows = read_sorted(proxy.url, {**batch_options(recorded, what), **relayed.options})
     assert when.consumer
     away.check()
-    workload.check(rows)
+    recorded.check(rows)
     assert len(rows) == COUNT

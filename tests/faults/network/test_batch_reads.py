@@ -9,9 +9,9 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.support.proxy.fault_proxy import CutAt, Proxy
 from tests.support.proxy.verdicts import (
-    DeletedEarly,
-    DeletedInTheMiddle,
-    Harm,
+    ConsumerDeletedAt,
+    ConsumerDeletedEarly,
+    FrameFault,
     Nth,
     Published,
     Sequences,
@@ -19,8 +19,8 @@ from tests.support.proxy.verdicts import (
     Status,
     When,
 )
-from tests.support.query_driver.batch import batch_options, read_sorted, workload_kind
-from tests.support.workload import Workload, be_patient
+from tests.support.query_driver.batch import batch_options, read_sorted, recorded_kind
+from tests.support.recorded_stream import RecordedStream, use_long_deadlines
 
 COUNT = 1500
 CONSUMERS = {"now": 1, "as of": 2, "all": 4, "stream": 4}
@@ -28,21 +28,21 @@ CONSUMERS = {"now": 1, "as of": 2, "all": 4, "stream": 4}
 
 
 # In the first split of a batch that has several: what a consumer delivers beyond its split's end
-# can be harmed without anybody noticing.
-HARMS: dict[str, Callable[[Workload, NatsServer], Harm]] = {
-    "messages lost": lambda workload, server: Sequences([1, 300, 301, COUNT]),
-    "last lost": lambda workload, server: Sequences([COUNT // 4, COUNT]),
-    "cut": lambda workload, server: Nth([300], CutAt(30)),
-    "silence": lambda workload, server: Silence(300),
-    "restart": lambda workload, server: When(300, server.restart),
-    "deleted early": lambda workload, server: DeletedEarly(workload.delete_consumers),
-    "deleted in the middle": lambda workload, server: DeletedInTheMiddle(
-        workload.delete_consumers, 300
+# can be injected without anybody noticing.
+FAULTS: dict[str, Callable[[RecordedStream, NatsServer], FrameFault]] = {
+    "messages lost": lambda recorded, server: Sequences([1, 300, 301, COUNT]),
+    "last lost": lambda recorded, server: Sequences([COUNT // 4, COUNT]),
+    "cut": lambda recorded, server: Nth([300], CutAt(30)),
+    "silence": lambda recorded, server: Silence(300),
+    "restart": lambda recorded, server: When(300, server.restart),
+    "deleted early": lambda recorded, server: ConsumerDeletedEarly(recorded.delete_consumers),
+    "deleted in the middle": lambda recorded, server: ConsumerDeletedAt(
+        recorded.delete_consumers, 300
     ),
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
     "what",
     [
@@ -52,22 +52,22 @@ HARMS: dict[str, Callable[[Workload, NatsServer], Harm]] = {
         "stream",
     ],
 )
-def test_a_batch_in_trouble(shared_server: NatsServer, what: str, harm: str) -> None:
-    workload = Workload(workload_kind(what), shared_server.url).create()
-    workload.write(COUNT, size=1000)
-    options = batch_options(workload, what)
+def test_a_batch_in_trouble(shared_server: NatsServer, what: str, fault: str) -> None:
+    recorded = RecordedStream(recorded_kind(what), shared_server.url).create()
+    recorded.write(COUNT, size=1000)
+    options = batch_options(recorded, what)
     if what == "as of":
-        workload.write(100)
-    done = HARMS[harm](workload, shared_server)
+        recorded.write(100)
+    done = FAULTS[fault](recorded, shared_server)
     with Proxy(shared_server.port, done) as proxy:
         rows = read_sorted(proxy.url, options)
     assert done.done
-    if isinstance(done, DeletedEarly | DeletedInTheMiddle):
+    if isinstance(done, ConsumerDeletedEarly | ConsumerDeletedAt):
         assert done.gone == proxy.created[:1]
     assert len(proxy.created) > CONSUMERS[what]
-    workload.check(rows, through=COUNT)
+    recorded.check(rows, through=COUNT)
     assert len(rows) == COUNT
-    assert workload.consumers() == []
+    assert recorded.consumers() == []
 
 
 @pytest.fixture(
@@ -81,33 +81,33 @@ def what(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def large(what: str, shared_server: NatsServer) -> Workload:
+def large(what: str, shared_server: NatsServer) -> RecordedStream:
     """Several windows of flow control, in each split."""
-    workload = Workload(workload_kind(what), shared_server.url).create()
-    workload.write(COUNT, size=20_000)
-    return workload
+    recorded = RecordedStream(recorded_kind(what), shared_server.url).create()
+    recorded.write(COUNT, size=20_000)
+    return recorded
 
 
 def test_flow_control_of_a_batch_is_swallowed(
-    large: Workload, shared_server: NatsServer, what: str, monkeypatch: pytest.MonkeyPatch
+    large: RecordedStream, shared_server: NatsServer, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    be_patient(monkeypatch, heartbeat=1.5)
-    harm = Status("FlowControl", most=2)
-    with Proxy(shared_server.port, harm, keep=2000) as proxy:
+    use_long_deadlines(monkeypatch, heartbeat=1.5)
+    fault = Status("FlowControl", most=2)
+    with Proxy(shared_server.port, fault, keep=2000) as proxy:
         rows = read_sorted(proxy.url, batch_options(large, what))
-    assert harm.done == 2
+    assert fault.done == 2
     assert len(proxy.created) == CONSUMERS[what]
     large.check(rows)
     assert large.consumers() == []
 
 
 def test_all_answers_of_a_batch_to_flow_control_are_swallowed(
-    large: Workload, shared_server: NatsServer, what: str
+    large: RecordedStream, shared_server: NatsServer, what: str
 ) -> None:
-    harm = Published("$JS.FC.")
-    with Proxy(shared_server.port, upward=harm, keep=2000) as proxy:
+    fault = Published("$JS.FC.")
+    with Proxy(shared_server.port, upward=fault, keep=2000) as proxy:
         rows = read_sorted(proxy.url, batch_options(large, what))
-    assert harm.done >= 1
+    assert fault.done >= 1
     assert proxy.flow_controlled.count(True) == CONSUMERS[what]
     assert proxy.flow_controlled.count(False) >= 1
     large.check(rows)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.servers
 USER = '{ user: me, password: "%s", permissions: { subscribe: { deny: "%s" } } }'
 
 
-class Guarded:
+class WatchedSocket:
     """A server whose configuration changes while it runs."""
 
     def __init__(self, path: Path) -> None:
@@ -52,8 +52,8 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Guarded]:
-    guarded = Guarded(tmp_path / "users.conf")
+def guarded(tmp_path: Path) -> Iterator[WatchedSocket]:
+    guarded = WatchedSocket(tmp_path / "users.conf")
     with guarded.server:
         yield guarded
 
@@ -68,7 +68,7 @@ async def opened(url: str, **more: Any) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-def as_me(guarded: Guarded, **more: Any) -> Any:
+def as_me(guarded: WatchedSocket, **more: Any) -> Any:
     return opened(guarded.server.url, user="me", password="right", **more)
 
 
@@ -121,7 +121,7 @@ async def test_a_renewal_does_not_need_nats_pys_read_loop(shared_server: NatsSer
         assert connection.reconnects == 1
 
 
-async def test_a_user_who_is_refused_for_a_while(guarded: Guarded) -> None:
+async def test_a_user_who_is_refused_for_a_while(guarded: WatchedSocket) -> None:
     """All who wait get the reason, in bounded time; once it is put right, the connection lives."""
     # All who wait wait for so long.
     async with as_me(guarded, connect_timeout=3.0) as connection:
@@ -146,7 +146,7 @@ async def test_a_user_who_is_refused_for_a_while(guarded: Guarded) -> None:
             assert [entry.revision for entry in await watch.initial()] == [revision]
 
 
-async def test_permissions_that_come_back(guarded: Guarded) -> None:
+async def test_permissions_that_come_back(guarded: WatchedSocket) -> None:
     async with as_me(guarded) as connection:
         kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
         await kv.put("a", b"1")
@@ -163,7 +163,7 @@ async def test_permissions_that_come_back(guarded: Guarded) -> None:
         assert await kv.put("a", b"2") == 2
 
 
-async def test_a_subscription_too_many(guarded: Guarded) -> None:
+async def test_a_subscription_too_many(guarded: WatchedSocket) -> None:
     """It is not there; those that are go on."""
     guarded.server.stop()
     guarded.write(more="max_subscriptions: 5")

@@ -32,7 +32,7 @@ from tests.support.nats.topology import (
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("short_deadlines")
 
 COUNT = 40
 WHOLE = list(range(1, COUNT + 1))
@@ -45,7 +45,7 @@ def fill(url: str, name: str = "S", **config: Any) -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests wait for silence, and a server on this machine is never silent for so long."""
     monkeypatch.setattr(request, "IDLE_TIMEOUT", 0.2)
 

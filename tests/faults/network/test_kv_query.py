@@ -1,6 +1,6 @@
 """A query whose reader meets real trouble in the middle of a micro-batch: complete rows anyway.
 
-The query reads through a proxy, which does the harm when it sees a certain row go by. What the
+The query reads through a proxy, which does the fault when it sees a certain row go by. What the
 reader does below Spark is in ``test_ordered.py``; here the rows that reach the sink count.
 """
 

@@ -22,9 +22,9 @@ from tests.support.proxy.fault_proxy import (
     stream_seq,
 )
 from tests.support.proxy.verdicts import (
-    DeletedEarly,
-    DeletedInTheMiddle,
-    Harm,
+    ConsumerDeletedAt,
+    ConsumerDeletedEarly,
+    FrameFault,
     Last,
     Nth,
     Published,
@@ -33,31 +33,31 @@ from tests.support.proxy.verdicts import (
     Silence,
     Status,
 )
-from tests.support.workload import KINDS, KINDS_IN_TURN, Workload, be_patient
+from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, use_long_deadlines
 
 COUNT = 1500
 """Messages of 1 KB: more than the server sends before it requests flow control."""
 
-pytestmark = pytest.mark.workload(kinds=KINDS, count=COUNT, size=1000)
+pytestmark = pytest.mark.recorded(kinds=KINDS, count=COUNT, size=1000)
 
 
 def read_through(
-    workload: Workload,
+    recorded: RecordedStream,
     server: NatsServer,
-    down: Harm | None = None,
-    up: Harm | None = None,
+    down: FrameFault | None = None,
+    up: FrameFault | None = None,
     rate: float | None = None,
 ) -> Proxy:
     """Read all of it through the proxy, compare, and look for what was left behind."""
     with Proxy(server.port, down, up, rate=rate) as proxy:
-        with workload.reading(proxy.url) as reading:
-            reading.until(workload.last)
-        workload.check(reading.rows)
-    assert workload.consumers() == []
+        with recorded.query(proxy.url) as query:
+            query.until(recorded.last)
+        recorded.check(query.rows)
+    assert recorded.consumers() == []
     return proxy
 
 
-LOST: dict[str, Callable[[], Harm]] = {
+LOST: dict[str, Callable[[], FrameFault]] = {
     "first": lambda: Nth([1]),
     "one": lambda: Sequences([700]),
     "many": lambda: Sequences(range(100, COUNT, 97)),
@@ -67,21 +67,21 @@ LOST: dict[str, Callable[[], Harm]] = {
 
 
 @pytest.mark.parametrize("which", LOST)
-def test_messages_are_lost(workload: Workload, shared_server: NatsServer, which: str) -> None:
-    harm = LOST[which]()
-    proxy = read_through(workload, shared_server, harm)
-    assert harm.done == len(proxy.dropped) > 0
+def test_messages_are_lost(recorded: RecordedStream, shared_server: NatsServer, which: str) -> None:
+    fault = LOST[which]()
+    proxy = read_through(recorded, shared_server, fault)
+    assert fault.done == len(proxy.dropped) > 0
     assert len(proxy.created) > 1
     assert set(proxy.created) == set(proxy.deleted)
 
 
 def test_a_tenth_of_all_messages_is_lost(shared_server: NatsServer) -> None:
     """A rebuild every ten messages: each makes progress, so none is one too many."""
-    workload = Workload("stream", shared_server.url).create()
-    workload.write(400)
-    harm = Share(0.1, seed=7)
-    proxy = read_through(workload, shared_server, harm)
-    assert harm.done > 20
+    recorded = RecordedStream("stream", shared_server.url).create()
+    recorded.write(400)
+    fault = Share(0.1, seed=7)
+    proxy = read_through(recorded, shared_server, fault)
+    assert fault.done > 20
     assert set(proxy.created) == set(proxy.deleted)
 
 
@@ -95,49 +95,49 @@ DISORDER = {
 
 @pytest.mark.parametrize("how", DISORDER)
 def test_a_message_comes_otherwise(
-    workload: Workload, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, how: str
+    recorded: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "slow":
-        be_patient(monkeypatch)
-    harm = Sequences([1, 500, 1000, COUNT], DISORDER[how])
-    proxy = read_through(workload, shared_server, harm)
-    assert harm.done == 4
+        use_long_deadlines(monkeypatch)
+    fault = Sequences([1, 500, 1000, COUNT], DISORDER[how])
+    proxy = read_through(recorded, shared_server, fault)
+    assert fault.done == 4
     # A list of last messages drops a copy where it detects it; other reads start again.
-    tolerated = how == "slow" or (how == "doubled" and "current" in workload.kind)
+    tolerated = how == "slow" or (how == "doubled" and "current" in recorded.kind)
     assert (len(proxy.created) > 1) is not tolerated
 
 
 @pytest.mark.parametrize("size", [10, 60, 600], ids=["subject", "reply", "payload"])
 def test_cut_in_the_middle_of_a_frame(
-    stream_workload: Workload, shared_server: NatsServer, size: int
+    recorded_messages: RecordedStream, shared_server: NatsServer, size: int
 ) -> None:
-    harm = Sequences([800], CutAt(size))
-    proxy = read_through(stream_workload, shared_server, harm)
-    assert harm.done == 1
+    fault = Sequences([800], CutAt(size))
+    proxy = read_through(recorded_messages, shared_server, fault)
+    assert fault.done == 1
     assert proxy.connections > 2  # the planner's, the reader's, and the reader's next
 
 
 def test_the_connection_is_reset_again_and_again(
-    stream_workload: Workload, shared_server: NatsServer
+    recorded_messages: RecordedStream, shared_server: NatsServer
 ) -> None:
-    harm = Sequences([400, 800], CutAt(0))
-    proxy = read_through(stream_workload, shared_server, harm)
-    assert harm.done == 2
+    fault = Sequences([400, 800], CutAt(0))
+    proxy = read_through(recorded_messages, shared_server, fault)
+    assert fault.done == 2
     assert proxy.connections > 3
 
 
 def test_a_slow_line(
-    stream_workload: Workload, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    recorded_messages: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slower than flow control expects it: nothing is given up."""
-    be_patient(monkeypatch)
-    proxy = read_through(stream_workload, shared_server, rate=2_000_000)
+    use_long_deadlines(monkeypatch)
+    proxy = read_through(recorded_messages, shared_server, rate=2_000_000)
     assert len(proxy.created) == 1
 
 
 @pytest.mark.faults
-def test_a_line_of_a_modem(stream_workload: Workload, shared_server: NatsServer) -> None:
-    proxy = read_through(stream_workload, shared_server, rate=100_000)
+def test_a_line_of_a_modem(recorded_messages: RecordedStream, shared_server: NatsServer) -> None:
+    proxy = read_through(recorded_messages, shared_server, rate=100_000)
     assert proxy.asked("$JS.FC.")
 
 
@@ -145,9 +145,9 @@ def test_a_line_of_a_modem(stream_workload: Workload, shared_server: NatsServer)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slow_line_that_is_full(shared_server: NatsServer, kind: str) -> None:
     """Seconds of messages stand before each PONG; a list would begin anew after each reconnect."""
-    workload = Workload(kind, shared_server.url).create()
-    workload.write(20_000, size=4000)
-    proxy = read_through(workload, shared_server, rate=8_000_000)
+    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded.write(20_000, size=4000)
+    proxy = read_through(recorded, shared_server, rate=8_000_000)
     assert len(proxy.created) == 1
 
 
@@ -155,17 +155,17 @@ def test_a_slow_line_that_is_full(shared_server: NatsServer, kind: str) -> None:
 
 
 @pytest.fixture(params=KINDS_IN_TURN)
-def large(request: pytest.FixtureRequest, shared_server: NatsServer) -> Workload:
+def large(request: pytest.FixtureRequest, shared_server: NatsServer) -> RecordedStream:
     """Several windows of flow control."""
-    workload = Workload(request.param, shared_server.url).create()
-    workload.write(COUNT, size=20_000)
-    return workload
+    recorded = RecordedStream(request.param, shared_server.url).create()
+    recorded.write(COUNT, size=20_000)
+    return recorded
 
 
 def test_flow_control_is_answered_each_time(
-    large: Workload, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    large: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    be_patient(monkeypatch)
+    use_long_deadlines(monkeypatch)
     proxy = read_through(large, shared_server)
     asked = sum(b" 100 FlowControl" in frame for frame in proxy.seen)
     assert 1 <= len(proxy.asked("$JS.FC.")) <= asked
@@ -173,93 +173,95 @@ def test_flow_control_is_answered_each_time(
 
 
 def test_flow_control_is_swallowed(
-    large: Workload, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    large: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heartbeats tell of it: it is answered all the same."""
-    be_patient(monkeypatch, heartbeat=1.5)
-    harm = Status("FlowControl", most=2)
-    proxy = read_through(large, shared_server, harm)
-    assert harm.done == 2
+    use_long_deadlines(monkeypatch, heartbeat=1.5)
+    fault = Status("FlowControl", most=2)
+    proxy = read_through(large, shared_server, fault)
+    assert fault.done == 2
     assert len(proxy.created) == 1
 
 
 def test_one_answer_to_flow_control_is_swallowed(
-    large: Workload, shared_server: NatsServer
+    large: RecordedStream, shared_server: NatsServer
 ) -> None:
-    harm = Published("$JS.FC.", most=1)
-    read_through(large, shared_server, up=harm)
-    assert harm.done == 1
+    fault = Published("$JS.FC.", most=1)
+    read_through(large, shared_server, up=fault)
+    assert fault.done == 1
 
 
 def test_all_answers_to_flow_control_are_swallowed(
-    large: Workload, shared_server: NatsServer
+    large: RecordedStream, shared_server: NatsServer
 ) -> None:
     """The server stands still: the reader goes on without flow control."""
-    harm = Published("$JS.FC.")
-    proxy = read_through(large, shared_server, up=harm)
-    assert harm.done >= 1
+    fault = Published("$JS.FC.")
+    proxy = read_through(large, shared_server, up=fault)
+    assert fault.done >= 1
     asked = proxy.flow_controlled
     assert asked[0]
     assert not asked[-1]
 
 
-@pytest.mark.workload(kinds=KINDS_IN_TURN)
-def test_heartbeats_are_missed(workload: Workload, shared_server: NatsServer) -> None:
-    harm = Silence(700)
-    proxy = read_through(workload, shared_server, harm)
+@pytest.mark.recorded(kinds=KINDS_IN_TURN)
+def test_heartbeats_are_missed(recorded: RecordedStream, shared_server: NatsServer) -> None:
+    fault = Silence(700)
+    proxy = read_through(recorded, shared_server, fault)
     assert any(b"Idle Heartbeat" in frame for frame in proxy.dropped)
     assert len(proxy.created) > 1
 
 
-def test_only_heartbeats_are_lost(stream_workload: Workload, shared_server: NatsServer) -> None:
+def test_only_heartbeats_are_lost(
+    recorded_messages: RecordedStream, shared_server: NatsServer
+) -> None:
     """Messages are a sign of life, too: they come for longer than heartbeats are waited for."""
-    harm = Status("Idle Heartbeat")
-    proxy = read_through(stream_workload, shared_server, harm, rate=500_000)
-    assert harm.done
+    fault = Status("Idle Heartbeat")
+    proxy = read_through(recorded_messages, shared_server, fault, rate=500_000)
+    assert fault.done
     assert len(proxy.created) == 1
 
 
 # -- the consumer is deleted ----------------------------------------------------------------------
 
 
-@pytest.mark.workload(kinds=KINDS_IN_TURN)
+@pytest.mark.recorded(kinds=KINDS_IN_TURN)
 def test_the_consumer_is_deleted_in_the_middle(
-    workload: Workload, shared_server: NatsServer
+    recorded: RecordedStream, shared_server: NatsServer
 ) -> None:
-    harm = DeletedInTheMiddle(workload.delete_consumers, 800)
-    proxy = read_through(workload, shared_server, harm)
-    assert harm.gone == [harm.consumer] == proxy.created[:1]
+    fault = ConsumerDeletedAt(recorded.delete_consumers, 800)
+    proxy = read_through(recorded, shared_server, fault)
+    assert fault.gone == [fault.consumer] == proxy.created[:1]
     assert len(proxy.created) > 1
 
 
-@pytest.mark.workload(kinds=KINDS_IN_TURN)
+@pytest.mark.recorded(kinds=KINDS_IN_TURN)
 def test_the_consumer_is_deleted_before_the_first_message(
-    workload: Workload, shared_server: NatsServer
+    recorded: RecordedStream, shared_server: NatsServer
 ) -> None:
-    harm = DeletedEarly(workload.delete_consumers)
-    proxy = read_through(workload, shared_server, harm)
-    assert harm.gone == proxy.created[:1]
+    fault = ConsumerDeletedEarly(recorded.delete_consumers)
+    proxy = read_through(recorded, shared_server, fault)
+    assert fault.gone == proxy.created[:1]
     assert len(proxy.created) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_the_consumer_is_deleted_while_idle(shared_server: NatsServer, kind: str) -> None:
     """It has delivered all, the last message was lost, and its heartbeat says so: gone it is."""
-    workload = Workload(kind, shared_server.url).create()
-    workload.write(COUNT)
+    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded.write(COUNT)
     gone: list[str] = []
 
-    class PollBackoff(Harm):
+    class PollBackoff(FrameFault):
         def hits(self, frame: bytes) -> bool:
             if is_delivery(frame):
                 return not gone and stream_seq(frame) == COUNT
             if not gone and is_status(frame, b"Idle Heartbeat"):
-                gone.extend(workload.delete_consumers())
+                gone.extend(recorded.delete_consumers())
                 return True
             return False
 
-    harm = PollBackoff()
-    proxy = read_through(workload, shared_server, harm)
-    assert harm.done == 2
+    fault = PollBackoff()
+    proxy = read_through(recorded, shared_server, fault)
+    assert fault.done == 2
     assert gone == proxy.created[:1]
     assert len(proxy.created) > 1

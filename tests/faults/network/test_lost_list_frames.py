@@ -43,8 +43,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("how", FAULTS)
 async def test_a_watch_gets_every_key(shared_server: NatsServer, bucket: str, how: str) -> None:
-    harm = FAULTS[how]
-    with Proxy(shared_server.port, harm) as proxy:
+    fault = FAULTS[how]
+    with Proxy(shared_server.port, fault) as proxy:
         async with opened(proxy, bucket) as kv:
             found: list[tuple[str, bytes, int]] = []
             async with kv.watch() as watch:
@@ -52,7 +52,7 @@ async def test_a_watch_gets_every_key(shared_server: NatsServer, bucket: str, ho
                     if entry is None:
                         break
                     found.append((entry.key, entry.value, entry.revision))
-        assert harm.done > 5
+        assert fault.done > 5
         assert len(proxy.created) < 12
         assert set(proxy.created) == set(proxy.deleted)
     assert {key: value for key, value, _ in found} == {f"k{i}": b"%d" % i for i in range(KEYS)}
@@ -65,9 +65,9 @@ async def test_few_rows_may_wait_in_memory(
 ) -> None:
     """With a full memory the list is read in several parts, each from its beginning."""
     monkeypatch.setattr(reader, "_MAX_HELD_BYTES", 30_000)
-    harm = Share(0.004, seed=4)
-    with Proxy(shared_server.port, harm) as proxy:
+    fault = Share(0.004, seed=4)
+    with Proxy(shared_server.port, fault) as proxy:
         async with opened(proxy, bucket) as kv:
             keys = await asyncio.wait_for(kv.keys(), 120)
-        assert harm.done > 5
+        assert fault.done > 5
     assert sorted(keys) == sorted(f"k{i}" for i in range(KEYS))

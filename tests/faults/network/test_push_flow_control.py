@@ -119,13 +119,13 @@ async def test_a_lost_answer_is_repeated(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
     lost: list[bytes] = []
 
-    def loses_two(frame: bytes) -> bool:
+    def drops_two(frame: bytes) -> bool:
         if frame.startswith(b"PUB $JS.FC.") and len(lost) < 2:
             lost.append(frame)
             return False
         return True
 
-    with Proxy(shared_server.port, upward=loses_two) as proxy:
+    with Proxy(shared_server.port, upward=drops_two) as proxy:
         async with (
             connected(proxy.url) as jetstream,
             await subscribe(jetstream, stream=stream, config=FLOWING) as subscription,

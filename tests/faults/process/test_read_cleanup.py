@@ -47,7 +47,7 @@ def no_bucket(server: NatsServer) -> None:
         read(server.url, bucket="none")
 
 
-def nobody_there(server: NatsServer) -> None:
+def without_server(server: NatsServer) -> None:
     with pytest.raises(NatsSourceError):
         read("nats://127.0.0.1:1", bucket="full", connectTimeout=0.3)
 
@@ -116,7 +116,7 @@ SCENARIOS: tuple[Callable[[NatsServer], None], ...] = (
     a_few,
     several_splits,
     no_bucket,
-    nobody_there,
+    without_server,
     stopped_in_the_middle,
     a_row_that_is_none,
     lost_messages,

@@ -24,10 +24,10 @@ from pyspark.sql.streaming import StreamingQuery
 
 from nats_stream_source.embedded import NatsServer
 from tests.support.leak_check import consumers
+from tests.support.recorded_stream import RecordedStream, Row
 from tests.support.spark.blocked_task import PER_SPLIT, SIZE, BlockedTask, Work, session
 from tests.support.spark.streaming_query import run_to_the_end
 from tests.support.wait import wait_until
-from tests.support.workload import Row, Workload
 
 pytestmark = pytest.mark.faults
 
@@ -52,11 +52,11 @@ class Read:
     streaming: bool = True
     options: dict[str, str] = field(default_factory=dict)
 
-    def load(self, spark: SparkSession, workload: Workload) -> DataFrame:
+    def load(self, spark: SparkSession, recorded: RecordedStream) -> DataFrame:
         splits = {"minPartitions": str(self.splits)} if self.splits > 1 else {}
-        given = {**workload.options(workload.url), **splits, **self.options}
+        given = {**recorded.options(recorded.url), **splits, **self.options}
         begun = spark.readStream if self.streaming else spark.read
-        return begun.format("nats_kv" if workload.is_kv else "nats_stream").options(**given).load()
+        return begun.format("nats_kv" if recorded.is_kv else "nats_stream").options(**given).load()
 
 
 QUERIES = {
@@ -165,16 +165,16 @@ def killer(spark: SparkSession, nats_server: NatsServer, tmp_path: Path) -> Kill
     return Killer(session(spark), nats_server, BlockedTask(tmp_path / "tasks", len(KILLED)))
 
 
-def written(server: NatsServer, read: Read) -> Workload:
+def written(server: NatsServer, read: Read) -> RecordedStream:
     """What is read; a bucket keeps more than one revision, of which a list of last values goes."""
-    workload = Workload(read.kind, server.url).create()
-    workload.write(PER_SPLIT * read.splits, SIZE)
-    return workload
+    recorded = RecordedStream(read.kind, server.url).create()
+    recorded.write(PER_SPLIT * read.splits, SIZE)
+    return recorded
 
 
-def check(workload: Workload, read: Read, found: list[RowOfSpark]) -> None:
+def check(recorded: RecordedStream, read: Read, found: list[RowOfSpark]) -> None:
     """All rows, once and in order, and those of the first split by the attempt that lived."""
-    workload.check([Row(r.seq, r.key, r.value.encode() + b"x" * r.padding) for r in found])
+    recorded.check([Row(r.seq, r.key, r.value.encode() + b"x" * r.padding) for r in found])
     first = [row for row in found if row.seq <= PER_SPLIT * read.splits]
     attempts = {(row.split, row.attempt) for row in first}
     assert attempts == {(split, 0 if split else len(KILLED)) for split in range(read.splits)}
@@ -183,9 +183,9 @@ def check(workload: Workload, read: Read, found: list[RowOfSpark]) -> None:
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch(killer: Killer, name: str) -> None:
     read = BATCHES[name]
-    workload = written(killer.server, read)
-    rows = killer.behind(read.load(killer.spark, workload))
-    check(workload, read, killer.around(rows.collect))
+    recorded = written(killer.server, read)
+    rows = killer.behind(read.load(killer.spark, recorded))
+    check(recorded, read, killer.around(rows.collect))
     wait_until(lambda: not consumers(killer.server), "no consumer is left", deadline=UNHEARD)
 
 
@@ -193,12 +193,12 @@ def test_a_batch(killer: Killer, name: str) -> None:
 def test_a_query(killer: Killer, tmp_path: Path, name: str) -> None:
     """In its first micro-batch; the next run goes on behind it."""
     read = QUERIES[name]
-    workload = written(killer.server, read)
+    recorded = written(killer.server, read)
     found: list[RowOfSpark] = []
 
     def start() -> StreamingQuery:
         return (
-            killer.behind(read.load(killer.spark, workload))
+            killer.behind(read.load(killer.spark, recorded))
             .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
@@ -209,7 +209,7 @@ def test_a_query(killer: Killer, tmp_path: Path, name: str) -> None:
         run_to_the_end(start)
         return found
 
-    check(workload, read, killer.around(run))
-    workload.write(100)
-    check(workload, read, run())
+    check(recorded, read, killer.around(run))
+    recorded.write(100)
+    check(recorded, read, run())
     wait_until(lambda: not consumers(killer.server), "no consumer is left", deadline=UNHEARD)

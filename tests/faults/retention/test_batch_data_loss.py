@@ -14,13 +14,13 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.input_partition import NatsInputPartition
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
-from tests.faults.conftest import NewWorkload
+from tests.faults.conftest import NewRecordedStream
 from tests.support.nats.buckets import api
 from tests.support.oracle.rows import Row, rows_of
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.query_driver.batch import batch_options, batch_reader, tasks_of, workload_kind
-from tests.support.workload import Workload, told_lost
+from tests.support.query_driver.batch import batch_options, batch_reader, recorded_kind, tasks_of
+from tests.support.recorded_stream import RecordedStream, loss_warnings
 
 COUNT = 800
 """Messages, about 200 of them in each of four tasks."""
@@ -32,12 +32,12 @@ def what(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def batch_workload(what: str, new_workload: NewWorkload) -> Iterator[Workload]:
-    """The workload of the batch; its consumers must be deleted when the test ends."""
-    workload = new_workload(workload_kind(what), COUNT, 1000)
-    yield workload
+def recorded_batch(what: str, new_recorded: NewRecordedStream) -> Iterator[RecordedStream]:
+    """The recorded stream of the batch; its consumers must be deleted when the test ends."""
+    recorded = new_recorded(recorded_kind(what), COUNT, 1000)
+    yield recorded
     close_cached_runners()
-    assert workload.consumers() == []
+    assert recorded.consumers() == []
 
 
 def planned(
@@ -57,12 +57,12 @@ def rows_with(reader: BatchReader, tasks: Iterable[NatsInputPartition]) -> list[
     return [row for task in tasks for batch in reader.read(task) for row in rows_of(batch)]
 
 
-def purge(workload: Workload, through: int) -> None:
-    api(workload.url, f"STREAM.PURGE.{workload.stream}", {"seq": through + 1})
-    assert workload.state()["first_seq"] == through + 1
+def purge(recorded: RecordedStream, through: int) -> None:
+    api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"seq": through + 1})
+    assert recorded.state()["first_seq"] == through + 1
 
 
-def went_away(gone: range) -> str:
+def aged_out_text(gone: range) -> str:
     return rf"\b{gone[0]} to {gone[-1]} aged out"
 
 
@@ -70,37 +70,41 @@ def went_away(gone: range) -> str:
     ("through", "done"), [(1, 0), (150, 0), (300, 0), (150, 1), (201, 1), (300, 1), (500, 1)]
 )
 def test_between_planning_and_reading(
-    batch_workload: Workload, what: str, caplog: pytest.LogCaptureFixture, through: int, done: int
+    recorded_batch: RecordedStream,
+    what: str,
+    caplog: pytest.LogCaptureFixture,
+    through: int,
+    done: int,
 ) -> None:
     """When ``done`` of four tasks are done, all up to ``through`` goes: each task tells its own."""
     reader, accepting, tasks = planned(
-        batch_workload.url, batch_options(batch_workload, what), tasks=4
+        recorded_batch.url, batch_options(recorded_batch, what), tasks=4
     )
     ends = [task.splits[0].split.end for task in tasks]
     assert ends == [200, 400, 600, COUNT]
     rows = rows_with(reader, tasks[:done])
-    purge(batch_workload, through)
+    purge(recorded_batch, through)
     told = []
     for task in tasks[done:]:
         plan = task.splits[0].split
         if gone := range(plan.start + 1, min(through, plan.end) + 1):
             told.append(gone)
-            with pytest.raises(DataLossError, match=went_away(gone)):
+            with pytest.raises(DataLossError, match=aged_out_text(gone)):
                 rows_with(reader, [task])
         else:
             rows_with(reader, [task])
     caplog.clear()
     rows += rows_with(accepting, tasks[done:])
-    batch_workload.check(rows, lost=range(200 * done + 1, through + 1))
+    recorded_batch.check(rows, lost=range(200 * done + 1, through + 1))
     assert len(rows) == COUNT - sum(map(len, told))
-    assert len(told_lost(caplog)) == len(told)
-    for gone, text in zip(told, told_lost(caplog), strict=True):
+    assert len(loss_warnings(caplog)) == len(told)
+    for gone, text in zip(told, loss_warnings(caplog), strict=True):
         assert f" {gone[0]} to {gone[-1]} aged out" in text
 
 
 @pytest.mark.parametrize("accept", [False, True], ids=["refused", "accepted"])
 def test_in_the_middle_of_a_task(
-    batch_workload: Workload,
+    recorded_batch: RecordedStream,
     shared_server: NatsServer,
     what: str,
     caplog: pytest.LogCaptureFixture,
@@ -108,18 +112,18 @@ def test_in_the_middle_of_a_task(
 ) -> None:
     """The consumer is lost at 300; when it is rebuilt, all up to 450 is gone."""
     gone = range(300, 451)
-    harm = When(gone[0], lambda: purge(batch_workload, gone[-1]))
-    with Proxy(shared_server.port, harm) as proxy:
-        reader, accepting, tasks = planned(proxy.url, batch_options(batch_workload, what), tasks=1)
+    fault = When(gone[0], lambda: purge(recorded_batch, gone[-1]))
+    with Proxy(shared_server.port, fault) as proxy:
+        reader, accepting, tasks = planned(proxy.url, batch_options(recorded_batch, what), tasks=1)
         if not accept:
-            with pytest.raises(DataLossError, match=went_away(gone)):
+            with pytest.raises(DataLossError, match=aged_out_text(gone)):
                 rows_with(reader, tasks)
         else:
             rows = rows_with(accepting, tasks)
-            batch_workload.check(rows, lost=gone)
+            recorded_batch.check(rows, lost=gone)
             assert len(rows) == COUNT - len(gone)
-            (text,) = told_lost(caplog)
+            (text,) = loss_warnings(caplog)
             assert f" {gone[0]} to {gone[-1]} aged out" in text
         close_cached_runners()
-    assert harm.consumer
-    assert batch_workload.state()["first_seq"] == gone.stop
+    assert fault.consumer
+    assert recorded_batch.state()["first_seq"] == gone.stop

@@ -19,14 +19,14 @@ from tests.support.nats.buckets import api
 from tests.support.nats.retention import expire, limit, purge
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.query_driver.micro_batch import MicroBatchQuery
-from tests.support.workload import Workload, keep_store, warnings
+from tests.support.query_driver.driver import QueryDriver
+from tests.support.recorded_stream import RecordedStream, keep_store, warnings
 
 READ, GONE, LEFT = 200, 70, 30
 ACCEPT = {"failOnDataLoss": "false"}
 WORDS = {"kv": "revision", "stream": "sequence"}
 
-pytestmark = pytest.mark.workload(kinds=WORDS, count=READ, duplicate_window=100_000_000)
+pytestmark = pytest.mark.recorded(kinds=WORDS, count=READ, duplicate_window=100_000_000)
 
 
 @pytest.fixture(params=WORDS)
@@ -34,19 +34,19 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def offsets_of(workload: Workload) -> list[dict[str, Any]]:
+def offsets_of(recorded: RecordedStream) -> list[dict[str, Any]]:
     """A checkpoint after all that there is."""
-    with workload.reading() as reading:
-        reading.until(workload.last)
-    workload.check(reading.rows)
-    return reading.offsets
+    with recorded.query() as query:
+        query.until(recorded.last)
+    recorded.check(query.rows)
+    return query.offsets
 
 
-def refused_of(reading: MicroBatchQuery) -> str:
+def refused_of(query: QueryDriver) -> str:
     """The error of the next micro-batch, planned or not."""
     with pytest.raises(DataLossError) as caught:
-        reading.read() if reading.logged is not None else reading.plan()
-    assert reading.rows == []
+        query.read() if query.logged is not None else query.plan()
+    assert query.rows == []
     return str(caught.value)
 
 
@@ -61,80 +61,84 @@ def check_words(
     assert f"; failOnDataLoss=false: {instead}" in told
 
 
-def purged(workload: Workload) -> None:
-    workload.write(GONE + LEFT)
-    purge(workload, keep=LEFT)
+def purged(recorded: RecordedStream) -> None:
+    recorded.write(GONE + LEFT)
+    purge(recorded, keep=LEFT)
 
 
-def limited(workload: Workload) -> None:
-    workload.write(GONE + LEFT)
-    limit(workload, keep=LEFT)
+def limited(recorded: RecordedStream) -> None:
+    recorded.write(GONE + LEFT)
+    limit(recorded, keep=LEFT)
 
 
-def expired(workload: Workload) -> None:
-    workload.write(GONE)
-    expire(workload)
-    workload.write(LEFT)
+def expired(recorded: RecordedStream) -> None:
+    recorded.write(GONE)
+    expire(recorded)
+    recorded.write(LEFT)
 
 
 @pytest.mark.parametrize("cause", [purged, limited, expired])
 def test_while_the_query_is_stopped(
-    workload: Workload, caplog: pytest.LogCaptureFixture, cause: Callable[[Workload], None]
+    recorded: RecordedStream,
+    caplog: pytest.LogCaptureFixture,
+    cause: Callable[[RecordedStream], None],
 ) -> None:
-    offsets = offsets_of(workload)
-    cause(workload)
-    with workload.reading(offsets=offsets) as reading:
-        refused = refused_of(reading)
+    offsets = offsets_of(recorded)
+    cause(recorded)
+    with recorded.query(offsets=offsets) as query:
+        refused = refused_of(query)
     caplog.clear()
-    with workload.reading(offsets=offsets, **ACCEPT) as accepted:
-        accepted.until(workload.last)
-    check_aged_out(workload, refused, caplog, accepted)
+    with recorded.query(offsets=offsets, **ACCEPT) as accepted:
+        accepted.until(recorded.last)
+    check_aged_out(recorded, refused, caplog, accepted)
 
 
 @pytest.mark.parametrize("cause", [purge, limit])
 def test_when_it_is_planned(
-    workload: Workload, caplog: pytest.LogCaptureFixture, cause: Callable[[Workload, int], None]
+    recorded: RecordedStream,
+    caplog: pytest.LogCaptureFixture,
+    cause: Callable[[RecordedStream, int], None],
 ) -> None:
     """The reader says the same, which has not asked for the numbers before."""
-    offsets = offsets_of(workload)
-    workload.write(GONE + LEFT)
+    offsets = offsets_of(recorded)
+    recorded.write(GONE + LEFT)
     with (
-        workload.reading(offsets=offsets) as reading,
-        workload.reading(offsets=offsets, **ACCEPT) as accepted,
+        recorded.query(offsets=offsets) as query,
+        recorded.query(offsets=offsets, **ACCEPT) as accepted,
     ):
-        assert reading.plan()
+        assert query.plan()
         assert accepted.plan()
-        cause(workload, LEFT)
-        refused = refused_of(reading)
+        cause(recorded, LEFT)
+        refused = refused_of(query)
         caplog.clear()
         accepted.read()
-    check_aged_out(workload, refused, caplog, accepted)
+    check_aged_out(recorded, refused, caplog, accepted)
 
 
 def check_aged_out(
-    workload: Workload, refused: str, caplog: pytest.LogCaptureFixture, accepted: MicroBatchQuery
+    recorded: RecordedStream, refused: str, caplog: pytest.LogCaptureFixture, accepted: QueryDriver
 ) -> None:
-    word, first = WORDS[workload.kind], READ + GONE + 1
-    assert workload.state()["first_seq"] == first
+    word, first = WORDS[recorded.kind], READ + GONE + 1
+    assert recorded.state()["first_seq"] == first
     what = (
         f"first {word} is {first}, expected {READ + 1} or lower "
         f"({word}s {READ + 1} to {first - 1} aged out; "
     )
-    check_words(refused, caplog, workload.stream, what, f"continue at {first}")
-    workload.check(accepted.rows, after=first - 1)
+    check_words(refused, caplog, recorded.stream, what, f"continue at {first}")
+    recorded.check(accepted.rows, after=first - 1)
     assert len(accepted.rows) == LEFT
 
 
 @contextlib.contextmanager
-def overtaken_at_a_hole(workload: Workload, server: NatsServer) -> Iterator[str]:
+def limit_passes_hole(recorded: RecordedStream, server: NatsServer) -> Iterator[str]:
     """Of 1,000 messages 250 is missing, and when 300 is read, all up to 450 go; the URL for it."""
-    workload.write(1000, size=1000)
-    api(workload.url, f"STREAM.PURGE.{workload.stream}", {"filter": f"{workload.prefix}k249"})
-    harm = When(300, lambda: purge(workload, keep=1000 - 450))
-    with Proxy(server.port, harm) as proxy:
+    recorded.write(1000, size=1000)
+    api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"filter": f"{recorded.prefix}k249"})
+    fault = When(300, lambda: purge(recorded, keep=1000 - 450))
+    with Proxy(server.port, fault) as proxy:
         yield proxy.url
-    assert harm.consumer
-    assert workload.state()["first_seq"] == 451
+    assert fault.consumer
+    assert recorded.state()["first_seq"] == 451
 
 
 def test_what_had_a_hole_is_counted(
@@ -144,14 +148,14 @@ def test_what_had_a_hole_is_counted(
 
     What was a hole before may have been lost like the others: nobody can tell any more.
     """
-    first, second = (Workload(kind, shared_server.url).create() for _ in range(2))
-    with overtaken_at_a_hole(first, shared_server) as url, first.reading(url) as reading:
-        assert reading.plan()
-        refused = refused_of(reading)
+    first, second = (RecordedStream(kind, shared_server.url).create() for _ in range(2))
+    with limit_passes_hole(first, shared_server) as url, first.query(url) as query:
+        assert query.plan()
+        refused = refused_of(query)
     caplog.clear()
     with (
-        overtaken_at_a_hole(second, shared_server) as url,
-        second.reading(url, **ACCEPT) as accepted,
+        limit_passes_hole(second, shared_server) as url,
+        second.query(url, **ACCEPT) as accepted,
     ):
         assert accepted.plan()
         accepted.read()
@@ -164,27 +168,27 @@ def test_what_had_a_hole_is_counted(
     assert len(accepted.rows) == 1000 - len(gone)
 
 
-def test_deleted_and_made_again(workload: Workload, caplog: pytest.LogCaptureFixture) -> None:
-    offsets = offsets_of(workload)
-    workload.write(GONE)
+def test_deleted_and_made_again(recorded: RecordedStream, caplog: pytest.LogCaptureFixture) -> None:
+    offsets = offsets_of(recorded)
+    recorded.write(GONE)
     before = offsets[-1]["created"]
-    api(workload.url, f"STREAM.DELETE.{workload.stream}")
-    workload.acknowledged.clear()
-    workload.create()
-    workload.write(LEFT)
-    created = api(workload.url, f"STREAM.INFO.{workload.stream}")["created"]
+    api(recorded.url, f"STREAM.DELETE.{recorded.stream}")
+    recorded.acknowledged.clear()
+    recorded.create()
+    recorded.write(LEFT)
+    created = api(recorded.url, f"STREAM.INFO.{recorded.stream}")["created"]
     assert created != before
-    with workload.reading(offsets=offsets) as reading:
-        refused = refused_of(reading)
+    with recorded.query(offsets=offsets) as query:
+        refused = refused_of(query)
     caplog.clear()
-    with workload.reading(offsets=offsets, **ACCEPT) as accepted:
+    with recorded.query(offsets=offsets, **ACCEPT) as accepted:
         accepted.drain()
     what = (
         f"stream was deleted and re-created: it was created at {created}, expected {before} "
-        f"(messages after {WORDS[workload.kind]} {READ} were not read)"
+        f"(messages after {WORDS[recorded.kind]} {READ} were not read)"
     )
-    check_words(refused, caplog, workload.stream, what, "read the re-created stream from its start")
-    workload.check(accepted.rows)
+    check_words(refused, caplog, recorded.stream, what, "read the re-created stream from its start")
+    recorded.check(accepted.rows)
     assert len(accepted.rows) == LEFT
 
 
@@ -197,18 +201,18 @@ def test_set_back(
     more: int,
 ) -> None:
     """Where it stands now, where it was read up to, and after what it goes on."""
-    workload = Workload(kind, nats_server.url).create()
-    workload.write(READ)
+    recorded = RecordedStream(kind, nats_server.url).create()
+    recorded.write(READ)
     restore = keep_store(nats_server, tmp_path)
-    workload.write(GONE)
-    offsets = offsets_of(workload)
+    recorded.write(GONE)
+    offsets = offsets_of(recorded)
     restore()
-    workload.forget(READ)
-    workload.write(more)
-    with workload.reading(offsets=offsets) as reading:
-        refused = refused_of(reading)
+    recorded.remove_after(READ)
+    recorded.write(more)
+    with recorded.query(offsets=offsets) as query:
+        refused = refused_of(query)
     caplog.clear()
-    with workload.reading(offsets=offsets, **ACCEPT) as accepted:
+    with recorded.query(offsets=offsets, **ACCEPT) as accepted:
         accepted.drain()
     word = WORDS[kind]
     observed = (
@@ -217,6 +221,6 @@ def test_set_back(
         else f"{word} {READ + GONE} has another message, expected the one that the query had read"
     )
     what = f"stream was rolled back: {observed}"
-    check_words(refused, caplog, workload.stream, what, f"continue after {word} {READ}")
-    workload.check(accepted.rows, after=READ)
+    check_words(refused, caplog, recorded.stream, what, f"continue after {word} {READ}")
+    recorded.check(accepted.rows, after=READ)
     assert len(accepted.rows) == more

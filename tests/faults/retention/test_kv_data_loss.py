@@ -109,7 +109,7 @@ def test_made_again_while_stopped(
 
 
 def test_made_again_under_a_query(scene: Scene) -> None:
-    play(scene, Create(), *puts("a", "b", "c"), Start(after=made_again(scene)))
+    play(scene, Create(), *puts("a", "b", "c"), Start(after=recreate(scene)))
     play(scene, lost("deleted and re-created", rows=3), ExpectRows(*OLD))
 
 
@@ -118,7 +118,7 @@ def test_made_again_under_a_query_that_goes_on(scene: Scene) -> None:
         scene,
         Create(),
         *puts("a", "b", "c"),
-        Start(ACCEPT, after=made_again(scene)),
+        Start(ACCEPT, after=recreate(scene)),
         Wait(rows=5),
         Put("z", "1"),
         Wait(rows=6),
@@ -126,7 +126,7 @@ def test_made_again_under_a_query_that_goes_on(scene: Scene) -> None:
     )
 
 
-def made_again(scene: Scene, batch_id: int = 0) -> Any:
+def recreate(scene: Scene, batch_id: int = 0) -> Any:
     """In the sink, so that the planner does not look while there is no bucket."""
 
     def run(current: int) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.faults.conftest import NewWorkload
+from tests.faults.conftest import NewRecordedStream
 from tests.support.proxy.fault_proxy import Proxy
-from tests.support.proxy.verdicts import DeletedEarly, Harm, Last, Nth, When
-from tests.support.workload import Workload
+from tests.support.proxy.verdicts import ConsumerDeletedEarly, FrameFault, Last, Nth, When
+from tests.support.recorded_stream import RecordedStream
 
 KEYS, COUNT = 300, 1500
 
@@ -27,19 +27,21 @@ HOT = {
 
 
 @pytest.fixture(params=HOT)
-def hot_workload(request: pytest.FixtureRequest, new_workload: NewWorkload) -> Workload:
-    """A workload that overwrites few keys, read as a list of last values or as a range."""
+def repeated_keys(
+    request: pytest.FixtureRequest, new_recorded: NewRecordedStream
+) -> RecordedStream:
+    """A recorded stream that overwrites few keys, read as a list of last values or as a range."""
     kind, history = HOT[request.param]
-    return new_workload(kind, COUNT, 1000, hot=KEYS, history=history)
+    return new_recorded(kind, COUNT, 1000, hot=KEYS, history=history)
 
 
 @pytest.fixture
-def listed_workload(new_workload: NewWorkload) -> Workload:
-    """A workload whose initial values are read as a list of last values."""
-    return new_workload("kv current", COUNT, 1000, hot=KEYS)
+def last_values_stream(new_recorded: NewRecordedStream) -> RecordedStream:
+    """A recorded stream whose initial values are read as a list of last values."""
+    return new_recorded("kv current", COUNT, 1000, hot=KEYS)
 
 
-LOST: dict[str, Callable[[], Harm]] = {
+LOST: dict[str, Callable[[], FrameFault]] = {
     "first": lambda: Nth([1]),
     "one": lambda: Nth([120]),
     "many": lambda: Nth([20, 180, 420, 700, 1000]),
@@ -49,37 +51,39 @@ LOST: dict[str, Callable[[], Harm]] = {
 
 
 @pytest.mark.parametrize("which", LOST)
-def test_messages_are_lost(hot_workload: Workload, shared_server: NatsServer, which: str) -> None:
+def test_messages_are_lost(
+    repeated_keys: RecordedStream, shared_server: NatsServer, which: str
+) -> None:
     """Of the initial values, and of the changes that follow."""
-    with Proxy(shared_server.port) as proxy, hot_workload.reading(proxy.url) as reading:
+    with Proxy(shared_server.port) as proxy, repeated_keys.query(proxy.url) as query:
         for _ in range(2):
             before = len(proxy.created)
-            proxy.verdict = harm = LOST[which]()
-            assert reading.plan()
-            reading.read()
-            assert reading.seq == hot_workload.last
-            assert harm.done > 0
+            proxy.verdict = fault = LOST[which]()
+            assert query.plan()
+            query.read()
+            assert query.seq == repeated_keys.last
+            assert fault.done > 0
             assert len(proxy.created) - before > 1
-            hot_workload.write(COUNT, size=1000)
+            repeated_keys.write(COUNT, size=1000)
         proxy.verdict = lambda frame: True
-        reading.until(hot_workload.last)
+        query.until(repeated_keys.last)
         assert set(proxy.created) == set(proxy.deleted)
-    hot_workload.check_readings(reading)
-    assert [batch.listed for batch in reading.done] == [
-        hot_workload.kind == "kv current" and hot_workload.history > 1,
-        *(False for _ in reading.done[1:]),
+    repeated_keys.check_queries(query)
+    assert [batch.listed for batch in query.done] == [
+        repeated_keys.kind == "kv current" and repeated_keys.history > 1,
+        *(False for _ in query.done[1:]),
     ]
-    assert hot_workload.consumers() == []
+    assert repeated_keys.consumers() == []
 
 
-def overwritten(workload: Workload) -> Callable[[], None]:
-    return lambda: workload.write(COUNT, size=1000)
+def overwritten(recorded: RecordedStream) -> Callable[[], None]:
+    return lambda: recorded.write(COUNT, size=1000)
 
 
-def overwritten_and_deleted(workload: Workload) -> Callable[[], None]:
+def overwritten_and_deleted(recorded: RecordedStream) -> Callable[[], None]:
     def act() -> None:
-        workload.write(COUNT, size=1000)
-        assert workload.delete_consumers()
+        recorded.write(COUNT, size=1000)
+        assert recorded.delete_consumers()
 
     return act
 
@@ -87,57 +91,57 @@ def overwritten_and_deleted(workload: Workload) -> Callable[[], None]:
 @pytest.mark.parametrize("lose", [False, True], ids=["", "the rest is lost"])
 @pytest.mark.parametrize("act", [overwritten, overwritten_and_deleted])
 def test_a_list_is_overwritten_while_it_is_read(
-    listed_workload: Workload,
+    last_values_stream: RecordedStream,
     shared_server: NatsServer,
-    act: Callable[[Workload], Callable[[], None]],
+    act: Callable[[RecordedStream], Callable[[], None]],
     lose: bool,
 ) -> None:
     """What had not come goes on where it stands now, after the list: nothing comes twice."""
-    last = listed_workload.last_values()
-    harm = When(last[len(last) // 2], act(listed_workload), lose=lose)
-    with Proxy(shared_server.port, harm) as proxy, listed_workload.reading(proxy.url) as reading:
-        assert reading.plan()
-        rows = reading.read()
-        assert harm.consumer
+    last = last_values_stream.last_values()
+    fault = When(last[len(last) // 2], act(last_values_stream), lose=lose)
+    with Proxy(shared_server.port, fault) as proxy, last_values_stream.query(proxy.url) as query:
+        assert query.plan()
+        rows = query.read().rows
+        assert fault.consumer
         assert {row.seq for row in rows} <= set(last)
         if lose:
             assert len(proxy.created) > 1
             assert len(rows) < len(last)
-        reading.until(listed_workload.last)
-    listed_workload.check_readings(reading)
-    assert listed_workload.consumers() == []
+        query.until(last_values_stream.last)
+    last_values_stream.check_queries(query)
+    assert last_values_stream.consumers() == []
 
 
 def test_the_consumer_of_a_list_is_deleted_before_its_first_message(
-    listed_workload: Workload, shared_server: NatsServer
+    last_values_stream: RecordedStream, shared_server: NatsServer
 ) -> None:
     """And all is overwritten then: the list that comes is shorter, and the changes follow."""
 
     def delete() -> list[str]:
-        listed_workload.write(COUNT, size=1000)
-        return listed_workload.delete_consumers()
+        last_values_stream.write(COUNT, size=1000)
+        return last_values_stream.delete_consumers()
 
-    last = listed_workload.last_values()
-    harm = DeletedEarly(delete)
-    with Proxy(shared_server.port, harm) as proxy, listed_workload.reading(proxy.url) as reading:
-        assert reading.plan()
-        rows = reading.read()
-        assert harm.gone == proxy.created[:1]
+    last = last_values_stream.last_values()
+    fault = ConsumerDeletedEarly(delete)
+    with Proxy(shared_server.port, fault) as proxy, last_values_stream.query(proxy.url) as query:
+        assert query.plan()
+        rows = query.read().rows
+        assert fault.gone == proxy.created[:1]
         assert len(proxy.created) > 1
         assert len(rows) < len(last)
-        reading.until(listed_workload.last)
-    listed_workload.check_readings(reading)
+        query.until(last_values_stream.last)
+    last_values_stream.check_queries(query)
 
 
-def test_a_restart_in_the_middle_of_changes(hot_workload: Workload) -> None:
+def test_a_restart_in_the_middle_of_changes(repeated_keys: RecordedStream) -> None:
     """The second reading goes on with the first one's offsets, and repeats no list."""
-    with hot_workload.reading() as first:
-        first.until(hot_workload.last)
-        hot_workload.write(COUNT)
-    with hot_workload.reading(offsets=first.offsets) as second:
+    with repeated_keys.query() as first:
+        first.until(repeated_keys.last)
+        repeated_keys.write(COUNT)
+    with repeated_keys.query(offsets=first.offsets) as second:
         assert second.plan()
-        hot_workload.write(COUNT)
+        repeated_keys.write(COUNT)
         second.read()
-        second.until(hot_workload.last)
-    hot_workload.check_readings(first, second)
+        second.until(repeated_keys.last)
+    repeated_keys.check_queries(first, second)
     assert len(first.rows) < COUNT

@@ -14,16 +14,16 @@ from tests.support.nats.buckets import api, put
 from tests.support.nats.retention import expire
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.workload import KINDS, KINDS_IN_TURN, Workload, told_lost
+from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, loss_warnings
 
 ACCEPT = {"failOnDataLoss": "false"}
 KEPT = 500
 """Messages that a stream of these tests keeps."""
 
 
-def create(kind: str, server: NatsServer) -> Workload:
+def create(kind: str, server: NatsServer) -> RecordedStream:
     # A bucket refuses what is too much, where it is made as ADR-8 has it.
-    return Workload(kind, server.url).create(max_msgs=KEPT, discard="old")
+    return RecordedStream(kind, server.url).create(max_msgs=KEPT, discard="old")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -31,30 +31,30 @@ def test_it_overtakes_a_slow_reader(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """One micro-batch of 200 is read while 900 are written to a stream that keeps 500."""
-    workload = create(kind, shared_server)
-    workload.write(KEPT)
-    with workload.reading(maxRowsPerTrigger="200") as first:
+    recorded = create(kind, shared_server)
+    recorded.write(KEPT)
+    with recorded.query(maxRowsPerTrigger="200") as first:
         # Initial values of a bucket with history are one micro-batch, whatever the limit says.
         assert first.plan()
         first.read()
     read = first.seq
     assert read == KEPT if kind == "kv current" else read <= 200
-    workload.write(900)
-    state = workload.state()
+    recorded.write(900)
+    state = recorded.state()
     assert state["first_seq"] == 901
     gone = range(read + 1, 901)
 
     if kind != "kv current":
         lost = pytest.raises(DataLossError, match=rf"\b{gone[0]} to {gone[-1]} aged out")
-        with workload.reading(offsets=first.offsets) as refused, lost:
+        with recorded.query(offsets=first.offsets) as refused, lost:
             refused.plan()
     caplog.clear()
-    with workload.reading(offsets=first.offsets, **ACCEPT) as second:
+    with recorded.query(offsets=first.offsets, **ACCEPT) as second:
         second.drain()
-    workload.check(first.rows + second.rows, lost=gone)
+    recorded.check(first.rows + second.rows, lost=gone)
     assert len(first.rows + second.rows) == 1400 - len(gone)
     if kind != "kv current":
-        assert f"{gone[0]} to {gone[-1]} aged out" in told_lost(caplog)[0]
+        assert f"{gone[0]} to {gone[-1]} aged out" in loss_warnings(caplog)[0]
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
@@ -63,29 +63,29 @@ def test_it_overtakes_a_split(
 ) -> None:
     """The consumer is lost at 200; when it is rebuilt, all up to 350 is gone."""
     for options in ({}, ACCEPT):
-        workload = create(kind, shared_server)
-        workload.write(KEPT, size=1000)
+        recorded = create(kind, shared_server)
+        recorded.write(KEPT, size=1000)
 
-        def overtake(workload: Workload = workload) -> None:
-            workload.write(350)
+        def overtake(recorded: RecordedStream = recorded) -> None:
+            recorded.write(350)
 
-        harm = When(200, overtake)
+        fault = When(200, overtake)
         caplog.clear()
-        proxied = Proxy(shared_server.port, harm)
-        with proxied as proxy, workload.reading(proxy.url, **options) as reading:
-            assert reading.plan()
-            assert reading.logged is not None
-            assert reading.logged["stream_seq"] == KEPT
+        proxied = Proxy(shared_server.port, fault)
+        with proxied as proxy, recorded.query(proxy.url, **options) as query:
+            assert query.plan()
+            assert query.logged is not None
+            assert query.logged["stream_seq"] == KEPT
             if not options:
                 with pytest.raises(DataLossError, match=r"\b200 to 350 aged out"):
-                    reading.read()
+                    query.read()
                 continue
-            reading.read()
-            assert any("200 to 350 aged out" in text for text in told_lost(caplog))
-            reading.drain()
-        assert harm.consumer
-        assert workload.state()["first_seq"] == 351
-        workload.check(reading.rows, lost=range(200, 351))
+            query.read()
+            assert any("200 to 350 aged out" in text for text in loss_warnings(caplog))
+            query.drain()
+        assert fault.consumer
+        assert recorded.state()["first_seq"] == 351
+        recorded.check(query.rows, lost=range(200, 351))
 
 
 @pytest.mark.parametrize("more", [250, 400])
@@ -99,36 +99,38 @@ def test_it_overtakes_between_splits(
     third: each split tells its own.
     """
     for options in ({}, ACCEPT):
-        workload = create(kind, shared_server)
-        workload.write(KEPT)
+        recorded = create(kind, shared_server)
+        recorded.write(KEPT)
         caplog.clear()
-        with workload.reading(minPartitions="3", **options) as reading:
-            assert reading.plan()
-            ends = [split.end for split in reading.splits]
+        with recorded.query(minPartitions="3", **options) as query:
+            assert query.plan()
+            ends = [split.end for split in query.splits]
             assert len(ends) == 3
             assert ends[0] < 250 < ends[1] < 400 < ends[2] == KEPT
 
-            def overtake(rows: int, workload: Workload = workload, first: int = ends[0]) -> None:
+            def overtake(
+                rows: int, recorded: RecordedStream = recorded, first: int = ends[0]
+            ) -> None:
                 if rows == first:
-                    workload.write(more)
+                    recorded.write(more)
 
             told = [
                 f" {split.start + 1} to {min(split.end, more)} aged out"
-                for split in reading.splits[1:]
+                for split in query.splits[1:]
                 if split.start < more
             ]
             if options:
-                reading.read(overtake)
-                reading.drain()
+                query.read(overtake)
+                query.drain()
             else:
                 with pytest.raises(DataLossError, match=told[0]):
-                    reading.read(overtake)
-        assert workload.state()["first_seq"] == more + 1
+                    query.read(overtake)
+        assert recorded.state()["first_seq"] == more + 1
         if options:
-            workload.check(reading.rows, lost=range(ends[0] + 1, more + 1))
-            assert len(reading.rows) == ends[0] + KEPT
-            assert len(told_lost(caplog)) == len(told)
-            assert all(part in text for part, text in zip(told, told_lost(caplog), strict=True))
+            recorded.check(query.rows, lost=range(ends[0] + 1, more + 1))
+            assert len(query.rows) == ends[0] + KEPT
+            assert len(loss_warnings(caplog)) == len(told)
+            assert all(part in text for part, text in zip(told, loss_warnings(caplog), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
@@ -136,16 +138,16 @@ def test_it_follows_close_behind(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """What goes away after it was sent is not lost, though the stream now begins in the range."""
-    workload = create(kind, shared_server)
-    workload.write(KEPT)
-    proxied = Proxy(shared_server.port, When(KEPT, lambda: workload.write(300), lose=False))
-    with proxied as proxy, workload.reading(proxy.url) as reading:
-        assert reading.plan()
-        reading.read()
-        assert workload.state()["first_seq"] == 301
-        reading.drain()
-    workload.check(reading.rows)
-    assert told_lost(caplog) == []
+    recorded = create(kind, shared_server)
+    recorded.write(KEPT)
+    proxied = Proxy(shared_server.port, When(KEPT, lambda: recorded.write(300), lose=False))
+    with proxied as proxy, recorded.query(proxy.url) as query:
+        assert query.plan()
+        query.read()
+        assert recorded.state()["first_seq"] == 301
+        query.drain()
+    recorded.check(query.rows)
+    assert loss_warnings(caplog) == []
 
 
 # -- age ------------------------------------------------------------------------------------------
@@ -156,49 +158,49 @@ def test_messages_that_expire(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Without markers. What was read is no loss; what was not, is one where every one counts."""
-    workload = Workload(kind, shared_server.url).create(duplicate_window=100_000_000)
-    workload.write(100)
-    with workload.reading() as reading:
-        reading.drain()
-        expire(workload)
-        assert told_lost(caplog) == []
-        workload.write(50)
-        reading.until(workload.last)
-        assert told_lost(caplog) == []
-        workload.check(reading.rows)
-        workload.write(50)
-    expire(workload)
+    recorded = RecordedStream(kind, shared_server.url).create(duplicate_window=100_000_000)
+    recorded.write(100)
+    with recorded.query() as query:
+        query.drain()
+        expire(recorded)
+        assert loss_warnings(caplog) == []
+        recorded.write(50)
+        query.until(recorded.last)
+        assert loss_warnings(caplog) == []
+        recorded.check(query.rows)
+        recorded.write(50)
+    expire(recorded)
     # The last 50 were not seen by anybody.
-    workload.write(1)
+    recorded.write(1)
     gone = range(151, 201)
     if kind != "kv current":
         lost = pytest.raises(DataLossError, match=r"\b151 to 200 aged out")
-        with workload.reading(offsets=reading.offsets) as refused, lost:
+        with recorded.query(offsets=query.offsets) as refused, lost:
             refused.plan()
-    with workload.reading(offsets=reading.offsets, **ACCEPT) as second:
+    with recorded.query(offsets=query.offsets, **ACCEPT) as second:
         second.drain()
-    workload.check(reading.rows + second.rows, lost=gone)
+    recorded.check(query.rows + second.rows, lost=gone)
 
 
 def test_a_bucket_says_at_the_start_that_keys_can_vanish(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a key that expires without a marker no row will tell, so a warning does."""
-    workload = Workload("kv current", shared_server.url).create(max_age=60_000_000_000)
-    put(workload.url, workload.name, "a", b"1")
-    with workload.reading() as reading:
-        reading.drain()
+    recorded = RecordedStream("kv current", shared_server.url).create(max_age=60_000_000_000)
+    put(recorded.url, recorded.name, "a", b"1")
+    with recorded.query() as query:
+        query.drain()
     assert any("removed without a marker" in one.getMessage() for one in caplog.records)
 
 
 def test_a_purge_of_one_subject(shared_server: NatsServer) -> None:
     """Through the API, without a marker: holes are no loss, the beginning has not moved."""
-    workload = Workload("stream", shared_server.url).create()
-    workload.write(100)
-    with workload.reading() as reading:
-        assert reading.plan()
+    recorded = RecordedStream("stream", shared_server.url).create()
+    recorded.write(100)
+    with recorded.query() as query:
+        assert query.plan()
         for key in ("k50", "k70"):
-            api(workload.url, f"STREAM.PURGE.{workload.stream}", {"filter": workload.prefix + key})
-        reading.read()
-    workload.check(reading.rows, lost=[51, 71])
-    assert len(reading.rows) == 98
+            api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"filter": recorded.prefix + key})
+        query.read()
+    recorded.check(query.rows, lost=[51, 71])
+    assert len(query.rows) == 98

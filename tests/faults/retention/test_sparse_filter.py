@@ -7,7 +7,7 @@ import pytest
 from benchmarks.support.raw_connection import fill
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import publish
-from tests.support.workload import KINDS_IN_TURN, Workload, told_lost
+from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, loss_warnings
 
 KEPT = 500
 """Messages that the stream keeps."""
@@ -18,29 +18,29 @@ def test_a_rare_match(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """The offset follows the stream with empty micro-batches now and then: no false loss."""
-    workload = Workload(kind, shared_server.url).create(max_msgs=KEPT, discard="old")
-    subject = f"{workload.prefix}rare"
+    recorded = RecordedStream(kind, shared_server.url).create(max_msgs=KEPT, discard="old")
+    subject = f"{recorded.prefix}rare"
 
     def rare() -> int:
-        return publish(workload.url, [(subject, b"v", None)])[0]
+        return publish(recorded.url, [(subject, b"v", None)])[0]
 
     narrow = {"filterSubjects": subject} if kind == "stream" else {"keys": "rare"}
-    with workload.reading(**narrow) as reading:
+    with recorded.query(**narrow) as query:
         wanted = [rare()]
-        reading.drain()
-        micro_batches = len(reading.offsets)
+        query.drain()
+        micro_batches = len(query.offsets)
         for _ in range(8):
             # Less than the stream keeps between two looks of a running query.
-            workload.write(KEPT * 4 // 5)
-            reading.drain()
-            assert reading.seq >= workload.state()["first_seq"] - 1
-        assert workload.state()["first_seq"] > wanted[0] + 2500
-        empty = len(reading.offsets) - micro_batches
+            recorded.write(KEPT * 4 // 5)
+            query.drain()
+            assert query.seq >= recorded.state()["first_seq"] - 1
+        assert recorded.state()["first_seq"] > wanted[0] + 2500
+        empty = len(query.offsets) - micro_batches
         wanted.append(rare())
-        reading.until(wanted[-1])
-    assert [row.seq for row in reading.rows] == wanted
+        query.until(wanted[-1])
+    assert [row.seq for row in query.rows] == wanted
     assert 0 < empty < 20
-    assert told_lost(caplog) == []
+    assert loss_warnings(caplog) == []
 
 
 ROUND = 20_000
@@ -61,21 +61,21 @@ def test_one_match_in_a_million_while_retention_moves_on(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, rounds: int
 ) -> None:
     """Of a bucket, too, though every key that is written is one that no filter matches."""
-    workload = Workload(kind, shared_server.url).create(
+    recorded = RecordedStream(kind, shared_server.url).create(
         max_msgs=2 * ROUND, discard="old", storage="memory"
     )
     # More keys than the bucket keeps, or their history would be what moves on.
-    noise = [(f"{workload.prefix}noise.{i}", b"", b"") for i in range(3 * ROUND)]
-    rare = [(f"{workload.prefix}rare", b"1", None)]
+    noise = [(f"{recorded.prefix}noise.{i}", b"", b"") for i in range(3 * ROUND)]
+    rare = [(f"{recorded.prefix}rare", b"1", None)]
     narrow = {"filterSubjects": rare[0][0]} if kind == "stream" else {"keys": "rare"}
-    with workload.reading(**narrow) as reading:
-        wanted = publish(workload.url, rare)
+    with recorded.query(**narrow) as query:
+        wanted = publish(recorded.url, rare)
         for i in range(rounds):
             part = i % 3 * ROUND
             fill(shared_server.port, noise[part : part + ROUND])
-            reading.drain()
-        assert workload.state()["first_seq"] > (rounds - 2) * ROUND
-        wanted += publish(workload.url, rare)
-        reading.until(wanted[-1])
-    assert [row.seq for row in reading.rows] == wanted
-    assert told_lost(caplog) == []
+            query.drain()
+        assert recorded.state()["first_seq"] > (rounds - 2) * ROUND
+        wanted += publish(recorded.url, rare)
+        query.until(wanted[-1])
+    assert [row.seq for row in query.rows] == wanted
+    assert loss_warnings(caplog) == []

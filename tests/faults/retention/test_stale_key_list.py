@@ -13,60 +13,60 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats import buckets
-from tests.support.workload import Workload, warnings
+from tests.support.recorded_stream import RecordedStream, warnings
 
 COUNT, SIZE = 6000, 5000  # 30 MB: more than the server sends to a reader that pauses
 GONE = range(5200, 5800)
 
 
-def overwrite(workload: Workload) -> None:
+def overwrite(recorded: RecordedStream) -> None:
     """Twice: of two messages a key, the listed one is gone."""
     for value in (b"older", b"newer"):
-        buckets.publish(workload.url, [(f"{workload.prefix}k{n}", value, None) for n in GONE])
+        buckets.publish(recorded.url, [(f"{recorded.prefix}k{n}", value, None) for n in GONE])
 
 
-def purge(workload: Workload) -> None:
+def purge(recorded: RecordedStream) -> None:
     """As TTLs without markers do it."""
     for n in GONE:
         buckets.api(
-            workload.url, f"STREAM.PURGE.{workload.stream}", {"filter": f"{workload.prefix}k{n}"}
+            recorded.url, f"STREAM.PURGE.{recorded.stream}", {"filter": f"{recorded.prefix}k{n}"}
         )
 
 
-HARMS: dict[str, tuple[Callable[[Workload], None], bytes | None]] = {
+FAULTS: dict[str, tuple[Callable[[RecordedStream], None], bytes | None]] = {
     "overwritten": (overwrite, b"newer"),
     "purged": (purge, None),
 }
 
 
-@pytest.mark.parametrize("what", HARMS)
+@pytest.mark.parametrize("what", FAULTS)
 def test_what_is_listed_goes_away(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    harm, then = HARMS[what]
-    workload = Workload("kv current", shared_server.url).create(history=2)
-    workload.write(COUNT, SIZE)
-    harmed: list[int] = []
+    fault, then = FAULTS[what]
+    recorded = RecordedStream("kv current", shared_server.url).create(history=2)
+    recorded.write(COUNT, SIZE)
+    injected: list[int] = []
 
     def once(rows: int) -> None:
-        if not harmed:
-            harmed.append(rows)
-            harm(workload)
+        if not injected:
+            injected.append(rows)
+            fault(recorded)
 
-    with workload.reading() as reading:
-        assert reading.plan()
-        (split,) = reading.splits
+    with recorded.query() as query:
+        assert query.plan()
+        (split,) = query.splits
         assert split.last_per_subject
-        listed = reading.read(once)
-        reading.drain()
-    assert harmed
-    assert harmed[0] < GONE.start
-    assert len(listed) == COUNT - len(GONE)
+        listed = query.read(once)
+        query.drain()
+    assert injected
+    assert injected[0] < GONE.start
+    assert len(listed.rows) == COUNT - len(GONE)
     stale = [text for text in warnings(caplog) if "stale list" in text]
     assert 1 <= len(stale) < 5
-    seqs = [row.seq for row in reading.rows]
+    seqs = [row.seq for row in query.rows]
     assert sorted(set(seqs)) == seqs
-    expected: dict[str, bytes | None] = dict(workload.acknowledged.values())
+    expected: dict[str, bytes | None] = dict(recorded.acknowledged.values())
     expected.update((f"k{n}", then) for n in GONE)
-    latest = {row.key: row.value for row in reading.rows}
+    latest = {row.key: row.value for row in query.rows}
     assert latest == {key: value for key, value in expected.items() if value is not None}

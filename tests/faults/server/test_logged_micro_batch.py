@@ -14,9 +14,16 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
+from nats_stream_source.spark.input_partition import NatsInputPartition
 from tests.support.nats.buckets import api
-from tests.support.query_driver.micro_batch import MicroBatchQuery
-from tests.support.workload import KINDS, KINDS_IN_TURN, Workload, keep_store, told_lost
+from tests.support.query_driver.driver import QueryDriver
+from tests.support.recorded_stream import (
+    KINDS,
+    KINDS_IN_TURN,
+    RecordedStream,
+    keep_store,
+    loss_warnings,
+)
 
 COUNT, MORE = 200, 100
 ACCEPT = {"failOnDataLoss": "false"}
@@ -24,9 +31,9 @@ GONE = range(COUNT + 1, COUNT + 71)
 REFUSED = rf"\b{GONE[0]} to {GONE[-1]} aged out"
 
 
-def logged_of(reading: MicroBatchQuery) -> dict[str, Any]:
-    assert reading.logged is not None
-    return reading.logged
+def logged_of(query: QueryDriver) -> dict[str, Any]:
+    assert query.logged is not None
+    return query.logged
 
 
 @pytest.mark.parametrize("attempt", [False, True], ids=["not read", "its reader failed"])
@@ -35,46 +42,46 @@ def test_purged_before_the_restart(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, attempt: bool
 ) -> None:
     """70 of 100 are gone; of current values that is the nature."""
-    workload = Workload(kind, shared_server.url).create()
-    workload.write(COUNT)
+    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded.write(COUNT)
     loses = kind != "kv current"
-    with workload.reading() as first:
+    with recorded.query() as first:
         first.until(COUNT)
-        workload.write(MORE)
+        recorded.write(MORE)
         assert first.plan()
         offsets, logged = list(first.offsets), logged_of(first)
-        api(workload.url, f"STREAM.PURGE.{workload.stream}", {"seq": GONE.stop})
+        api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"seq": GONE.stop})
         if attempt and loses:
             with pytest.raises(DataLossError, match=REFUSED):
                 first.read()
     for _ in range(2 if loses else 0):
         lost = pytest.raises(DataLossError, match=REFUSED)
-        with workload.reading(offsets=list(offsets)) as refused, lost:
+        with recorded.query(offsets=list(offsets)) as refused, lost:
             refused.plan_logged(logged)
     caplog.clear()
-    with workload.reading(offsets=offsets, **ACCEPT) as second:
+    with recorded.query(offsets=offsets, **ACCEPT) as second:
         second.plan_logged(logged)
         second.read()
         second.drain()
-    workload.check(first.rows + second.rows, lost=GONE)
+    recorded.check(first.rows + second.rows, lost=GONE)
     assert len(second.rows) == MORE - len(GONE)
-    assert [REFUSED[2:] in text for text in told_lost(caplog)] == ([True] if loses else [])
+    assert [REFUSED[2:] in text for text in loss_warnings(caplog)] == ([True] if loses else [])
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_history_that_went_before_the_restart(shared_server: NatsServer, kind: str) -> None:
     """Of the first micro-batch, nothing was read yet: history reaches back as far as it does."""
-    workload = Workload(kind, shared_server.url).create()
-    workload.write(COUNT)
-    with workload.reading() as first:
+    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded.write(COUNT)
+    with recorded.query() as first:
         assert first.plan()
         offsets, logged = list(first.offsets), logged_of(first)
-    api(workload.url, f"STREAM.PURGE.{workload.stream}", {"seq": 51})
-    with workload.reading(offsets=offsets) as second:
+    api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"seq": 51})
+    with recorded.query(offsets=offsets) as second:
         second.plan_logged(logged)
         second.read()
         second.drain()
-    workload.check(second.rows, after=50)
+    recorded.check(second.rows, after=50)
 
 
 # -- set back, and grown again -------------------------------------------------------------------
@@ -86,48 +93,47 @@ def test_set_back_and_grown_before_it_is_read(
     nats_server: NatsServer, tmp_path: Path, kind: str, splits: str
 ) -> None:
     """Other messages are there than were planned: none of them comes in two micro-batches."""
-    workload = Workload(kind, nats_server.url).create()
-    workload.write(COUNT)
+    recorded = RecordedStream(kind, nats_server.url).create()
+    recorded.write(COUNT)
     restore = keep_store(nats_server, tmp_path)
-    workload.write(MORE)
+    recorded.write(MORE)
     given = {**ACCEPT, "minPartitions": splits}
-    with workload.reading(**given) as first:
+    with recorded.query(**given) as first:
         assert first.plan()
         assert len(first.splits) == (1 if kind == "kv current" else int(splits))
         offsets, logged = list(first.offsets), logged_of(first)
         restore()
-        assert workload.state()["last_seq"] == COUNT
-        workload.forget(COUNT)
-        workload.write(2 * MORE)
+        assert recorded.state()["last_seq"] == COUNT
+        recorded.remove_after(COUNT)
+        recorded.write(2 * MORE)
         with pytest.raises(DataLossError, match="was rolled back"):
             first.read()
     lost = pytest.raises(DataLossError, match=f"its messages after {COUNT} are missing")
-    with workload.reading(offsets=list(offsets)) as refused, lost:
+    with recorded.query(offsets=list(offsets)) as refused, lost:
         refused.plan_logged(logged)
-    with workload.reading(offsets=offsets, **given) as second:
+    with recorded.query(offsets=offsets, **given) as second:
         second.plan_logged(logged)
         second.read()
         assert len(second.rows) == COUNT
         second.drain()
     assert second.offsets[-1]["epoch"] == 1
-    workload.check(second.rows)
+    recorded.check(second.rows)
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_set_back_between_two_splits(nats_server: NatsServer, tmp_path: Path, kind: str) -> None:
     """It has grown past the end of the split that is read then, not to where the range ends."""
-    workload = Workload(kind, nats_server.url).create()
-    workload.write(COUNT)
+    recorded = RecordedStream(kind, nats_server.url).create()
+    recorded.write(COUNT)
     restore = keep_store(nats_server, tmp_path)
-    workload.write(4 * COUNT)
-    with workload.reading(minPartitions="2") as reading:
-        assert reading.plan()
-        first, second = reading.splits
-        reading.splits = [second]
-        assert len(reading.read()) == second.end - second.start
+    recorded.write(4 * COUNT)
+    with recorded.query(minPartitions="2") as query:
+        assert query.plan()
+        first, second = query.splits
+        rows = sum(len(batch) for batch in query.read_task(NatsInputPartition((second,))))
+        assert rows == second.end - second.start
         restore()
-        workload.write(first.end - COUNT + 50)
-        assert first.end < workload.state()["last_seq"] < second.end
-        reading.splits = [first]
+        recorded.write(first.end - COUNT + 50)
+        assert first.end < recorded.state()["last_seq"] < second.end
         with pytest.raises(DataLossError, match="was rolled back"):
-            reading.read()
+            list(query.read_task(NatsInputPartition((first,))))

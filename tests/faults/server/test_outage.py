@@ -63,7 +63,7 @@ def read(driver: QueryDriver, start: Any, end: Any) -> list[int]:
     return [
         revision
         for partition in driver.partitions(start, end)
-        for batch in driver.read(partition)
+        for batch in driver.read_task(partition)
         for revision in batch.column("revision").to_pylist()
     ]
 
@@ -98,7 +98,7 @@ def test_in_the_middle_of_a_split(nats_server: NatsServer, how: str) -> None:
     try:
         start = driver.initial_offset()
         (partition,) = driver.partitions(start, driver.latest_offset(start))
-        batches = driver.read(partition)
+        batches = driver.read_task(partition)
         found = next(batches).column("revision").to_pylist()
         away = Away(nats_server, how)
         for batch in batches:
@@ -121,7 +121,7 @@ def test_an_outage_that_lasts_too_long(nats_server: NatsServer) -> None:
         with pytest.raises(ConnectError, match="connection refused"):
             driver.latest_offset(end)
         with pytest.raises(NatsSourceError):
-            list(driver.read(partition))
+            list(driver.read_task(partition))
     finally:
         driver.close()
 

@@ -15,7 +15,7 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
 from tests.support.nats.buckets import api, with_client
 from tests.support.proxy.fault_proxy import Outcome, Proxy
-from tests.support.proxy.verdicts import Harm
+from tests.support.proxy.verdicts import FrameFault
 from tests.support.wait import wait_until
 
 SUBJECTS = 7
@@ -168,7 +168,7 @@ def sendings(proxy: Proxy) -> Counter[int]:
     return Counter(n for frame in proxy.sent if (n := number_of(frame)) is not None)
 
 
-class PubAcks(Harm):
+class PubAcks(FrameFault):
     """The PubAcks with these numbers, counted from 1 over all connections.
 
     A subclass counts other frames of the server, those that ``matches`` selects.
@@ -201,7 +201,7 @@ class AtPubAck(PubAcks):
         return hit
 
 
-class Sending(Harm):
+class Sending(FrameFault):
     """Messages with these numbers when they are sent for the n-th time, counted from 1."""
 
     def __init__(self, time: int, numbers: Container[int], outcome: Outcome = False) -> None:

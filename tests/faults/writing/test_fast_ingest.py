@@ -20,7 +20,7 @@ from nats_stream_source.errors import (
     StreamFullError,
     StreamNotFoundError,
 )
-from tests.faults.cluster.stalled_reader import HARMS, LeaderGoes
+from tests.faults.cluster.stalled_reader import FAULTS, LeaderLoss
 from tests.faults.writing.fast_ingest import (
     FLOW,
     AtResponse,
@@ -126,18 +126,18 @@ def _creates(cluster: Cluster, stream: str) -> bool:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
-async def test_leader_change(cluster: Cluster, harm: str, ids: bool) -> None:
+async def test_leader_change(cluster: Cluster, fault: str, ids: bool) -> None:
     """In the middle of a batch; the new leader may go on with the batch, or end it.
 
     Without ids, a server that was stopped may store messages of the ended batch late.
     """
-    messages = Messages(f"{harm}_{ids}".replace(" ", "_"), COUNT, ids=ids)
+    messages = Messages(f"{fault}_{ids}".replace(" ", "_"), COUNT, ids=ids)
     wait_until(partial(_creates, cluster, messages.stream), "a meta leader that creates a stream")
     cluster.wait_ready(messages.stream)
     with (
-        contextlib.closing(LeaderGoes(cluster, messages.stream, harm)) as goes,
+        contextlib.closing(LeaderLoss(cluster, messages.stream, fault)) as goes,
         Proxy(goes.outside.port, at := AtResponse(MIDDLE, goes)) as proxy,
     ):
         async with fast_publishing(
@@ -257,12 +257,12 @@ async def test_no_responses(shared_server: NatsServer) -> None:
 async def test_repeated_and_late_responses(shared_server: NatsServer, outcome: Outcome) -> None:
     messages = Messages(type(outcome).__name__, 20 * FLOW)
     create_fast(shared_server.url, messages.stream)
-    harm = Responses(range(1, 18, 3), outcome)
-    with Proxy(shared_server.port, harm) as proxy:
+    fault = Responses(range(1, 18, 3), outcome)
+    with Proxy(shared_server.port, fault) as proxy:
         async with fast_publishing(proxy.url, messages.stream) as publisher:
             await publish(publisher, messages)
             assert publisher.stored == messages.count
-        assert harm.done == 6
+        assert fault.done == 6
         assert sendings(proxy).total() == messages.count
     assert messages.check(shared_server.url) == list(messages.numbers)
 

@@ -10,7 +10,7 @@ import pytest
 
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
-from tests.faults.cluster.stalled_reader import HARMS, LeaderGoes
+from tests.faults.cluster.stalled_reader import FAULTS, LeaderLoss
 from tests.faults.writing.kv_rows import open_bucket, puts, revisions, write
 from tests.faults.writing.publishing import (
     AtPubAck,
@@ -36,15 +36,15 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
-async def test_publish(cluster: Cluster, harm: str, ids: bool) -> None:
+async def test_publish(cluster: Cluster, fault: str, ids: bool) -> None:
     """With ids each message is stored once, in order; without, at least once."""
-    messages = Messages(f"{harm}_{ids}".replace(" ", "_"), COUNT, ids=ids)
+    messages = Messages(f"{fault}_{ids}".replace(" ", "_"), COUNT, ids=ids)
     create_stream(cluster.url, messages.stream, num_replicas=3)
     cluster.wait_ready(messages.stream)
     with (
-        contextlib.closing(LeaderGoes(cluster, messages.stream, harm)) as goes,
+        contextlib.closing(LeaderLoss(cluster, messages.stream, fault)) as goes,
         Proxy(goes.outside.port, at := AtPubAck(AT, goes)) as proxy,
     ):
         async with publishing(
@@ -59,10 +59,10 @@ async def test_publish(cluster: Cluster, harm: str, ids: bool) -> None:
     messages.check(cluster.url)
 
 
-@pytest.mark.parametrize("harm", [harm for harm in HARMS if harm != "stopped"])
-async def test_writers_that_create_the_same_keys(cluster: Cluster, harm: str) -> None:
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "stopped"])
+async def test_writers_that_create_the_same_keys(cluster: Cluster, fault: str) -> None:
     """Each key has one revision, of one of the writers, and the other one has skipped it."""
-    name = f"both_{harm}".replace(" ", "_")
+    name = f"both_{fault}".replace(" ", "_")
     create_bucket(cluster.url, name, history=5, num_replicas=3)
     cluster.wait_ready(f"KV_{name}")
 
@@ -78,7 +78,7 @@ async def test_writers_that_create_the_same_keys(cluster: Cluster, harm: str) ->
                 return writer.stored, writer.skipped
 
     with (
-        contextlib.closing(LeaderGoes(cluster, f"KV_{name}", harm)) as goes,
+        contextlib.closing(LeaderLoss(cluster, f"KV_{name}", fault)) as goes,
         Proxy(goes.outside.port, at := AtPubAck(AT, goes)) as proxy,
     ):
         results = await asyncio.gather(create(proxy.url, "up"), create(proxy.url, "down"))

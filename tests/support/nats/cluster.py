@@ -1,7 +1,7 @@
 """Clusters: servers with routes, for replicated streams, their leader and their followers.
 
 - :class:`Cluster`: all of its servers, and who leads what.
-- :func:`takes_writes`: whether a server knows who takes a subject's messages.
+- :func:`accepts_writes`: whether a server knows who takes a subject's messages.
 - :func:`paused`: servers that stand still for a while.
 - :func:`lagging`: a follower that goes on answering, with less than the leader has.
 
@@ -33,7 +33,7 @@ _ANOTHER_STREAM = 10060
 """The error of a write that is refused since it names another stream."""
 
 
-def takes_writes(url: str, subject: str) -> bool:
+def accepts_writes(url: str, subject: str) -> bool:
     """Whether what is published to ``subject`` at this server comes to a stream's leader.
 
     Asked with a write that names another stream, which the leader refuses: it takes no sequence.
@@ -233,7 +233,7 @@ class Cluster:
     def wait_writable(self, url: str, subjects: str) -> None:
         """Wait until writes to ``subjects``, which may have wildcards, come to a leader."""
         subject = subjects.replace("*", "x").replace(">", "x")
-        wait_until(lambda: takes_writes(url, subject), f"writes to {subject} at {url}")
+        wait_until(lambda: accepts_writes(url, subject), f"writes to {subject} at {url}")
 
     def _config(self, stream: str) -> dict[str, Any]:
         found: dict[str, Any] = {}

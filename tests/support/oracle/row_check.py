@@ -1,4 +1,4 @@
-"""Checks the rows of a :class:`~tests.support.workload.Workload` with the oracle.
+"""Checks the rows of a :class:`~tests.support.recorded_stream.RecordedStream` with the oracle.
 
 ``acknowledged`` has the writes with a PubAck, by sequence. ``attempted`` has all writes, also those
 without a PubAck: such a write may be stored or not, and may have been superseded before it was
@@ -19,7 +19,7 @@ from tests.support.oracle.rows import Marker, Row, Written
 
 Attempted = Counter[Written]
 
-_SOURCE = "workload"
+_SOURCE = "recorded"
 _DELIVERED = ("read twice", "out of order", "not written")
 
 

@@ -9,14 +9,14 @@ import threading
 from collections import Counter
 
 from tests.support.proxy.fault_proxy import After, CutAt, Delay, Outcome, Proxy, Twice, is_delivery
-from tests.support.proxy.verdicts import Harm, Last, Nth, Published, Share, Status, each
+from tests.support.proxy.verdicts import FrameFault, Last, Nth, Published, Share, Status, each
 
 
 def parser() -> argparse.ArgumentParser:
     """What the command line may say."""
     said = argparse.ArgumentParser(
         prog="fault-proxy",
-        description="Stand between NATS clients and a server, and do harm to what passes.",
+        description="Stand between NATS clients and a server, and inject faults into what passes.",
         epilog="WHICH is first, last, a number N (the N-th), or a share such as 10%%; of the "
         "messages that consumers deliver. Ends with Ctrl-C and says what passed.",
     )
@@ -64,7 +64,7 @@ def _address(text: str) -> tuple[str, int]:
 
 def _which(text: str) -> str:
     with contextlib.suppress(ValueError):
-        _harm(text, False, 0)
+        _fault(text, False, 0)
         return text
     raise argparse.ArgumentTypeError(
         f"{text!r} is not first, last, a number from 1 on, or a share such as 10%"
@@ -86,10 +86,10 @@ def _rate(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
 
 
-def harms(said: argparse.Namespace) -> tuple[dict[str, Harm], dict[str, Harm]]:
-    """The harms that were asked for, downward and upward, by what was asked."""
-    down: dict[str, Harm] = {}
-    up: dict[str, Harm] = {}
+def faults(said: argparse.Namespace) -> tuple[dict[str, FrameFault], dict[str, FrameFault]]:
+    """The faults of the command line, downward and upward, by what was asked."""
+    down: dict[str, FrameFault] = {}
+    up: dict[str, FrameFault] = {}
     outcomes: dict[str, Outcome] = {
         "drop": False,
         "duplicate": Twice(),
@@ -98,10 +98,10 @@ def harms(said: argparse.Namespace) -> tuple[dict[str, Harm], dict[str, Harm]]:
     }
     for name, outcome in outcomes.items():
         for which in getattr(said, name):
-            down[f"{name} {which}"] = _harm(which, outcome, said.seed)
+            down[f"{name} {which}"] = _fault(which, outcome, said.seed)
     for one in said.delay:
         which, _, seconds = one.rpartition(":")
-        down[f"delay {one}"] = _harm(which, Delay(float(seconds)), said.seed)
+        down[f"delay {one}"] = _fault(which, Delay(float(seconds)), said.seed)
     for one in said.swallow:
         if one == "answers":
             up[f"swallow {one}"] = Published("$JS.FC.")
@@ -111,7 +111,7 @@ def harms(said: argparse.Namespace) -> tuple[dict[str, Harm], dict[str, Harm]]:
     return down, up
 
 
-def _harm(which: str, outcome: Outcome, seed: int) -> Harm:
+def _fault(which: str, outcome: Outcome, seed: int) -> FrameFault:
     if which == "last":
         return Last(outcome)
     if which.endswith("%"):
@@ -126,7 +126,7 @@ def _harm(which: str, outcome: Outcome, seed: int) -> Harm:
 def main(arguments: list[str] | None = None, over: threading.Event | None = None) -> int:
     """Run until Ctrl-C, or until ``over``; the process's exit status."""
     said = parser().parse_args(arguments)
-    down, up = harms(said)
+    down, up = faults(said)
     host, port = said.to
     passed: Counter[str] = Counter()
 
@@ -157,6 +157,6 @@ def main(arguments: list[str] | None = None, over: threading.Event | None = None
             (over or threading.Event()).wait()
     lines = ["", f"connections: {proxy.connections}"]
     lines += [f"{what}: {count}" for what, count in passed.items()]
-    lines += [f"{what}: {harm.done}" for what, harm in {**down, **up}.items()]
+    lines += [f"{what}: {fault.done}" for what, fault in {**down, **up}.items()]
     print("\n".join(lines), flush=True)
     return 0

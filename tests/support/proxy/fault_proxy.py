@@ -1,4 +1,4 @@
-"""A proxy between client and server that knows frames and does harm on request.
+"""A proxy between client and server that parses frames and injects faults on request.
 
 It runs in a thread of its own. Each frame that the server sends is shown to ``verdict``, each that
 the client sends to ``upward``; the verdict is

@@ -20,7 +20,7 @@ from tests.support.proxy.fault_proxy import (
 )
 
 
-class Harm:
+class FrameFault:
     """Does ``outcome`` to the frames that :meth:`hits` names."""
 
     def __init__(self, outcome: Outcome = False) -> None:
@@ -37,7 +37,7 @@ class Harm:
         return self.outcome
 
 
-class Sequences(Harm):
+class Sequences(FrameFault):
     """Deliveries with these stream sequences, each once."""
 
     def __init__(self, sequences: Iterable[int], outcome: Outcome = False) -> None:
@@ -51,7 +51,7 @@ class Sequences(Harm):
         return True
 
 
-class Nth(Harm):
+class Nth(FrameFault):
     """The n-th deliveries, counted from 1 over all connections."""
 
     def __init__(self, numbers: Iterable[int], outcome: Outcome = False) -> None:
@@ -66,14 +66,14 @@ class Nth(Harm):
         return self._count in self._numbers
 
 
-class Last(Harm):
+class Last(FrameFault):
     """Once, the delivery after which the consumer has nothing more."""
 
     def hits(self, frame: bytes) -> bool:
         return not self.done and is_delivery(frame) and pending(frame) == 0
 
 
-class Share(Harm):
+class Share(FrameFault):
     """A share of all deliveries, drawn with a seed."""
 
     def __init__(self, share: float, seed: int = 0, outcome: Outcome = False) -> None:
@@ -85,7 +85,7 @@ class Share(Harm):
         return is_delivery(frame) and self._random.random() < self._share
 
 
-class Status(Harm):
+class Status(FrameFault):
     """Status messages: ``FlowControl``, ``PollBackoff Heartbeat``; the first ``most`` of them."""
 
     def __init__(self, text: str, most: int | None = None, outcome: Outcome = False) -> None:
@@ -97,7 +97,7 @@ class Status(Harm):
         return is_status(frame, self._text) and (self._most is None or self.done < self._most)
 
 
-class Published(Harm):
+class Published(FrameFault):
     """What the client publishes to subjects with ``prefix``; the first ``most`` of it."""
 
     def __init__(self, prefix: str, most: int | None = None, outcome: Outcome = False) -> None:
@@ -113,7 +113,7 @@ class Published(Harm):
         )
 
 
-class When(Harm):
+class When(FrameFault):
     """Once, when the delivery of ``seq`` (or a later one) goes by, do ``act``.
 
     What that consumer had under way, this one included, is lost: else a fast reader would have all
@@ -135,7 +135,7 @@ class When(Harm):
         return consumer_of(frame) == self.consumer
 
 
-class DeletedEarly(Harm):
+class ConsumerDeletedEarly(FrameFault):
     """A consumer is deleted as its creation is confirmed: nothing of it comes, and it is gone."""
 
     def __init__(self, delete: Callable[[], list[str]]) -> None:
@@ -150,7 +150,7 @@ class DeletedEarly(Harm):
         return is_delivery(frame) and (not self.gone or consumer_of(frame) in self.gone)
 
 
-class DeletedInTheMiddle(When):
+class ConsumerDeletedAt(When):
     """A consumer is deleted when its delivery of ``seq`` goes by."""
 
     def __init__(self, delete: Callable[[], list[str]], seq: int) -> None:
@@ -158,7 +158,7 @@ class DeletedInTheMiddle(When):
         super().__init__(seq, lambda: self.gone.extend(delete()))
 
 
-class Silence(Harm):
+class Silence(FrameFault):
     """From the delivery of ``seq`` on, nothing of that consumer comes, its heartbeats neither."""
 
     def __init__(self, seq: int) -> None:

@@ -1,7 +1,7 @@
 """A batch read without Spark: a batch reader and its tasks, run one after another.
 
 As in Spark, the reader and its partitions pass through pickle on their way to a task.
-:data:`BATCHES` are the batch reads of the fault tests, each of a :class:`Workload`.
+:data:`BATCHES` are the batch reads of the fault tests, each of a :class:`RecordedStream`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nats_stream_source.spark.input_partition import NatsInputPartition
 from nats_stream_source.spark.reading.event_loop import close_cached_runners
 from tests.support.oracle.rows import Row as OracleRow
 from tests.support.oracle.rows import rows_of
-from tests.support.query_driver.micro_batch import Each
-from tests.support.workload import Workload
+from tests.support.query_driver.driver import Each
+from tests.support.recorded_stream import RecordedStream
 
 Row = dict[str, Any]
 
@@ -61,26 +61,26 @@ def revisions(rows: list[Row]) -> list[int]:
     return [row["revision"] for row in rows]
 
 
-# -- batches of a workload ------------------------------------------------------------------------
+# -- batches of a recorded stream ----------------------------------------------------------------
 
 BATCHES = ("now", "as of", "all", "stream")
 """Batch reads: the bucket now, the bucket as of a sequence, its whole history, and a stream."""
 
 
-def workload_kind(batch: str) -> str:
-    """Return the kind of the workload that a batch reads."""
+def recorded_kind(batch: str) -> str:
+    """Return the kind of the recorded stream that a batch reads."""
     return "stream" if batch == "stream" else "kv"
 
 
-def batch_options(workload: Workload, batch: str) -> dict[str, str]:
+def batch_options(recorded: RecordedStream, batch: str) -> dict[str, str]:
     """Return the options that read all acknowledged messages, in several tasks where possible."""
     if batch == "stream":
-        return {"stream": workload.name, "minPartitions": "4"}
+        return {"stream": recorded.name, "minPartitions": "4"}
     options = {
-        "as of": {"asOfSequence": str(workload.last)},
+        "as of": {"asOfSequence": str(recorded.last)},
         "all": {"includeHistory": "true", "minPartitions": "4"},
     }
-    return {"bucket": workload.name, **options.get(batch, {})}
+    return {"bucket": recorded.name, **options.get(batch, {})}
 
 
 def read_sorted(

@@ -41,7 +41,7 @@ HISTORY = 64
 ACCEPT = {"failOnDataLoss": False}
 
 
-def add_and_check(scene: Scene) -> Actions:
+def write_and_expect(scene: Scene) -> Actions:
     """What is there, then what comes, as it comes."""
     return (
         Create(HISTORY),
@@ -178,7 +178,7 @@ def filters(scene: Scene) -> Actions:
     )
 
 
-def made_again(scene: Scene) -> Actions:
+def recreate(scene: Scene) -> Actions:
     """The stream is another one: an error, or all of the new one."""
     options = ALL[scene.format]
     return (
@@ -234,7 +234,7 @@ def headers(scene: Scene) -> Actions:
 SHARED: dict[str, Callable[[Scene], Actions]] = {
     one.__name__: one
     for one in (
-        add_and_check,
+        write_and_expect,
         stop_and_start,
         only_new,
         crash,
@@ -242,7 +242,7 @@ SHARED: dict[str, Callable[[Scene], Actions]] = {
         limits,
         splits,
         filters,
-        made_again,
+        recreate,
         aged_out,
         headers,
     )

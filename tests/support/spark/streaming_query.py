@@ -20,7 +20,7 @@ def begin(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """What ``start`` starts, once its planner's process runs or it has failed otherwise."""
     for _ in range(_ATTEMPTS - 1):
         query = start()
-        _wait_for_the_planner(query)
+        _wait_for_planner(query)
         error = query.exception()
         if error is None or "Python worker failed to connect back" not in str(error):
             return query
@@ -28,7 +28,7 @@ def begin(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     return start()
 
 
-def _wait_for_the_planner(query: StreamingQuery) -> None:
+def _wait_for_planner(query: StreamingQuery) -> None:
     deadline = time.monotonic() + _DEADLINE
     # Spark makes the sources, and their processes, under this status. It is another one as soon as
     # that is done, or when the error is known.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.oracle.row_check import check_batches, check_rows
 from tests.support.oracle.rows import Marker, Row, Written
-from tests.support.query_driver.micro_batch import MicroBatch
+from tests.support.query_driver.driver import MicroBatch
 
 ACKNOWLEDGED: dict[int, Written] = {
     1: ("a", b"1"),

@@ -13,7 +13,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.spark.reading import range_reader, small_range
 from tests.support.nats.buckets import api, publish
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import new_query, sequences
 from tests.support.wait import wait_until
 
 COUNT = 500
@@ -48,16 +48,16 @@ def take(url: str, stream: str) -> None:
 @pytest.mark.parametrize(("most", "parts"), [(1, 1), (3, 3), (9, 4)])
 def test_no_more_splits_than_consumers(shared_server: NatsServer, most: int, parts: int) -> None:
     url = fill(shared_server, f"FEW{most}", max_consumers=most)
-    with stream_query(url, f"FEW{most}", minPartitions=4) as query:
-        assert sequences(query.rows()) == ALL
+    with new_query(url, stream=f"FEW{most}", minPartitions=4) as query:
+        assert sequences(query.read_new()) == ALL
         assert len(query.splits) == parts
 
 
 def test_splits_beside_the_consumers_of_others(shared_server: NatsServer) -> None:
     url = fill(shared_server, "SHARED", max_consumers=3)
     take(url, "SHARED")
-    with stream_query(url, "SHARED", minPartitions=4) as query:
-        assert sequences(query.rows()) == ALL
+    with new_query(url, stream="SHARED", minPartitions=4) as query:
+        assert sequences(query.read_new()) == ALL
         assert len(query.splits) == 2
 
 
@@ -69,8 +69,8 @@ def test_a_limit_that_takes_consumers_to_count(
     stream = "COUNTED" if filters is None else "FILTERED"
     url = fill(shared_server, stream, max_consumers=1)
     given = {"maxRowsPerTrigger": 70, "minPartitions": 2, "filterSubjects": filters}
-    with stream_query(url, stream, **given) as query:
-        batches = query.batches()
+    with new_query(url, stream=stream, **given) as query:
+        batches = [batch.records for batch in query.drain()]
     expected = [seq for seq in ALL if filters is None or seq % 5 in (2, 3)]
     assert [row["sequence"] for batch in batches for row in batch] == expected
     assert all(len(batch) <= 70 for batch in batches)
@@ -100,8 +100,8 @@ def test_it_waits_until_an_account_has_room(
     room = threading.Thread(target=make_room)
     room.start()
     try:
-        with stream_query(url, "S") as query:
-            assert sequences(query.rows()) == ALL
+        with new_query(url, stream="S") as query:
+            assert sequences(query.read_new()) == ALL
     finally:
         room.join()
     assert refused()
@@ -118,8 +118,8 @@ def test_an_account_that_never_has_room(
     url = fill(account, "S")
     take(url, "S")
     with (
-        stream_query(url, "S") as query,
+        new_query(url, stream="S") as query,
         pytest.raises(ConsumerLimitError, match=r"10026\).*'max_consumers'") as raised,
     ):
-        query.rows()
+        query.read_new()
     assert raised.value.code == 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.nats.buckets import api, publish
-from tests.support.query_driver.streaming import Row, stream_query
+from tests.support.query_driver.driver import Record, new_query
 
 
 def create(url: str, name: str, **config: Any) -> dict[str, Any]:
@@ -27,6 +27,6 @@ def state(url: str, name: str) -> dict[str, Any]:
     return found
 
 
-def read(url: str, stream: str | None, **options: Any) -> list[Row]:
-    with stream_query(url, stream, **options) as query:
-        return query.rows()
+def read(url: str, stream: str | None, **options: Any) -> list[Record]:
+    with new_query(url, stream=stream, **options) as query:
+        return query.read_new()

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.spark.reading import small_range
 from tests.support.nats import buckets
-from tests.support.query_driver.streaming import Row, StreamQuery, sequences, stream_query
+from tests.support.query_driver.driver import QueryDriver, Record, new_query, sequences
 from tests.support.wait import wait_until
 from tests.unit.wire.test_header_maps import block, plainly
 
@@ -51,19 +50,19 @@ def stored(server: NatsServer, stream: str, prefix: str) -> None:
     )
 
 
-def both_ways(make: Any) -> list[Row]:
+def both_ways(make: Any) -> list[Record]:
     """The rows by small ranges, which are those by a consumer, but for ``delta``."""
     with make() as query:
-        few = query.rows()
+        few = query.read_new()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small_range, "MAX_SEQUENCES", 0)
         with make() as query:
-            many = query.rows()
+            many = query.read_new()
     assert _without_delta(few) == _without_delta(many)
     return few
 
 
-def _without_delta(rows: list[Row]) -> list[Row]:
+def _without_delta(rows: list[Record]) -> list[Record]:
     return [{name: v for name, v in row.items() if name != "delta"} for row in rows]
 
 
@@ -112,9 +111,9 @@ def test_streams(shared_server: NatsServer, messages: list[Raw], headers_only: b
     publish_raw(shared_server, f"{name}.", messages)
     stored(shared_server, name, f"{name}.")
     found = both_ways(
-        lambda: stream_query(url, name, includeHeaders=True, headersOnly=headers_only)
+        lambda: new_query(url, stream=name, includeHeaders=True, headersOnly=headers_only)
     )[:-1]
-    plain = both_ways(lambda: stream_query(url, name, headersOnly=headers_only))[:-1]
+    plain = both_ways(lambda: new_query(url, stream=name, headersOnly=headers_only))[:-1]
     assert [row | {"headers": None} for row in found] == [row | {"headers": None} for row in plain]
     assert sequences(found) == list(range(1, len(found) + 1))
     if not headers_only:
@@ -133,16 +132,9 @@ def test_buckets(
     publish_raw(shared_server, f"$KV.{name}.", messages)
     stored(shared_server, f"KV_{name}", f"$KV.{name}.")
 
-    def query() -> StreamQuery:
-        given = {
-            "servers": shared_server.url,
-            "bucket": name,
-            "includeHistory": "true",
-            "includeHeaders": "true",
-            "metaOnly": str(meta_only),
-            "ignoreDeletes": str(ignore_deletes),
-        }
-        return StreamQuery(kv_options(given, Mode.STREAMING))
+    def query() -> QueryDriver:
+        given = {"includeHistory": True, "metaOnly": meta_only, "ignoreDeletes": ignore_deletes}
+        return new_query(shared_server.url, bucket=name, includeHeaders=True, **given)
 
     found = both_ways(query)[:-1]
     assert all(row["operation"] == "PUT" for row in found) or not ignore_deletes
@@ -162,14 +154,8 @@ def test_headers_of_the_server(shared_server: NatsServer) -> None:
     buckets.create_bucket(url, name, history=5)
     buckets.put(url, name, "a", b"12345", {"Trace": "x"})
     buckets.purge(url, name, "b")
-    given = {
-        "servers": url,
-        "bucket": name,
-        "includeHistory": "true",
-        "metaOnly": "true",
-        "includeHeaders": "true",
-    }
-    first, second = both_ways(lambda: StreamQuery(kv_options(given, Mode.STREAMING)))
+    given = {"includeHistory": True, "metaOnly": True, "includeHeaders": True}
+    first, second = both_ways(lambda: new_query(url, bucket=name, **given))
     assert (first["operation"], second["operation"]) == ("PUT", "PURGE")
     assert first["headers"] == [("Trace", ["x"]), ("Nats-Msg-Size", ["5"])]
     assert second["headers"] == [

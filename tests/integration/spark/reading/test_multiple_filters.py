@@ -17,7 +17,7 @@ from nats_stream_source.jetstream.subjects import covering, covers
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.frames import Framer
 from tests.support.nats.buckets import api, publish
-from tests.support.workload import Workload
+from tests.support.recorded_stream import RecordedStream
 
 COVERING = {
     "a": ["a"],
@@ -65,13 +65,13 @@ HOW = ("a marker", "the API", "the API, up to a sequence")
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how: str) -> None:
     """Of 10 MB that are under way for two filters, the only message of the first one goes."""
-    workload = Workload(kind, shared_server.url).create(allow_rollup_hdrs=True)
+    recorded = RecordedStream(kind, shared_server.url).create(allow_rollup_hdrs=True)
     written = [
         ("a", b"first"),
-        *((f"b.{key}", value) for key, value in workload.messages(COUNT, 300)),
+        *((f"b.{key}", value) for key, value in recorded.messages(COUNT, 300)),
     ]
-    workload.put(written)
-    purged = f"{workload.prefix}a"
+    recorded.put(written)
+    purged = f"{recorded.prefix}a"
     done: list[int] = []
 
     def purge(rows: int) -> None:
@@ -79,18 +79,18 @@ def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how
             return
         done.append(rows)
         if how == "a marker":
-            publish(workload.url, [(purged, b"", {"Nats-Rollup": "sub"})])
+            publish(recorded.url, [(purged, b"", {"Nats-Rollup": "sub"})])
         else:
             more = {"seq": COUNT} if how.endswith("sequence") else {}
-            api(workload.url, f"STREAM.PURGE.{workload.stream}", {"filter": purged, **more})
+            api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"filter": purged, **more})
 
-    names = ["a", "b.*"] if kind == "kv" else [purged, f"{workload.prefix}b.*"]
+    names = ["a", "b.*"] if kind == "kv" else [purged, f"{recorded.prefix}b.*"]
     filters = {"keys" if kind == "kv" else "filterSubjects": ",".join(names)}
-    with workload.reading(minPartitions="1", failOnDataLoss="false", **filters) as reading:
-        assert reading.plan()
-        reading.read(purge)
+    with recorded.query(minPartitions="1", failOnDataLoss="false", **filters) as query:
+        assert query.plan()
+        query.read(purge)
     assert 0 < done[0] < COUNT
-    workload.check(reading.rows, lost=[1])
+    recorded.check(query.rows, lost=[1])
 
 
 @pytest.mark.parametrize("kind", ["kv", "kv current", "stream"])
@@ -99,19 +99,19 @@ def test_what_no_filter_matches_is_left_out(
 ) -> None:
     """With any server, as if it lost messages: long stretches of others, rows, and others again."""
     monkeypatch.setattr(merged_filter, "_FIXED_IN", (99, 0))
-    workload = Workload(kind, shared_server.url).create()
+    recorded = RecordedStream(kind, shared_server.url).create()
     written: list[tuple[str, bytes]] = []
     for place in ("c", "a.x", "b", "c", "a.y", "c"):
-        written += [(f"{place}.{key}", value) for key, value in workload.messages(3000)]
+        written += [(f"{place}.{key}", value) for key, value in recorded.messages(3000)]
     sequences = publish(
-        workload.url, [(workload.prefix + key, value, None) for key, value in written]
+        recorded.url, [(recorded.prefix + key, value, None) for key, value in written]
     )
     wanted = [one for one in zip(sequences, written, strict=True) if one[1][0][0] != "c"]
-    workload.acknowledged.update(wanted)
-    names = ["a.>", "b.*"] if workload.is_kv else [f"{workload.prefix}a.>", f"{workload.prefix}b.*"]
-    filters = {"keys" if workload.is_kv else "filterSubjects": ",".join(names)}
-    with workload.reading(minPartitions="3", **filters) as reading:
-        assert reading.plan()
-        reading.read()
-    workload.check(reading.rows)
-    assert len(reading.rows) == 9000
+    recorded.acknowledged.update(wanted)
+    names = ["a.>", "b.*"] if recorded.is_kv else [f"{recorded.prefix}a.>", f"{recorded.prefix}b.*"]
+    filters = {"keys" if recorded.is_kv else "filterSubjects": ",".join(names)}
+    with recorded.query(minPartitions="3", **filters) as query:
+        assert query.plan()
+        query.read()
+    recorded.check(query.rows)
+    assert len(query.rows) == 9000

@@ -11,7 +11,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.integration.spark.reading.streams import create, fill, read, state
 from tests.support.nats.buckets import api, publish
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import new_query, sequences
 from tests.support.wait import wait_until
 
 LIMITS: dict[str, dict[str, Any]] = {
@@ -29,26 +29,26 @@ def test_aged_out(
     create(url, name, **LIMITS[limit])
     body = bytes(150)
     publish(url, [(f"{name}.a", body, None)] * 3)
-    with stream_query(url, name, deliverPolicy="all") as query:
-        query.rows()
+    with new_query(url, stream=name, deliverPolicy="all") as query:
+        query.read_new()
         offset = query.offset
     publish(url, [(f"{name}.a", body, None)] * 9)
-    wait_until(lambda: state(url, name)["first_seq"] > offset.stream_seq + 1, "messages to go")
+    wait_until(lambda: state(url, name)["first_seq"] > offset["stream_seq"] + 1, "messages to go")
     wait_until(lambda: limit != "max_age" or not state(url, name)["messages"], "all of max_age")
     publish(url, [(f"{name}.a", b"last", None)])
     begins = state(url, name)["first_seq"]
     with (
         pytest.raises(
-            DataLossError, match=rf"sequences {offset.stream_seq + 1} to {begins - 1} aged out"
+            DataLossError, match=rf"sequences {offset['stream_seq'] + 1} to {begins - 1} aged out"
         ),
-        stream_query(url, name, offset) as query,
+        new_query(url, stream=name, offset=offset) as query,
     ):
-        query.rows()
+        query.read_new()
     with (
         caplog.at_level(logging.WARNING),
-        stream_query(url, name, offset, failOnDataLoss=False) as query,
+        new_query(url, stream=name, offset=offset, failOnDataLoss=False) as query,
     ):
-        found = sequences(query.rows())
+        found = sequences(query.read_new())
     assert found[-1] == 13
     assert found == list(range(found[0], 14))
     assert "aged out" in caplog.text
@@ -60,14 +60,14 @@ def test_aged_out_before_the_first_row(shared_server: NatsServer, name: str, pol
     url = shared_server.url
     create(url, name, max_msgs=4)
     fill(url, name, 3 if policy == "new" else 0)
-    with stream_query(url, name, deliverPolicy=policy) as query:
+    with new_query(url, stream=name, deliverPolicy=policy) as query:
         offset = query.offset
     fill(url, name, 10)
     with (
-        pytest.raises(DataLossError, match=f"{offset.stream_seq + 1} to"),
-        stream_query(url, name, offset, deliverPolicy=policy) as query,
+        pytest.raises(DataLossError, match=f"{offset['stream_seq'] + 1} to"),
+        new_query(url, stream=name, offset=offset, deliverPolicy=policy) as query,
     ):
-        query.rows()
+        query.read_new()
 
 
 def test_history_may_go_before_it_is_read(shared_server: NatsServer, name: str) -> None:
@@ -75,10 +75,10 @@ def test_history_may_go_before_it_is_read(shared_server: NatsServer, name: str) 
     url = shared_server.url
     create(url, name, max_msgs=10)
     fill(url, name, 20)
-    with stream_query(url, name) as query:
-        assert query.offset.initial_through == 20
+    with new_query(url, stream=name) as query:
+        assert query.offset["initial_through"] == 20
         fill(url, name, 5)
-        assert sequences(query.rows()) == list(range(16, 26))
+        assert sequences(query.read_new()) == list(range(16, 26))
 
 
 def test_a_start_that_is_gone(shared_server: NatsServer, name: str) -> None:
@@ -97,16 +97,16 @@ def test_after_the_last_of_each_subject(shared_server: NatsServer, name: str, ke
     url = shared_server.url
     create(url, name, max_msgs_per_subject=kept)
     fill(url, name, 6, subjects=2)
-    with stream_query(url, name, deliverPolicy="last_per_subject") as query:
-        assert sequences(query.rows()) == [5, 6]
+    with new_query(url, stream=name, deliverPolicy="last_per_subject") as query:
+        assert sequences(query.read_new()) == [5, 6]
         assert query.splits[0].last_per_subject
         fill(url, name, 8, subjects=2)
         api(url, f"STREAM.PURGE.{name}", {"seq": 11})
         if kept == -1:
             with pytest.raises(DataLossError, match="7 to 10 aged out"):
-                query.rows()
+                query.read_new()
         else:
-            assert sequences(query.rows()) == [11, 12, 13, 14]
+            assert sequences(query.read_new()) == [11, 12, 13, 14]
 
 
 def test_a_filter_that_covers_the_stream_knows_a_loss(
@@ -117,16 +117,16 @@ def test_a_filter_that_covers_the_stream_knows_a_loss(
     create(url, name)
     for subject in (f"{name}.>", f"{name}.1"):
         fill(url, name, 6)
-        with stream_query(url, None, subject=subject) as query:
-            query.rows()
+        with new_query(url, subject=subject) as query:
+            query.read_new()
             fill(url, name, 6)
             api(url, f"STREAM.PURGE.{name}", {"seq": state(url, name)["last_seq"]})
             if subject.endswith(">"):
                 with pytest.raises(DataLossError, match="aged out"):
-                    query.rows()
+                    query.read_new()
             else:
                 with caplog.at_level(logging.WARNING):
-                    assert query.rows() == []
+                    assert query.read_new() == []
                 assert f"whether subject={subject} matched any of them is unknown" in caplog.text
 
 
@@ -134,12 +134,12 @@ def test_made_again_and_waiting(shared_server: NatsServer, name: str) -> None:
     """A query that waits for a sequence to come does not wait in another stream."""
     url = shared_server.url
     create(url, name)
-    with stream_query(url, name, startSequence=5) as query:
-        assert query.rows() == []
+    with new_query(url, stream=name, startSequence=5) as query:
+        assert query.read_new() == []
         fill(url, name, 3)
-        assert query.rows() == []
+        assert query.read_new() == []
         api(url, f"STREAM.DELETE.{name}")
         create(url, name)
         fill(url, name, 7)
         with pytest.raises(DataLossError, match="deleted and re-created"):
-            query.rows()
+            query.read_new()

@@ -8,7 +8,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, NoMatchingStreamError, OffsetError
 from tests.integration.spark.reading.streams import create, fill, read
 from tests.support.nats.buckets import api, publish
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import new_query, sequences
 
 
 def test_looked_up(shared_server: NatsServer, name: str) -> None:
@@ -31,18 +31,18 @@ def test_it_stays_with_its_stream(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)
     fill(url, name, 2)
-    with stream_query(url, None, subject=f"{name}.1") as query:
-        query.rows()
+    with new_query(url, subject=f"{name}.1") as query:
+        query.read_new()
         offset = query.offset
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.2"]})
     create(url, f"{name}B", subjects=[f"{name}.1"])
     with (
         pytest.raises(OffsetError, match=f"of stream {name}, the query reads {name}B"),
-        stream_query(url, None, offset, subject=f"{name}.1") as query,
+        new_query(url, offset=offset, subject=f"{name}.1") as query,
     ):
-        query.rows()
-    with stream_query(url, name, offset, filterSubjects=f"{name}.1") as query:
-        assert query.rows() == []
+        query.read_new()
+    with new_query(url, stream=name, offset=offset, filterSubjects=f"{name}.1") as query:
+        assert query.read_new() == []
 
 
 def test_filters(shared_server: NatsServer, name: str) -> None:
@@ -89,22 +89,22 @@ def test_the_last_message_of_a_former_subject_expires(shared_server: NatsServer,
     publish(url, [(f"{name}.old", b"", None)])
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new"]})
     given = {"filterSubjects": f"{name}.old"}
-    with stream_query(url, name, **given) as query:
-        end = query.latest_offset()
+    with new_query(url, stream=name, **given) as query:
+        assert query.plan()
         api(url, f"STREAM.PURGE.{name}", {"filter": f"{name}.old"})
         publish(url, [(f"{name}.new", b"", None)])
-        assert query.read(end) == []
+        assert query.read().records == []
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.*"]})
-    with stream_query(url, name, **given) as query:
+    with new_query(url, stream=name, **given) as query:
         publish(url, [(f"{name}.old", b"", None)])
-        assert sequences(query.rows()) == [3]
+        assert sequences(query.read_new()) == [3]
         api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new"]})
         api(url, f"STREAM.PURGE.{name}", {"filter": f"{name}.old"})
         publish(url, [(f"{name}.new", b"", None)])
-        assert query.rows() == []
+        assert query.read_new() == []
         offset = query.offset
-    with stream_query(url, name, offset, **given) as query:
-        assert query.rows() == []
+    with new_query(url, stream=name, offset=offset, **given) as query:
+        assert query.read_new() == []
 
 
 def test_a_filter_that_the_stream_does_not_have(shared_server: NatsServer, name: str) -> None:

@@ -10,7 +10,7 @@ from tests.integration.spark.reading.streams import create, fill, read, state
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.topology import hub_and_leaf, make_mirror, wait_for_seq
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import new_query, sequences
 from tests.support.wait import wait_until
 
 
@@ -53,11 +53,11 @@ def test_a_mirror(shared_server: NatsServer, name: str) -> None:
         },
     )
     wait_until(lambda: state(url, f"{name}P")["messages"] == 2, "the part")
-    with stream_query(url, f"{name}M", maxRowsPerTrigger=4) as query:
-        assert sequences(query.rows()) == list(range(1, 10))
+    with new_query(url, stream=f"{name}M", maxRowsPerTrigger=4) as query:
+        assert sequences(query.read_new()) == list(range(1, 10))
         publish(url, [(f"{name}.x", b"", None)])
         wait_for_seq(url, f"{name}M", 10)
-        assert sequences(query.rows()) == [10]
+        assert sequences(query.read_new()) == [10]
     assert sequences(read(url, f"{name}P")) == [4, 7]
 
 

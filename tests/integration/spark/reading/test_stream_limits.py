@@ -7,7 +7,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.integration.spark.reading.streams import create, erase, fill
 from tests.support.nats.buckets import publish
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import new_query, sequences
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -18,15 +18,15 @@ def test_limits_in_a_stream_of_holes(shared_server: NatsServer, name: str, direc
     fill(url, name, 300, subjects=4)
     erase(url, name, *(seq for seq in range(1, 301) if seq % 5))
     kept = list(range(5, 301, 5))
-    with stream_query(url, name, maxRowsPerTrigger=25) as query:
-        batches = query.batches()
+    with new_query(url, stream=name, maxRowsPerTrigger=25) as query:
+        batches = [batch.records for batch in query.drain()]
         assert [seq for batch in batches for seq in sequences(batch)] == kept
         assert max(map(len, batches)) <= 25
         assert len(batches) <= 4
-    with stream_query(
-        url, name, maxRowsPerTrigger=10, filterSubjects=f"{name}.1", minPartitions=2
+    with new_query(
+        url, stream=name, maxRowsPerTrigger=10, filterSubjects=f"{name}.1", minPartitions=2
     ) as query:
-        batches = query.batches()
+        batches = [batch.records for batch in query.drain()]
         assert [seq for batch in batches for seq in sequences(batch)] == [
             seq for seq in kept if seq % 4 == 1
         ]
@@ -37,8 +37,8 @@ def test_the_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)
     publish(url, ((f"{name}.a", bytes(1000), None) for _ in range(100)))
-    with stream_query(url, name, maxBytesPerTrigger="20k") as query:
-        batches = query.batches()
+    with new_query(url, stream=name, maxBytesPerTrigger="20k") as query:
+        batches = [batch.records for batch in query.drain()]
     assert [seq for batch in batches for seq in sequences(batch)] == list(range(1, 101))
     assert 10 <= max(map(len, batches)) <= 21
 
@@ -47,6 +47,7 @@ def test_splits(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)
     fill(url, name, 400)
-    with stream_query(url, name, minPartitions=4) as query:
-        assert sequences(query.read(query.latest_offset())) == list(range(1, 401))
+    with new_query(url, stream=name, minPartitions=4) as query:
+        assert query.plan()
+        assert sequences(query.read().records) == list(range(1, 401))
         assert [split.end - split.start for split in query.splits] == [100] * 4

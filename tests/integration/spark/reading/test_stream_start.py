@@ -9,7 +9,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.integration.spark.reading.streams import create, erase, fill, read, state
 from tests.support.nats.buckets import api, publish
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import new_query, sequences
 
 BEGINNINGS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "default": ({}, [3, 4, 6, 7, 8, 9]),
@@ -50,13 +50,13 @@ def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: st
     options, expected = BEGINNINGS[case]
     some = f"{name}.0,{name}.1"
     with (
-        stream_query(url, name, **options) as all_of_it,
-        stream_query(url, name, filterSubjects=some, **options) as filtered,
+        new_query(url, stream=name, **options) as all_of_it,
+        new_query(url, stream=name, filterSubjects=some, **options) as filtered,
     ):
-        found, of_some = all_of_it.rows(), filtered.rows()
+        found, of_some = all_of_it.read_new(), filtered.read_new()
         publish(url, [(f"{name}.2", b"later", None)])
-        assert sequences(found + all_of_it.rows()) == expected
-        assert sequences(of_some + filtered.rows()) == FILTERED[case]
+        assert sequences(found + all_of_it.read_new()) == expected
+        assert sequences(of_some + filtered.read_new()) == FILTERED[case]
 
 
 def test_from_a_time(shared_server: NatsServer, name: str) -> None:

@@ -11,7 +11,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import BucketNotFoundError, OptionError
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.query_driver.batch import batch_reader, read_batch, tasks_of
-from tests.support.query_driver.several import sequences
+from tests.support.query_driver.driver import sequences_by_stream
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.servers
@@ -45,7 +45,7 @@ BATCHES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
 
 @pytest.mark.parametrize(("options", "expected"), BATCHES.values(), ids=BATCHES)
 def test_batch(sites: str, options: dict[str, Any], expected: dict[str, list[int]]) -> None:
-    found = sequences(read_batch(sites, **options))
+    found = sequences_by_stream(read_batch(sites, **options))
     assert {name: sorted(rows) for name, rows in found.items()} == expected
 
 
@@ -58,7 +58,9 @@ def test_state_of_all_buckets_at_a_time(sites: str) -> None:
         return max(row["created"] for row in read_batch(sites, bucket="site-2")) > newest
 
     wait_until(later, "an entry that is later")
-    found = sequences(read_batch(sites, bucketPattern="site.*", asOfTime=newest.isoformat()))
+    found = sequences_by_stream(
+        read_batch(sites, bucketPattern="site.*", asOfTime=newest.isoformat())
+    )
     assert {name: sorted(rows) for name, rows in found.items()} == {
         "site-1": [3, 4],
         "site-2": [3, 4],

@@ -12,7 +12,7 @@ from nats_stream_source.errors import PermissionDeniedError
 from tests.integration.spark.planning.planners import Asked
 from tests.support.nats.buckets import api, create_bucket, put, put_many
 from tests.support.nats.topology import with_user
-from tests.support.query_driver.several import SeveralQuery, sequences
+from tests.support.query_driver.driver import new_query, sequences_by_stream
 
 pytestmark = pytest.mark.servers
 
@@ -33,9 +33,9 @@ def up_to(**counts: int) -> dict[str, list[int]]:
 
 def test_rows_are_shared_by_lag(nats_server: NatsServer) -> None:
     fill(nats_server.url, big=60, small=20)
-    with SeveralQuery(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=8) as query:
-        batches = query.micro_batches()
-    assert sequences(query.rows) == up_to(big=60, small=20)
+    with new_query(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=8) as query:
+        batches = [batch.sequences for batch in query.drain()]
+    assert sequences_by_stream(query.records) == up_to(big=60, small=20)
     assert {sum(map(len, batch.values())) for batch in batches} == {8}
     assert [{name: len(rows) for name, rows in batch.items()} for batch in batches[:3]] == [
         {"big": 6, "small": 2}
@@ -45,32 +45,32 @@ def test_rows_are_shared_by_lag(nats_server: NatsServer) -> None:
 def test_limit_below_the_number_of_buckets_serves_each_in_turn(nats_server: NatsServer) -> None:
     counts = {f"b{i}": 4 for i in range(6)}
     fill(nats_server.url, **counts)
-    with SeveralQuery(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=2) as query:
-        batches = query.micro_batches()
-    assert sequences(query.rows) == up_to(**counts)
+    with new_query(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=2) as query:
+        batches = [batch.sequences for batch in query.drain()]
+    assert sequences_by_stream(query.records) == up_to(**counts)
     assert all(sum(map(len, batch.values())) <= 2 for batch in batches)
     assert set().union(*batches[:3]) == counts.keys()
 
 
 def test_bytes_are_shared(nats_server: NatsServer) -> None:
     fill(nats_server.url, big=60, small=20)
-    with SeveralQuery(nats_server.url, bucketPattern=".*", maxBytesPerTrigger=2000) as query:
-        batches = query.micro_batches()
-    assert sequences(query.rows) == up_to(big=60, small=20)
+    with new_query(nats_server.url, bucketPattern=".*", maxBytesPerTrigger=2000) as query:
+        batches = [batch.sequences for batch in query.drain()]
+    assert sequences_by_stream(query.records) == up_to(big=60, small=20)
     assert len(batches) > 4  # 80 entries of more than 100 bytes
     assert batches[0].keys() == {"big", "small"}
 
 
 def test_minimum_of_rows_counts_all_buckets(nats_server: NatsServer) -> None:
     fill(nats_server.url, a=1, b=0)
-    with SeveralQuery(
+    with new_query(
         nats_server.url, buckets="a,b", minRowsPerTrigger=4, maxTriggerDelay=3600
     ) as query:
-        assert query.read() == {"a": [1]}  # the first micro-batch does not wait
+        assert query.read_sequences() == {"a": [1]}  # the first micro-batch does not wait
         put_many(nats_server.url, "a", [("1", b""), ("2", b"")])
-        assert query.read() == {}
+        assert query.read_sequences() == {}
         put_many(nats_server.url, "b", [("1", b""), ("2", b"")])
-        assert query.micro_batches() == [{"a": [2, 3], "b": [1, 2]}]
+        assert [batch.sequences for batch in query.drain()] == [{"a": [2, 3], "b": [1, 2]}]
 
 
 # -- initial values ------------------------------------------------------------------------------
@@ -82,25 +82,25 @@ def test_initial_values_of_each_bucket(nats_server: NatsServer) -> None:
     create_bucket(url, "deep", history=5)
     put_many(url, "deep", ((f"k{i % 3}", b"v") for i in range(9)))
     fill(url, flat=4)
-    with SeveralQuery(url, buckets="deep,flat", maxRowsPerTrigger=2) as query:
-        batches = query.micro_batches()
+    with new_query(url, buckets="deep,flat", maxRowsPerTrigger=2) as query:
+        batches = [batch.sequences for batch in query.drain()]
         assert batches[0] == {"deep": [7, 8, 9]}  # alone: it takes more than the limit
         put(url, "deep", "k0", b"v")
         put(url, "flat", "k0", b"v")
-        assert query.read() == {"deep": [10], "flat": [5]}
-    initial = {(row["bucket"], row["revision"]) for row in query.rows if row["initial"]}
+        assert query.read_sequences() == {"deep": [10], "flat": [5]}
+    initial = {(row["bucket"], row["revision"]) for row in query.records if row["initial"]}
     assert initial == {("deep", 7), ("deep", 8), ("deep", 9)} | {("flat", i) for i in range(1, 5)}
 
 
 def test_initial_values_end_per_bucket_when_one_is_found_later(nats_server: NatsServer) -> None:
     fill(nats_server.url, a=2)
-    with SeveralQuery(nats_server.url, bucketPattern=".*", discoveryInterval=1) as query:
-        query.read()
+    with new_query(nats_server.url, bucketPattern=".*", discoveryInterval=1) as query:
+        query.read_sequences()
         fill(nats_server.url, b=2)
-        query.read()
+        query.read_sequences()
         put(nats_server.url, "b", "k0", b"v")
-        query.read()
-    shown = [(row["bucket"], row["revision"], row["initial"]) for row in query.rows]
+        query.read_sequences()
+    shown = [(row["bucket"], row["revision"], row["initial"]) for row in query.records]
     assert shown == [
         *(("a", 1, True), ("a", 2, True)),
         *(("b", 1, True), ("b", 2, True), ("b", 3, False)),
@@ -113,25 +113,25 @@ def test_initial_values_end_per_bucket_when_one_is_found_later(nats_server: Nats
 def test_small_ranges_share_tasks(nats_server: NatsServer) -> None:
     counts = {f"b{i:02}": 5 for i in range(20)}
     fill(nats_server.url, **counts)
-    with SeveralQuery(nats_server.url, bucketPattern=".*", cores=2) as query:
-        assert query.read() == up_to(**counts)
+    with new_query(nats_server.url, bucketPattern=".*", cores=2) as query:
+        assert query.read_sequences() == up_to(**counts)
         assert 1 <= len(query.tasks) <= 2
         assert sum(len(splits) for splits in query.tasks) == 20
 
 
 def test_minimum_of_partitions_is_shared_by_rows(nats_server: NatsServer) -> None:
     fill(nats_server.url, big=300, small=3)
-    with SeveralQuery(nats_server.url, bucketPattern=".*", minPartitions=4) as query:
-        assert query.read() == up_to(big=300, small=3)
+    with new_query(nats_server.url, bucketPattern=".*", minPartitions=4) as query:
+        assert query.read_sequences() == up_to(big=300, small=3)
         assert len(query.tasks) >= 4
 
 
 def test_task_that_is_repeated_reads_the_same_rows(nats_server: NatsServer) -> None:
     fill(nats_server.url, a=20, b=30)
-    with SeveralQuery(nats_server.url, buckets="a,b") as query:
-        start = query.start()
-        first = query.micro_batch()
-        assert query.offset is not None
+    with new_query(nats_server.url, buckets="a,b") as query:
+        start = query.offset
+        assert query.plan()
+        first = query.read().sequences
         put(nats_server.url, "a", "new", b"v")
         assert query.read_range(start, query.offset) == first == up_to(a=20, b=30)
 
@@ -140,26 +140,26 @@ def test_failed_first_micro_batch_pairs_with_a_new_initial_offset(nats_server: N
     """Spark requests the initial offset again; another bucket may be there by then."""
     url = nats_server.url
     fill(url, a=2)
-    with SeveralQuery(url, bucketPattern=".*", updatesOnly=True) as query:
+    with new_query(url, bucketPattern=".*", updatesOnly=True) as query:
         query.start()
         put(url, "a", "x", b"v")
-        query.micro_batch()
+        assert query.plan()
+        query.read()
         end = query.offset
     put(url, "a", "y", b"v")
     fill(url, b=3)
-    with SeveralQuery(url, bucketPattern=".*", updatesOnly=True) as restarted:
-        assert end is not None
+    with new_query(url, bucketPattern=".*", updatesOnly=True) as restarted:
         assert restarted.read_range(restarted.start(), end) == {"a": [3]}
-        restarted.offset = end
-        assert restarted.read() == {"a": [4], "b": [1, 2, 3]}
+        restarted.offsets.append(end)
+        assert restarted.read_sequences() == {"a": [4], "b": [1, 2, 3]}
 
 
 def test_filters_apply_to_each_bucket(nats_server: NatsServer) -> None:
     fill(nats_server.url, a=5, b=3)
-    with SeveralQuery(nats_server.url, buckets="a,b", keys="k2,k4") as query:
-        assert query.read() == {"a": [3, 5], "b": [3]}
+    with new_query(nats_server.url, buckets="a,b", keys="k2,k4") as query:
+        assert query.read_sequences() == {"a": [3, 5], "b": [3]}
         put(nats_server.url, "b", "other", b"v")
-        assert query.read() == {}
+        assert query.read_sequences() == {}
 
 
 # -- Trigger.AvailableNow ------------------------------------------------------------------------
@@ -168,15 +168,17 @@ def test_filters_apply_to_each_bucket(nats_server: NatsServer) -> None:
 def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> None:
     url = nats_server.url
     fill(url, a=3, b=2)
-    with SeveralQuery(url, bucketPattern=".*", discoveryInterval=1, maxRowsPerTrigger=2) as query:
+    with new_query(url, bucketPattern=".*", discoveryInterval=1, maxRowsPerTrigger=2) as query:
         query.prepare_available_now()
         query.start()
         put(url, "a", "later", b"v")
         fill(url, c=1)
-        assert query.read() == up_to(a=3, b=2)
-    with query.restarted() as next_run:
+        assert query.read_sequences() == up_to(a=3, b=2)
+    with new_query(
+        url, offset=query.offset, bucketPattern=".*", discoveryInterval=1, maxRowsPerTrigger=2
+    ) as next_run:
         next_run.prepare_available_now()
-        assert next_run.read() == {"a": [4], "c": [1]}
+        assert next_run.read_sequences() == {"a": [4], "c": [1]}
 
 
 # -- requests and permissions --------------------------------------------------------------------
@@ -187,10 +189,10 @@ def test_idle_query_requests_lists(
 ) -> None:
     for i in range(300):
         api(nats_server.url, f"STREAM.CREATE.s{i}", {"name": f"s{i}", "subjects": [f"s{i}"]})
-    with SeveralQuery(nats_server.url, streamPattern="s.*") as query:
-        query.read()
+    with new_query(nats_server.url, streamPattern="s.*") as query:
+        query.read_sequences()
         asked = Asked(monkeypatch)
-        assert query.micro_batch() is None
+        assert not query.plan()
         assert asked.subjects == ["STREAM.LIST", "STREAM.LIST"]
 
 
@@ -214,13 +216,13 @@ def test_names_are_read_without_the_permission_to_list_and_patterns_are_not(
         fill(admin, a=2, b=3)
         create_bucket(admin, "c")
         reader = {"user": "reader", "password": "reader"}
-        with SeveralQuery(server.url, buckets="a,b,c", **reader) as query:
-            assert query.read() == up_to(a=2, b=3)
+        with new_query(server.url, buckets="a,b,c", **reader) as query:
+            assert query.read_sequences() == up_to(a=2, b=3)
         with (
-            SeveralQuery(server.url, bucketPattern=".*", **reader) as query,
+            new_query(server.url, bucketPattern=".*", **reader) as query,
             pytest.raises(PermissionDeniedError, match=r"STREAM\.LIST"),
         ):
-            query.read()
+            query.read_sequences()
 
 
 # -- a long history ------------------------------------------------------------------------------
@@ -232,7 +234,8 @@ def test_every_write_is_read_once_and_in_order(nats_server: NatsServer, seed: in
     url, dice = nats_server.url, random.Random(seed)
     written: dict[str, list[int]] = {}
     options = {"bucketPattern": ".*", "discoveryInterval": 1, "includeHistory": True}
-    query = SeveralQuery(url, maxRowsPerTrigger=dice.randint(1, 20), **options)
+    options["maxRowsPerTrigger"] = dice.randint(1, 20)
+    query = new_query(url, **options)
     found: dict[str, list[int]] = {}
     try:
         for _ in range(40):
@@ -245,13 +248,14 @@ def test_every_write_is_read_once_and_in_order(nats_server: NatsServer, seed: in
                     url, name, ((f"k{dice.randint(0, 3)}", b"v") for _ in range(dice.randint(1, 6)))
                 )
             for _ in range(dice.randint(0, 3)):
-                for name, rows in (query.micro_batch() or {}).items():
+                for name, rows in (query.read().sequences if query.plan() else {}).items():
                     found.setdefault(name, []).extend(rows)
             if dice.random() < 0.2:
-                query.__exit__()
-                query = query.restarted()
-        for name, rows in query.read().items():
+                offset = query.offset
+                query.close()
+                query = new_query(url, offset=offset, **options)
+        for name, rows in query.read_sequences().items():
             found.setdefault(name, []).extend(rows)
     finally:
-        query.__exit__()
+        query.close()
     assert found == {name: rows for name, rows in written.items() if rows}

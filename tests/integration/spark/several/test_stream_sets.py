@@ -26,7 +26,7 @@ from tests.support.nats.buckets import (
     put,
     put_many,
 )
-from tests.support.query_driver.several import SeveralQuery
+from tests.support.query_driver.driver import new_query
 
 pytestmark = pytest.mark.servers
 
@@ -45,62 +45,66 @@ def sites(nats_server: NatsServer) -> str:
 def test_list_of_buckets(sites: str) -> None:
     create_bucket(sites, "site-3")
     put(sites, "site-3", "k", b"not read")
-    with SeveralQuery(sites, buckets="site-2,site-1") as query:
-        assert query.read() == {"site-1": [1, 2], "site-2": [1]}
+    with new_query(sites, buckets="site-2,site-1") as query:
+        assert query.read_sequences() == {"site-1": [1, 2], "site-2": [1]}
         put(sites, "site-2", "k", b"v")
-        assert query.read() == {"site-2": [2]}
-        assert query.read() == {}
+        assert query.read_sequences() == {"site-2": [2]}
+        assert query.read_sequences() == {}
 
 
 def test_pattern_finds_a_bucket_while_the_query_runs(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nats_stream_source")
-    with SeveralQuery(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
-        assert query.read() == {"site-1": [1, 2], "site-2": [1]}
+    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
+        assert query.read_sequences() == {"site-1": [1, 2], "site-2": [1]}
         create_bucket(sites, "site-3")
         create_bucket(sites, "other")
         put_many(sites, "site-3", [("a", b"v"), ("b", b"v")])
         put(sites, "other", "k", b"v")
-        assert query.read() == {"site-3": [1, 2]}
+        assert query.read_sequences() == {"site-3": [1, 2]}
         assert "stream found stream=KV_site-3" in caplog.text
         put(sites, "site-3", "a", b"w")
-    with query.restarted() as restarted:
+    with new_query(
+        sites, offset=query.offset, bucketPattern="site-.*", discoveryInterval=1
+    ) as restarted:
         create_bucket(sites, "site-4")
         put(sites, "site-4", "a", b"v")
-        assert restarted.read() == {"site-3": [3], "site-4": [1]}
+        assert restarted.read_sequences() == {"site-3": [3], "site-4": [1]}
 
 
 @pytest.mark.parametrize("option", [{}, {"includeHistory": True}, {"updatesOnly": True}])
 def test_bucket_created_after_the_start_is_read_from_its_first_entry(
     sites: str, option: dict[str, bool]
 ) -> None:
-    with SeveralQuery(sites, bucketPattern="site-.*", discoveryInterval=1, **option) as query:
-        first = query.read()
+    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1, **option) as query:
+        first = query.read_sequences()
         assert first == ({} if "updatesOnly" in option else {"site-1": [1, 2], "site-2": [1]})
         create_bucket(sites, "site-3")
         put(sites, "site-3", "a", b"v")
-        assert query.read() == {"site-3": [1]}
+        assert query.read_sequences() == {"site-3": [1]}
 
 
 def test_bucket_that_is_added_to_the_list_begins_where_a_query_begins(sites: str) -> None:
     """``updatesOnly``: the entries that it had when the query started are not updates."""
-    with SeveralQuery(sites, buckets="site-1", updatesOnly=True) as query:
-        assert query.read() == {}
-    with query.restarted(buckets="site-1,site-2", updatesOnly=True) as restarted:
-        assert restarted.read() == {}
+    with new_query(sites, buckets="site-1", updatesOnly=True) as query:
+        assert query.read_sequences() == {}
+    with new_query(
+        sites, offset=query.offset, buckets="site-1,site-2", updatesOnly=True
+    ) as restarted:
+        assert restarted.read_sequences() == {}
         put(sites, "site-2", "k", b"v")
-        assert restarted.read() == {"site-2": [2]}
+        assert restarted.read_sequences() == {"site-2": [2]}
 
 
 def test_bucket_that_is_removed_from_the_list(sites: str, caplog: pytest.LogCaptureFixture) -> None:
-    with SeveralQuery(sites, buckets="site-1,site-2") as query:
-        query.read()
+    with new_query(sites, buckets="site-1,site-2") as query:
+        query.read_sequences()
     put(sites, "site-1", "k", b"not read")
     put(sites, "site-2", "k", b"v")
-    with query.restarted(buckets="site-2") as restarted:
-        assert restarted.read() == {"site-2": [2]}
-        assert restarted.positions() == {"KV_site-2": 2}
+    with new_query(sites, offset=query.offset, buckets="site-2") as restarted:
+        assert restarted.read_sequences() == {"site-2": [2]}
+        assert restarted.positions == {"KV_site-2": 2}
     line = 'stream is not read any more stream=KV_site-1 option="buckets=site-2"'
     assert caplog.text.count(line) == 1
 
@@ -108,45 +112,46 @@ def test_bucket_that_is_removed_from_the_list(sites: str, caplog: pytest.LogCapt
 def test_deleted_bucket_is_a_data_loss_that_names_it(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with SeveralQuery(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
-        query.read()
+    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
+        query.read_sequences()
         delete_bucket(sites, "site-1")
         with pytest.raises(DataLossError, match=r"KV_site-1.*was deleted.*revision 2"):
-            query.read()
-    with query.restarted(bucketPattern="site-.*", discoveryInterval=1, **ACCEPT) as accepting:
-        assert accepting.read() == {}
-        assert accepting.positions() == {"KV_site-2": 1}
+            query.read_sequences()
+    with new_query(
+        sites, offset=query.offset, bucketPattern="site-.*", discoveryInterval=1, **ACCEPT
+    ) as accepting:
+        assert accepting.read_sequences() == {}
+        assert accepting.positions == {"KV_site-2": 1}
         assert caplog.text.count("was deleted") == 1
         create_bucket(sites, "site-1")
         put(sites, "site-1", "new", b"v")
-        assert accepting.read() == {"site-1": [1]}
+        assert accepting.read_sequences() == {"site-1": [1]}
 
 
 def test_bucket_created_again_between_two_polls(sites: str) -> None:
-    with SeveralQuery(sites, buckets="site-1,site-2") as query:
-        query.read()
+    with new_query(sites, buckets="site-1,site-2") as query:
+        query.read_sequences()
         delete_bucket(sites, "site-1")
         create_bucket(sites, "site-1")
         put(sites, "site-1", "new", b"v")
         with pytest.raises(DataLossError, match=r"KV_site-1.*deleted and re-created"):
-            query.read()
-    with query.restarted(buckets="site-1,site-2", **ACCEPT) as accepting:
-        assert accepting.read() == {"site-1": [1]}
+            query.read_sequences()
+    with new_query(sites, offset=query.offset, buckets="site-1,site-2", **ACCEPT) as accepting:
+        assert accepting.read_sequences() == {"site-1": [1]}
         assert accepting.offset is not None
         epochs = {name: at["epoch"] for name, at in accepting.offset["streams"].items()}
         assert epochs == {"KV_site-1": 1, "KV_site-2": 0}
 
 
 def test_bucket_deleted_between_plan_and_tasks(sites: str) -> None:
-    with SeveralQuery(sites, buckets="site-1,site-2", **ACCEPT) as query:
+    with new_query(sites, buckets="site-1,site-2", **ACCEPT) as query:
         start = query.start()
-        query.read()
-        assert query.offset is not None
+        query.read_sequences()
     delete_bucket(sites, "site-1")
-    with query.restarted() as accepting:
+    with new_query(sites, offset=query.offset, buckets="site-1,site-2", **ACCEPT) as accepting:
         assert accepting.read_range(start, query.offset) == {"site-2": [1]}
     with (
-        query.restarted(buckets="site-1,site-2") as strict,
+        new_query(sites, offset=query.offset, buckets="site-1,site-2") as strict,
         pytest.raises(DataLossError, match=r"KV_site-1.*was deleted"),
     ):
         strict.read_range(start, query.offset)
@@ -157,8 +162,8 @@ def test_bucket_deleted_between_poll_and_plan(
     sites: str, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """The poll has seen it; the requests of its plan do not. The next poll reports it."""
-    with SeveralQuery(sites, bucketPattern="site-.*", discoveryInterval=1, **ACCEPT) as query:
-        query.read()
+    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1, **ACCEPT) as query:
+        query.read_sequences()
         if not known:
             create_bucket(sites, "site-3")
         name = "site-1" if known else "site-3"
@@ -175,42 +180,42 @@ def test_bucket_deleted_between_poll_and_plan(
             return infos
 
         monkeypatch.setattr(StreamStates, "poll", then_deleted)
-        assert query.read() == {"site-2": [2]}
+        assert query.read_sequences() == {"site-2": [2]}
         assert deleted == [name]
-        assert query.positions() == {"KV_site-2": 2} | ({} if known else {"KV_site-1": 2})
+        assert query.positions == {"KV_site-2": 2} | ({} if known else {"KV_site-1": 2})
 
 
 def test_listed_bucket_that_does_not_exist(sites: str, caplog: pytest.LogCaptureFixture) -> None:
     with (
-        SeveralQuery(sites, buckets="site-1,site-9") as query,
+        new_query(sites, buckets="site-1,site-9") as query,
         pytest.raises(BucketNotFoundError, match=r"buckets=site-1,site-9.*site-9"),
     ):
-        query.read()
+        query.read_sequences()
     with (
-        SeveralQuery(sites, streams="nothing") as query,
+        new_query(sites, streams="nothing") as query,
         pytest.raises(StreamNotFoundError, match="streams=nothing"),
     ):
-        query.read()
+        query.read_sequences()
 
 
 def test_pattern_without_a_match_waits_and_says_so_once(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = nats_server.url
-    with SeveralQuery(url, bucketPattern="site-.*", discoveryInterval=1) as query:
-        assert query.read() == {}
-        assert query.read() == {}
+    with new_query(url, bucketPattern="site-.*", discoveryInterval=1) as query:
+        assert query.read_sequences() == {}
+        assert query.read_sequences() == {}
         assert caplog.text.count("no name matches the pattern") == 1
         create_bucket(url, "site-1")
         put(url, "site-1", "a", b"v")
-        assert query.read() == {"site-1": [1]}
+        assert query.read_sequences() == {"site-1": [1]}
 
 
 def test_pattern_reads_buckets_only(sites: str) -> None:
     api(sites, "STREAM.CREATE.site-x", {"name": "site-x", "subjects": ["x.>"]})
     api(sites, "STREAM.CREATE.OBJ_site", {"name": "OBJ_site", "subjects": ["$O.site.>"]})
-    with SeveralQuery(sites, bucketPattern=".*site.*") as query:
-        assert query.read() == {"site-1": [1, 2], "site-2": [1]}
+    with new_query(sites, bucketPattern=".*site.*") as query:
+        assert query.read_sequences() == {"site-1": [1, 2], "site-2": [1]}
 
 
 def test_streams_by_pattern(nats_server: NatsServer) -> None:
@@ -218,10 +223,10 @@ def test_streams_by_pattern(nats_server: NatsServer) -> None:
     for name in ("orders", "returns", "audit"):
         api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
         publish(url, [(f"{name}.1", b"v", None), (f"{name}.2", b"v", None)])
-    with SeveralQuery(url, streamPattern="orders|returns") as query:
-        assert query.read() == {"orders": [1, 2], "returns": [1, 2]}
+    with new_query(url, streamPattern="orders|returns") as query:
+        assert query.read_sequences() == {"orders": [1, 2], "returns": [1, 2]}
         publish(url, [("orders.3", b"v", None)])
-        assert query.read() == {"orders": [3]}
+        assert query.read_sequences() == {"orders": [3]}
 
 
 def test_stream_that_cannot_be_read_again_is_an_error_that_names_it(
@@ -232,53 +237,53 @@ def test_stream_that_cannot_be_read_again_is_an_error_that_names_it(
     config = {"name": "jobs", "subjects": ["jobs"], "retention": "workqueue"}
     api(url, "STREAM.CREATE.jobs", config)
     with (
-        SeveralQuery(url, streamPattern=".*") as query,
+        new_query(url, streamPattern=".*") as query,
         pytest.raises(UnsupportedStreamError, match="jobs"),
     ):
-        query.read()
+        query.read_sequences()
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
 def test_checkpoint_of_one_bucket_continues_in_a_set(sites: str) -> None:
-    with SeveralQuery(sites, bucket="site-1") as query:
-        query.read()
+    with new_query(sites, bucket="site-1") as query:
+        query.read_sequences()
     put(sites, "site-1", "k", b"v")
-    with query.restarted(buckets="site-1,site-2") as several:
-        assert several.read() == {"site-1": [3], "site-2": [1]}
+    with new_query(sites, offset=query.offset, buckets="site-1,site-2") as several:
+        assert several.read_sequences() == {"site-1": [3], "site-2": [1]}
     assert several.offset is not None
     assert several.offset["v"] == 2
 
 
 def test_checkpoint_of_several_buckets_is_refused_by_one(sites: str) -> None:
-    with SeveralQuery(sites, buckets="site-1,site-2") as query:
-        query.read()
+    with new_query(sites, buckets="site-1,site-2") as query:
+        query.read_sequences()
     with (
-        query.restarted(bucket="site-1") as one,
+        new_query(sites, offset=query.offset, bucket="site-1") as one,
         pytest.raises(OffsetError, match=r"of several streams \(KV_site-1, KV_site-2\)"),
     ):
-        one.read()
+        one.read_sequences()
 
 
 def test_checkpoint_of_another_set_is_refused(sites: str) -> None:
-    with SeveralQuery(sites, buckets="site-1") as query:
-        query.read()
+    with new_query(sites, buckets="site-1") as query:
+        query.read_sequences()
     with (
-        query.restarted(buckets="site-2") as other,
+        new_query(sites, offset=query.offset, buckets="site-2") as other,
         pytest.raises(OffsetError, match=r"it is of KV_site-1, and buckets=site-2 selects none"),
     ):
-        other.read()
+        other.read_sequences()
 
 
 def test_checkpoint_of_other_filters_is_refused(sites: str) -> None:
-    with SeveralQuery(sites, buckets="site-1,site-2") as query:
-        query.read()
+    with new_query(sites, buckets="site-1,site-2") as query:
+        query.read_sequences()
     with (
-        query.restarted(buckets="site-1,site-2", keys="k1") as other,
+        new_query(sites, offset=query.offset, buckets="site-1,site-2", keys="k1") as other,
         pytest.raises(OffsetError, match=r"written with keys=\(all\), the query has keys=k1"),
     ):
-        other.read()
+        other.read_sequences()
 
 
 def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
@@ -286,10 +291,10 @@ def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
     for name in ("orders", "returns"):
         api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
         publish(url, [(f"{name}.1", b"v", None)])
-    with SeveralQuery(url, streamPattern=".*", filterSubjects="orders.>") as query:
-        assert query.read() == {"orders": [1]}
+    with new_query(url, streamPattern=".*", filterSubjects="orders.>") as query:
+        assert query.read_sequences() == {"orders": [1]}
     with (
-        SeveralQuery(url, streamPattern=".*", filterSubjects="audit.>") as query,
+        new_query(url, streamPattern=".*", filterSubjects="audit.>") as query,
         pytest.raises(ConfigurationError, match=r"audit\.>"),
     ):
-        query.read()
+        query.read_sequences()

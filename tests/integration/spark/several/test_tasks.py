@@ -22,7 +22,7 @@ from tests.support.nats.buckets import (
     delete_bucket,
     put_many,
 )
-from tests.support.query_driver.several import Row, SeveralQuery, sequences
+from tests.support.query_driver.driver import Record, new_query, sequences_by_stream
 
 pytestmark = pytest.mark.servers
 
@@ -55,11 +55,11 @@ def test_rows_come_split_by_split(twelve: str, monkeypatch: pytest.MonkeyPatch, 
         open_now -= 1
 
     monkeypatch.setattr(OrderedReader, "batches", counted)
-    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
-        assert query.read() == {name: list(range(1, 101)) for name in NAMES}
+    with new_query(twelve, bucketPattern="b.*", cores=1) as query:
+        assert query.read_sequences() == {name: list(range(1, 101)) for name in NAMES}
         (task,) = query.tasks
         ordered = [split.stream for split in task]
-        assert [f"KV_{row['bucket']}" for row in query.rows[::100]] == ordered
+        assert [f"KV_{row['bucket']}" for row in query.records[::100]] == ordered
     assert open_now == 0
     assert most == 1 if long else most > 1
     assert not any(consumers(twelve, name) for name in NAMES)
@@ -68,8 +68,8 @@ def test_rows_come_split_by_split(twelve: str, monkeypatch: pytest.MonkeyPatch, 
 def test_task_that_ends_early_deletes_its_consumers(twelve: str) -> None:
     """As when Spark cancels a task, or a ``LIMIT`` needs no more rows."""
     options = kv_options({"servers": twelve, "bucketPattern": "b.*"}, Mode.STREAMING)
-    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
-        query.read()
+    with new_query(twelve, bucketPattern="b.*", cores=1) as query:
+        query.read_sequences()
         (task,) = query.tasks
         rows = read_splits(task, format_adapter(options))
         first = next(iter(rows))
@@ -84,19 +84,19 @@ def test_split_that_fails_ends_the_task_when_it_is_its_turn(
 ) -> None:
     caplog.set_level(logging.ERROR)
     options = kv_options({"servers": twelve, "bucketPattern": "b.*"}, Mode.STREAMING)
-    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
-        query.read()
+    with new_query(twelve, bucketPattern="b.*", cores=1) as query:
+        query.read_sequences()
         (task,) = query.tasks
         delete_bucket(twelve, NAMES[2])
         create_bucket(twelve, NAMES[2])
         put_many(twelve, NAMES[2], ((f"k{i}", b"v") for i in range(100)))
-        rows: list[Row] = []
+        rows: list[Record] = []
         batches = read_splits(task, format_adapter(options))
         with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*re-created"):
             rows.extend(row for batch in batches for row in batch.to_pylist())
         close_cached_runners()
-    assert sequences(rows).keys() <= {*NAMES[:3]}
-    assert sequences(rows)[NAMES[1]] == list(range(1, 101))
+    assert sequences_by_stream(rows).keys() <= {*NAMES[:3]}
+    assert sequences_by_stream(rows)[NAMES[1]] == list(range(1, 101))
     assert not any(consumers(twelve, name) for name in NAMES)
     assert not caplog.records  # no exception of a split that nobody waited for
 
@@ -104,8 +104,8 @@ def test_split_that_fails_ends_the_task_when_it_is_its_turn(
 def test_bucket_deleted_while_the_task_reads(twelve: str, caplog: pytest.LogCaptureFixture) -> None:
     """A data loss: an error that names it, or without ``failOnDataLoss`` the rows of the others."""
     given = {"servers": twelve, "bucketPattern": "b.*"}
-    with SeveralQuery(twelve, bucketPattern="b.*", cores=1) as query:
-        query.read()
+    with new_query(twelve, bucketPattern="b.*", cores=1) as query:
+        query.read_sequences()
         (task,) = query.tasks
         delete_bucket(twelve, NAMES[2])
         with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*was deleted while the range"):
@@ -113,6 +113,6 @@ def test_bucket_deleted_while_the_task_reads(twelve: str, caplog: pytest.LogCapt
         accepting = kv_options({**given, "failOnDataLoss": "false"}, Mode.STREAMING)
         batches = list(read_splits(task, format_adapter(accepting)))
         close_cached_runners()
-    found = sequences([row for batch in batches for row in batch.to_pylist()])
+    found = sequences_by_stream([row for batch in batches for row in batch.to_pylist()])
     assert found == {name: list(range(1, 101)) for name in NAMES if name != NAMES[2]}
     assert f"data loss accepted: stream KV_{NAMES[2]}" in caplog.text

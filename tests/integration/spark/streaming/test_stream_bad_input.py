@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -27,7 +26,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.options import Mode, stream_options
 from nats_stream_source.spark.formats.offsets import Offset
 from tests.support.nats.buckets import api, publish
-from tests.support.query_driver.streaming import sequences, stream_query
+from tests.support.query_driver.driver import OffsetJson, new_query, sequences
 
 SECRET = "hunter2-is-secret"
 BASE = {"servers": "nats://127.0.0.1:1", "stream": "ORDERS"}
@@ -150,21 +149,21 @@ def test_in_spark(spark: SparkSession) -> None:
 def test_no_such_stream(shared_server: NatsServer) -> None:
     with (
         pytest.raises(StreamNotFoundError, match="stream 'NOWHERE': it does not exist on nats://"),
-        stream_query(shared_server.url, "NOWHERE") as query,
+        new_query(shared_server.url, stream="NOWHERE") as query,
     ):
-        query.rows()
+        query.read_new()
     with (
         pytest.raises(
             NoMatchingStreamError, match=r"of subject 'nowhere\.>': no stream has it, expected one"
         ),
-        stream_query(shared_server.url, None, subject="nowhere.>") as query,
+        new_query(shared_server.url, subject="nowhere.>") as query,
     ):
-        query.rows()
+        query.read_new()
     with (
         pytest.raises(JetStreamNotEnabledError, match="options 'domain' or 'apiPrefix'"),
-        stream_query(shared_server.url, "S", domain="no", connectTimeout=1) as query,
+        new_query(shared_server.url, stream="S", domain="no", connectTimeout=1) as query,
     ):
-        query.rows()
+        query.read_new()
 
 
 def test_a_time_in_the_future(shared_server: NatsServer, name: str) -> None:
@@ -174,40 +173,40 @@ def test_a_time_in_the_future(shared_server: NatsServer, name: str) -> None:
         pytest.raises(
             OptionError, match=r"'startTime': \S+Z is in the future, expected the server's time"
         ),
-        stream_query(shared_server.url, name, startTime=when) as query,
+        new_query(shared_server.url, stream=name, startTime=when) as query,
     ):
-        query.rows()
+        query.read_new()
 
 
 @pytest.mark.parametrize("beyond", [6, 9, 2**63 - 1])
 def test_a_start_beyond_the_end(shared_server: NatsServer, name: str, beyond: int) -> None:
     """It waits, also over a restart, and begins exactly there."""
-    with stream_query(shared_server.url, name, startSequence=beyond) as query:
-        assert query.rows() == []
+    with new_query(shared_server.url, stream=name, startSequence=beyond) as query:
+        assert query.read_new() == []
         offset = query.offset
-    assert offset.stream_seq == beyond - 1
+    assert offset["stream_seq"] == beyond - 1
     publish(shared_server.url, [(f"{name}.a", b"", None)] * 6)
-    with stream_query(shared_server.url, name, offset, startSequence=beyond) as query:
-        assert sequences(query.rows()) == [seq for seq in range(6, 12) if seq >= beyond]
+    with new_query(shared_server.url, stream=name, offset=offset, startSequence=beyond) as query:
+        assert sequences(query.read_new()) == [seq for seq in range(6, 12) if seq >= beyond]
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
 
 
-def offset_of(url: str, name: str, **options: Any) -> Offset:
+def offset_of(url: str, name: str, **options: Any) -> OffsetJson:
     """Where a query stands that has read all."""
-    with stream_query(url, name, **options) as query:
-        query.rows()
+    with new_query(url, stream=name, **options) as query:
+        query.read_new()
         return query.offset
 
 
-def refused(url: str, name: str, offset: Offset, text: str, **options: Any) -> None:
+def refused(url: str, name: str, offset: OffsetJson, text: str, **options: Any) -> None:
     """A query cannot go on from the offset; the right one can, and misses nothing."""
     with (
         pytest.raises(OffsetError, match=text),
-        stream_query(url, name, offset, **options) as query,
+        new_query(url, stream=name, offset=offset, **options) as query,
     ):
-        query.rows()
+        query.read_new()
 
 
 def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> None:
@@ -216,7 +215,7 @@ def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> N
     refused(
         url,
         name,
-        replace(offset, stream="OTHER"),
+        {**offset, "stream": "OTHER"},
         f"of stream OTHER, the query reads {name} .*'stream' and 'subject'.*another checkpoint",
     )
     refused(
@@ -228,22 +227,22 @@ def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> N
     )
     refused(url, name, offset_of(url, name, filterSubjects=some), f"filterSubjects={some}, the")
     publish(url, [(some, b"", None)])
-    with stream_query(url, name, offset) as query:
-        assert sequences(query.rows()) == [6]
+    with new_query(url, stream=name, offset=offset) as query:
+        assert sequences(query.read_new()) == [6]
 
 
 def test_the_subject_that_was_looked_up_is_a_filter(shared_server: NatsServer, name: str) -> None:
     url, some = shared_server.url, f"{name}.a"
-    with stream_query(url, None, subject=some) as query:
-        assert sequences(query.rows()) == [1, 3, 5]
+    with new_query(url, subject=some) as query:
+        assert sequences(query.read_new()) == [1, 3, 5]
         offset = query.offset
     with (
         pytest.raises(OffsetError, match=f"subject={some}, the query has subject={name}.b"),
-        stream_query(url, None, offset, subject=f"{name}.b") as query,
+        new_query(url, offset=offset, subject=f"{name}.b") as query,
     ):
-        query.rows()
-    with stream_query(url, name, offset, filterSubjects=some) as query:
-        assert query.rows() == []
+        query.read_new()
+    with new_query(url, stream=name, offset=offset, filterSubjects=some) as query:
+        assert query.read_new() == []
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -299,17 +298,17 @@ def test_an_offset_edited_by_hand(edit: Callable[[dict[str, Any]], object], text
 
 def test_offsets_that_run_backwards(shared_server: NatsServer, name: str) -> None:
     offset = offset_of(shared_server.url, name)
-    with stream_query(shared_server.url, name, offset) as query:
+    with new_query(shared_server.url, stream=name, offset=offset) as query:
         with pytest.raises(OffsetError, match=r"run backwards, from 5 to 3; .* edited by hand"):
-            query.read(replace(offset, stream_seq=3, time=None))
+            query.plan_logged({**offset, "stream_seq": 3, "time": None})
         assert query.offset == offset
 
 
 def test_an_offset_ahead_of_the_stream(shared_server: NatsServer, name: str) -> None:
     """Which no edit explains better than a stream that was set back."""
-    ahead = replace(offset_of(shared_server.url, name), stream_seq=9)
+    ahead = {**offset_of(shared_server.url, name), "stream_seq": 9}
     with (
         pytest.raises(NatsSourceError, match="was rolled back: last sequence is 5,"),
-        stream_query(shared_server.url, name, ahead) as query,
+        new_query(shared_server.url, stream=name, offset=ahead) as query,
     ):
-        query.rows()
+        query.read_new()

@@ -1,14 +1,15 @@
-"""What the scenarios have in common: writes with PubAcks, reads as Spark would, and the oracle.
+"""A bucket or stream with a record of its writes, and the comparison of a query's rows with it.
 
-A :class:`Workload` is one bucket or stream. Every write is unique and numbered, and its PubAck is
-awaited. A :class:`MicroBatchQuery` asks planner and reader what Spark asks; a second reading with
-the first one's offsets is a restart. The oracle (:meth:`Workload.check`): what was acknowledged was
-read, exactly once and in order, and nothing was read that was not written.
+Each write of a :class:`RecordedStream` is unique and numbered, and its PubAck is awaited.
+:meth:`RecordedStream.query` returns a :class:`QueryDriver`; a second query with the offsets of the
+first one is a restart. :meth:`RecordedStream.check` asserts with the oracle that each acknowledged
+write was read, once and in order, and that each row was written.
 
-Three kinds of workloads: ``kv`` reads all revisions of a bucket, ``kv current`` the last ones (an
-ordered consumer of ``last_per_subject``, where the bucket keeps more than one), ``stream`` the
-messages of a stream. Each key is written once, so that all are last; a *hot* workload writes few
-keys over and over, and removes some (:meth:`Workload.check_readings`).
+Three kinds: ``kv`` reads all revisions of a bucket; ``kv current`` reads the last revision of each
+key (an ordered consumer with ``last_per_subject``, if the bucket keeps more than one revision);
+``stream`` reads the messages of a stream. Each key is written once, so all revisions are the last
+ones. With ``hot`` a few keys are written repeatedly, and some are removed
+(:meth:`RecordedStream.check_queries`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ from tests.support.background_writer import Writing
 from tests.support.nats import buckets
 from tests.support.oracle.row_check import check_all_read, check_batches, check_rows
 from tests.support.oracle.rows import Marker, Row, Written, message
-from tests.support.query_driver.micro_batch import DEADLINE, MicroBatchQuery
-
-__all__ = ["DEADLINE", "MicroBatchQuery", "Row", "Workload"]
+from tests.support.query_driver.driver import DEADLINE, OffsetJson, QueryDriver
 
 KINDS = ("kv", "kv current", "stream")
 SEQUENCE_TERMS = {"kv": "revision", "kv current": "revision", "stream": "sequence"}
@@ -57,9 +56,9 @@ def crash(server: NatsServer) -> None:
 
 
 def keep_store(server: NatsServer, directory: Path) -> Callable[[], None]:
-    """Keep a server's store in ``directory``; call what this gives to put it in place again.
+    """Copy a server's store to ``directory``; return a function that restores the copy.
 
-    So does a server that lost power before its fsync, or a backup: acknowledged writes are gone.
+    The restored store lacks later acknowledged writes, as after a power loss or from a backup.
     """
     store, kept = server.store / "jetstream", directory / "kept"
     server.terminate()
@@ -76,17 +75,17 @@ def keep_store(server: NatsServer, directory: Path) -> Callable[[], None]:
 
 
 AGAIN: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}
-"""How a server goes away and comes back."""
+"""How a server restarts."""
 
 _serial = itertools.count(1)
-_DELETED, _PURGED = 0.05, 0.02  # shares of the writes of a hot workload
+_DELETED, _PURGED = 0.05, 0.02  # shares of the writes of a hot recorded stream
 
 
-def be_patient(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) -> None:
+def use_long_deadlines(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) -> None:
     """Let readers wait for three long heartbeats, and for any PONG, before they rebuild.
 
-    For tests that count consumers or connections: on a busy machine a server may get no processor
-    for so long that readers take it for lost, and rightly make new ones.
+    For tests that count consumers or connections: on a busy machine a server may pause for so long
+    that readers otherwise rebuild.
     """
     monkeypatch.setattr(
         range_reader, "RangeRequest", partial(range_reader.RangeRequest, heartbeat=heartbeat)
@@ -95,18 +94,18 @@ def be_patient(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) -> None:
     monkeypatch.setattr(consumer, "_PONG_TIMEOUT", DEADLINE)
 
 
-class Workload:
-    """One bucket or stream, and what was written to it.
+class RecordedStream:
+    """One bucket or stream, and the record of its writes.
 
     Args:
         kind: one of :data:`KINDS`.
         url: the server that is written to.
-        hot: how many keys are written over and over, some of them much more often than others; in
-            a bucket some are deleted or purged now and then. When 0, each key is written once.
+        hot: the number of keys that are written repeatedly, some much more often than others; in a
+            bucket some are deleted or purged. 0: each key is written once.
 
     Attributes:
         acknowledged: by stream sequence, the key and the value, or the marker.
-        attempted: each key and value or marker, also those whose PubAck did not come.
+        attempted: each key and value or marker, also those without a PubAck.
         history: how many revisions of a key the bucket keeps; -1 for any number.
     """
 
@@ -139,7 +138,7 @@ class Workload:
         """The sequences of each key's last write that was acknowledged."""
         return sorted({key: seq for seq, (key, _) in sorted(self.acknowledged.items())}.values())
 
-    def create(self, **config: Any) -> Workload:
+    def create(self, **config: Any) -> RecordedStream:
         """Create the stream; ``config`` overrides."""
         if self.is_kv:
             config.setdefault("max_msgs_per_subject", config.pop("history", 64))
@@ -151,7 +150,7 @@ class Workload:
         return self
 
     def state(self, url: str | None = None) -> dict[str, Any]:
-        """The stream's state as its leader has it."""
+        """The stream's state at its leader."""
         info = buckets.api(url or self.url, f"STREAM.INFO.{self.stream}")
         return dict(info["state"])
 
@@ -160,7 +159,7 @@ class Workload:
         return list(answer.get("consumers") or [])
 
     def delete_consumers(self) -> list[str]:
-        """Delete them all; their names."""
+        """Delete all consumers; return their names."""
         names = self.consumers()
         for name in names:
             buckets.api(self.url, f"CONSUMER.DELETE.{self.stream}.{name}")
@@ -182,7 +181,7 @@ class Workload:
         return f"k{int(self.hot * self._random.random() ** 3) if self.hot else number}"
 
     def next(self, count: int, size: int = 0) -> list[Written]:
-        """The same, with markers among them where the workload is hot."""
+        """The next writes, with markers among them where the recorded stream is hot."""
         found: list[Written] = [*self.messages(count, size)]
         for i, written in enumerate(found if self.hot and self.is_kv else []):
             drawn = self._random.random()
@@ -202,21 +201,21 @@ class Workload:
         url: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> list[int]:
-        """Write these, values with ``headers``; the sequences. Each must be acknowledged."""
+        """Write and await each PubAck; return the sequences. Values have ``headers``."""
         made = [message(self.prefix, one) for one in written]
         messages = [(subject, value, own or headers) for subject, value, own in made]
         sequences = buckets.publish(url or self.url, messages)
         self.acknowledged.update(zip(sequences, written, strict=True))
         return sequences
 
-    def forget(self, after: int) -> None:
-        """The server was set back: of what was acknowledged, it has nothing ``after`` that."""
+    def remove_after(self, after: int) -> None:
+        """Remove the acknowledged writes after a sequence, which a rollback of the server lost."""
         for seq in [seq for seq in self.acknowledged if seq > after]:
             del self.acknowledged[seq]
 
     @contextlib.contextmanager
     def writing(self, urls: Sequence[str], size: int = 100) -> Iterator[Writing]:
-        """Write all the time, whatever happens to the servers; what is acknowledged counts."""
+        """Write in the background during the block; unacknowledged writes are not repeated."""
         writing = Writing(self, urls, size)
         writing.start()
         try:
@@ -232,19 +231,15 @@ class Workload:
             own["includeHistory"] = "true"
         return {"servers": url, **own, **more}
 
-    @contextlib.contextmanager
-    def reading(
-        self, url: str | None = None, offsets: Iterable[dict[str, Any]] = (), **options: str
-    ) -> Iterator[MicroBatchQuery]:
-        """A query on this, which goes on from the last of ``offsets`` where there are any."""
+    def query(
+        self, url: str | None = None, offsets: Iterable[OffsetJson] = (), **options: str
+    ) -> QueryDriver:
+        """Return a query of this stream, which continues after the last of ``offsets``."""
         given = self.options(url or self.url, **options)
         parsed = kv_options(given) if self.is_kv else stream_options(given)
-        known = (lambda: int(self.state()["last_seq"])) if self.hot else (lambda: 0)
-        reading = MicroBatchQuery(parsed, list(offsets), known)
-        try:
-            yield reading
-        finally:
-            reading.stop()
+        if not self.hot:
+            return QueryDriver(parsed, offsets)
+        return QueryDriver(parsed, offsets, last_now=lambda: int(self.state()["last_seq"]))
 
     # -- the oracle -------------------------------------------------------------------------------
 
@@ -254,32 +249,33 @@ class Workload:
         """Compare ``rows`` with what was written in ``(after, through]``.
 
         Args:
-            lost: sequences that the server has lost, or that the test took away.
+            lost: sequences that the server lost or the test removed.
             through: the last acknowledged one when -1.
         """
         through = self.last if through < 0 else through
         acknowledged, attempted = self.acknowledged, self.attempted
         check_all_read(rows, acknowledged, attempted, after=after, through=through, lost=lost)
 
-    def check_readings(self, *readings: MicroBatchQuery) -> None:
-        """Compare all rows of a query with what was written, where keys were written over.
+    def check_queries(self, *queries: QueryDriver) -> None:
+        """Compare all rows of a query and its restarts with repeated writes of the same keys.
 
-        Of a list, each key's last revision; later, all that the bucket still had.
+        A micro-batch of last values has the last revision of each key; a later one has all
+        revisions that the bucket still had.
 
         Args:
-            readings: from the beginning on; each goes on with the offsets of the one before.
+            queries: from the start on; each continues with the offsets of the previous one.
         """
-        rows = [row for reading in readings for row in reading.rows]
-        done = [batch for reading in readings for batch in reading.done]
+        rows = [row for query in queries for row in query.rows]
+        done = [batch for query in queries for batch in query.done]
         check_rows(rows, self.acknowledged, self.attempted)
         check_batches(rows, self.acknowledged, self.attempted, self.history, done)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged that an operator is to read."""
+    """The texts of all log lines at level WARNING and above."""
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-def told_lost(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What of it is about messages that are lost."""
+def loss_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings of lost messages."""
     return [text for text in warnings(caplog) if "aged out" in text]
