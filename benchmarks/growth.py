@@ -32,7 +32,7 @@ from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.machine import OtherProcesses, machine
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.spark.datasource import NatsKvDataSource
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.stream_reader import StreamReader
 
 MESSAGES = (100_000, 1_000_000, 10_000_000)

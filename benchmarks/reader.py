@@ -46,7 +46,7 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.event_loop import Runner
+from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire import scanner
 
 SIZES = (16, 128, 1024, 16384)

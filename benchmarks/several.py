@@ -37,10 +37,10 @@ from benchmarks.support.raw_connection import fill
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
-from nats_stream_source.spark.input_partition import NatsInputPartition
-from nats_stream_source.spark.reading.event_loop import Runner, close_cached_runners
+from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.stream_reader import new_planner
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
+from nats_stream_source.spark.tasks import NatsInputPartition
 
 _IDLE_SECONDS = 15.0
 _ONE = "one"

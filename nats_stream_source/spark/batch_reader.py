@@ -23,13 +23,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import BatchReadKind, BatchSplit
-from nats_stream_source.spark.garbage_collection import exempt_modules
-from nats_stream_source.spark.input_partition import NatsInputPartition
+from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.spark.reading.event_loop import Runner
+    from nats_stream_source.spark.runner import Runner
 
 
 class BatchReader(DataSourceReader):
@@ -40,7 +39,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch."""
-        from nats_stream_source.spark.reading.event_loop import Runner
+        from nats_stream_source.spark.runner import Runner
 
         runner = Runner(self._options.connection)
         try:
@@ -63,9 +62,9 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
-        from nats_stream_source.spark.reading.as_of import read_as_of
-        from nats_stream_source.spark.reading.latest_values import read_latest_values
         from nats_stream_source.spark.reading.split_reader import read_splits
+        from nats_stream_source.spark.reading.state.as_of import read_as_of
+        from nats_stream_source.spark.reading.state.latest_values import read_latest_values
 
         exempt_modules()
         if not isinstance(partition, NatsInputPartition):

@@ -121,7 +121,7 @@ class NatsFormat(DataSource):
                 f"'append'; write mode('append'), and delete keys with the column operation = 'DEL'"
             )
         options = self._write_options(schema)
-        from nats_stream_source.spark.writing.driver import prepare_target
+        from nats_stream_source.spark.writing.target import prepare_target
         from nats_stream_source.spark.writing.writers import NatsBatchWriter
 
         prepare_target(options)
@@ -136,9 +136,10 @@ class NatsFormat(DataSource):
             )
         self.options = without_query_options(self.options)
         options = self._write_options(schema)
-        from nats_stream_source.spark.writing.writers import stream_writer
+        from nats_stream_source.spark.writing.writers import NatsStreamWriter
 
-        return stream_writer(options, schema)
+        writer: DataSourceStreamWriter = NatsStreamWriter(options, schema)
+        return writer
 
     @abstractmethod
     def _write_options(self, schema: StructType) -> KvWriteOptions | StreamWriteOptions:

@@ -24,8 +24,7 @@ from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.garbage_collection import exempt_modules
-from nats_stream_source.spark.input_partition import NatsInputPartition
+from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from nats_stream_source.jetstream.reusable_connection import ReusableConnection
     from nats_stream_source.spark.planning.multi_stream_planner import MultiStreamPlanner
     from nats_stream_source.spark.planning.planner import Planner
-    from nats_stream_source.spark.reading.event_loop import Runner
+    from nats_stream_source.spark.runner import Runner
 
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ class StreamReader(DataSourceStreamReader):
         For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
         wrong address is an error at once, and a running query outlives an outage.
         """
-        from nats_stream_source.spark.reading.event_loop import Runner
+        from nats_stream_source.spark.runner import Runner
 
         if self._runner is None or self._planner is None:
             self._runner = Runner(self._options.connection)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put_many
 from tests.support.paths import ROOT
 from tests.support.query_driver.batch import read_batch

@@ -31,7 +31,7 @@ from nats_stream_source.options.writing import (
     stream_write_options,
 )
 from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats import buckets
 from tests.support.paths import ROOT

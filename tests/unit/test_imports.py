@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 
 import pytest
-
-from nats_stream_source.spark import progress
 
 HEAVY = ("nats", "numpy", "pyarrow", "tenacity", "nats_stream_source.spark.planning.planner")
 
@@ -33,17 +30,10 @@ def test_finding_the_source_and_its_columns_needs_little() -> None:
 
 def test_a_reader_needs_no_planner() -> None:
     modules = imported(
-        "from nats_stream_source.spark.reading import as_of, latest_values, split_reader"
+        "from nats_stream_source.spark.reading import split_reader\n"
+        "from nats_stream_source.spark.reading.state import as_of, latest_values"
     )
     assert not [name for name in modules if name.startswith("nats_stream_source.spark.planning")]
-
-
-def test_the_former_path_of_progress_is_deprecated() -> None:
-    sys.modules.pop("nats_stream_source.progress", None)
-    with pytest.warns(DeprecationWarning, match=r"from nats_stream_source\.spark\.progress"):
-        former = importlib.import_module("nats_stream_source.progress")
-    for name in ("BatchProgress", "records", "watch_progress"):
-        assert getattr(former, name) is getattr(progress, name)
 
 
 @pytest.mark.parametrize("name", ["connect", "subscribe"])

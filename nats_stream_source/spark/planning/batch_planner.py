@@ -2,17 +2,17 @@
 
 It requests the stream's state from the leader once, and the batch reads that state:
 
-=============================  =================================  =============================
+=============================  =================================  ===========================
 options                        rows                               splits
-=============================  =================================  =============================
-(none)                         each key's last entry              one (``reading.latest_values``)
-``asOfSequence``, ``asOfTime``  each key's last entry as of then  one (``reading.as_of``)
+=============================  =================================  ===========================
+(none)                         each key's last entry              one (``state.latest_values``)
+``asOfSequence``, ``asOfTime``  each key's last entry as of then  one (``state.as_of``)
 ``includeHistory``,            all revisions in the stream,       as a micro-batch of that range
 ``startSequence``, …           from there to the last one
 ``deliverPolicy``, …           the messages from there to         likewise; one for
                                ``endSequence``, ``endTime`` or    ``last_per_subject``
                                the last one
-=============================  =================================  =============================
+=============================  =================================  ===========================
 
 A sequence or time beyond the stream's end is an error: the batch would read less than requested,
 and other rows the next time.

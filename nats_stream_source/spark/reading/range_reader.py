@@ -16,7 +16,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.event_loop import Runner
+from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.frames import Frames
 
 

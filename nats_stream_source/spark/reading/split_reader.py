@@ -26,7 +26,6 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.spark.data_loss_report import report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.event_loop import cached_runner
 from nats_stream_source.spark.reading.range_reader import range_request
 from nats_stream_source.spark.reading.read_verifier import (
     ReadVerifier,
@@ -34,6 +33,7 @@ from nats_stream_source.spark.reading.read_verifier import (
     verified_stream_info,
 )
 from nats_stream_source.spark.reading.small_range import small_range
+from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.frames import Frames
 
 _AHEAD = 8

@@ -24,12 +24,30 @@ from nats_stream_source.options.writing import (
     MessageId,
     StreamWriteOptions,
 )
+from nats_stream_source.spark.runner import Runner
 
 log = field_logger(__name__)
 
 _NANOSECONDS = 1_000_000_000  # per second
 _STREAM_EXISTS = 10058
 _SHORT_WINDOW = 120 * _NANOSECONDS  # the server's default; a restart may take longer than less
+
+
+def prepare_target(options: KvWriteOptions | StreamWriteOptions) -> None:
+    """Open the target of a batch on the driver, before its job starts."""
+    runner = Runner(options.connection)
+
+    async def prepare() -> None:
+        jetstream = await runner.connection.jetstream()
+        if isinstance(options, KvWriteOptions):
+            await open_bucket(jetstream, options)
+        else:
+            await open_stream(jetstream, options)
+
+    try:
+        runner.plan(prepare)
+    finally:
+        runner.close()
 
 
 async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamInfo:

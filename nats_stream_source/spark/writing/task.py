@@ -24,7 +24,7 @@ from nats_stream_source.options.writing import (
     OnConflict,
     StreamWriteOptions,
 )
-from nats_stream_source.spark.reading.event_loop import cached_runner
+from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
 from nats_stream_source.spark.writing.rows import MessageIds, Position
 from nats_stream_source.spark.writing.stream_rows import StreamRowEncoder

@@ -29,17 +29,17 @@ from pyspark.sql.types import StructType
 
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
-from nats_stream_source.spark.garbage_collection import exempt_modules
+from nats_stream_source.spark.tasks import exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = field_logger(__name__)
 
-ARROW_STREAM_WRITER: type[Any] | None = getattr(
-    pyspark.sql.datasource, "DataSourceStreamArrowWriter", None
+STREAM_WRITER: Any = getattr(
+    pyspark.sql.datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter
 )
-"""Spark's Arrow writer of streaming queries; None before Spark 4.1."""
+"""Spark's writer of streaming queries: since Spark 4.1, the one that passes record batches."""
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _ROWS = 10_000  # of a record batch that is collected from rows, as Spark's own
@@ -70,48 +70,28 @@ class NatsBatchWriter(DataSourceArrowWriter):
         _report(self._options, messages)
 
 
-class StreamWriterBase:
+class NatsStreamWriter(STREAM_WRITER):  # type: ignore[misc]  # the base depends on Spark's version
     """``df.writeStream``: the micro-batches of a query, which a restart may repeat."""
 
     def __init__(self, options: KvWriteOptions | StreamWriteOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
+    def write(self, iterator: Iterator[Any]) -> NatsCommitMessage:
+        """Write the rows of one task; returns when each one has its PubAck."""
+        context = TaskContext.get()
+        assert context is not None, "Spark calls writers in tasks"
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        # Without them (a vendor's Spark) the ids of a repeated micro-batch differ: rows are stored
+        # twice, and none is lost.
+        job = f"{query}.{batch}" if query and batch else uuid.uuid4().hex[:16]
+        passes_rows = STREAM_WRITER is DataSourceStreamWriter
+        batches = _record_batches(iterator, self._schema) if passes_rows else iterator
+        return _write(self._options, batches, job)
+
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Report what the micro-batch has written."""
         _report(self._options, messages, batch=batchId)
-
-
-def stream_writer(
-    options: KvWriteOptions | StreamWriteOptions, schema: StructType
-) -> DataSourceStreamWriter:
-    """The writer of a streaming query for the installed version of Spark."""
-    if ARROW_STREAM_WRITER is None:
-        return NatsStreamRowWriter(options, schema)
-    from nats_stream_source.spark.writing.stream_writer_v41 import NatsStreamArrowWriter
-
-    return NatsStreamArrowWriter(options, schema)
-
-
-class NatsStreamRowWriter(StreamWriterBase, DataSourceStreamWriter):
-    """The writer of a streaming query on Spark 4.0."""
-
-    def write(self, iterator: Iterator[Any]) -> NatsCommitMessage:
-        """Write the rows of one task; returns when each one has its PubAck."""
-        return write_micro_batch(self._options, _record_batches(iterator, self._schema))
-
-
-def write_micro_batch(
-    options: KvWriteOptions | StreamWriteOptions, batches: Iterator[pa.RecordBatch]
-) -> NatsCommitMessage:
-    """Write the rows of one task of a streaming query."""
-    context = TaskContext.get()
-    assert context is not None, "Spark calls writers in tasks"
-    query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
-    # Without them (a vendor's Spark) the ids of a repeated micro-batch differ: rows are stored
-    # twice, and none is lost.
-    job = f"{query}.{batch}" if query and batch else uuid.uuid4().hex[:16]
-    return _write(options, batches, job)
 
 
 def _write(

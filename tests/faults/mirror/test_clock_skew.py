@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from tests.faults.mirror.clock_skew import ClockSkew
 from tests.support.nats.buckets import api, put_many
 from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq

@@ -11,8 +11,8 @@ from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.planning.planner import Planner
-from nats_stream_source.spark.reading.event_loop import Runner, close_cached_runners
 from nats_stream_source.spark.reading.split_reader import read_splits
+from nats_stream_source.spark.runner import Runner, close_cached_runners
 
 ROWS = 3000
 """Rows of the bucket ``full``."""

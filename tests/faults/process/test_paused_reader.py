@@ -13,7 +13,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.spark.reading.event_loop import Runner
+from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.columns import ack_tokens
 from tests.faults.process.in_process_planner import ROWS
 from tests.support.attack_target import peak

@@ -12,8 +12,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.spark.batch_reader import BatchReader
-from nats_stream_source.spark.input_partition import NatsInputPartition
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.faults.conftest import NewRecordedStream
 from tests.support.nats.buckets import api
 from tests.support.oracle.rows import Row, rows_of

@@ -16,8 +16,8 @@ from nats_stream_source.options import stream_options
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.planner import Planner
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
 from nats_stream_source.spark.reading.split_reader import read_splits
+from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
 
 MANY = 12_000  # more than one batch of rows

@@ -14,7 +14,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.spark.input_partition import NatsInputPartition
+from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.nats.buckets import api
 from tests.support.query_driver.driver import QueryDriver
 from tests.support.recorded_stream import (

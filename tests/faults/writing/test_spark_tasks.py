@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options.writing import stream_write_options
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import TaskResult, write_task
 from tests.faults.writing import sink_driver
 from tests.faults.writing.publishing import AtPubAck, create_stream, stored, stream_state

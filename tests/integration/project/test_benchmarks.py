@@ -37,7 +37,7 @@ from benchmarks.support.delta_merge import MergeResult
 from benchmarks.support.planner_bucket import KEYS, fill
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire import scanner
 from tests.support.paths import ROOT
 

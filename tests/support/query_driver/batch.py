@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 
 from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
-from nats_stream_source.spark.input_partition import NatsInputPartition
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.oracle.rows import Row as OracleRow
 from tests.support.oracle.rows import rows_of
 from tests.support.query_driver.driver import Each

@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.input_partition import NatsInputPartition
-from nats_stream_source.spark.reading.event_loop import Runner, close_cached_runners
+from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.stream_reader import new_planner
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
+from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.oracle.rows import Row, rows_of
 
 OffsetJson = dict[str, Any]

@@ -26,7 +26,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.subjects import api_prefix, check_filters, check_stream
 from nats_stream_source.options import CONNECTION, KV, STREAM, kv_options
 from nats_stream_source.options.hints import add_option_hints, option_hints, option_names
-from nats_stream_source.spark.reading.event_loop import Runner
+from nats_stream_source.spark.runner import Runner
 from tests.support.paths import ROOT
 
 NAMES = option_names(CONNECTION + KV + STREAM)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 
 _serial = itertools.count(1)
 

@@ -14,11 +14,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OptionError
-from nats_stream_source.spark.reading import as_of, catch_up
-from nats_stream_source.spark.reading.catch_up import CatchUpReader
 from nats_stream_source.spark.reading.read_verifier import verified_stream_info
-from nats_stream_source.spark.reading.state_loss import Cause
-from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
+from nats_stream_source.spark.reading.state import as_of, catch_up
+from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
+from nats_stream_source.spark.reading.state.state_loss import Cause
+from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
 from nats_stream_source.wire.frames import Frames
 from tests.support.nats.buckets import (

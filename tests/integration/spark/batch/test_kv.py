@@ -13,7 +13,7 @@ from nats_stream_source.errors import (
     MinLastSequenceError,
     OptionError,
 )
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import (
     consumers,
     create_bucket,

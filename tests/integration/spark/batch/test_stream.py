@@ -22,7 +22,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.spark.planning import batch_planner
 from nats_stream_source.spark.planning.start_position import resolve_start
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import api, publish
 from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
 

@@ -20,8 +20,8 @@ from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading import small_range
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
 from nats_stream_source.spark.reading.split_reader import read_splits
+from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
 from tests.support.proxy.fault_proxy import Proxy
 

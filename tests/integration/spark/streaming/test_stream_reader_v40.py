@@ -17,9 +17,9 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import CommonOptions, Mode, kv_options
 from nats_stream_source.spark.compat import check_limits
-from nats_stream_source.spark.input_partition import NatsInputPartition
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
+from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.nats.buckets import create_bucket, put
 
 Json = dict[str, Any]

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
-from nats_stream_source.spark.reading.event_loop import close_cached_runners
-from nats_stream_source.spark.writing.driver import prepare_target
+from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.spark.writing.target import prepare_target
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
 from tests.support.query_driver.batch import Row, read_batch

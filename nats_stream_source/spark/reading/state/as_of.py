@@ -23,7 +23,7 @@ warning, without a row. A removal through the stream API (a purge, a deleted mes
 detected, nor is a history that used to be shorter.
 
 The keys that were created later, or may have been, are found in the messages after the range
-(``spark.reading.catch_up``). If none was written while these were read, a key's first message and
+(``catch_up``). If none was written while these were read, a key's first message and
 its number of revisions are of one point in time, and decide. Otherwise the leader is requested for
 each of these keys, and the order matters, since revisions may be removed at any time: a count of
 revisions below the limit proves that none was removed *until then*, so it is requested after the
@@ -53,17 +53,17 @@ from nats_stream_source.jetstream.api import (
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit
-from nats_stream_source.spark.reading.catch_up import CatchUpReader, all_subjects_seen
-from nats_stream_source.spark.reading.event_loop import Runner, cached_runner
 from nats_stream_source.spark.reading.range_reader import read_range
-from nats_stream_source.spark.reading.state_loss import (
+from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
+from nats_stream_source.spark.reading.state.state_loss import (
     Cause,
     Unknown,
     has_all_messages,
     report,
     untraced_removals,
 )
-from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
+from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
+from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
 from nats_stream_source.wire.frames import Frames
 from nats_stream_source.wire.headers import MARKER_REASON

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from nats_stream_source.spark.garbage_collection import exempt_modules
+from nats_stream_source.spark.tasks import exempt_modules
 
 
 @pytest.fixture(autouse=True)

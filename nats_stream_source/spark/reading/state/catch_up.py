@@ -20,9 +20,9 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
-from nats_stream_source.spark.reading.event_loop import Runner
 from nats_stream_source.spark.reading.range_reader import read_range
 from nats_stream_source.spark.reading.read_verifier import check_fingerprint, verified_stream_info
+from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.frames import Frames
 
 

@@ -9,7 +9,7 @@ A message that was superseded before it was delivered is missing: 7 to 8 % of 10
 steady writes, at any history (docs/internals/measurements.md, "Servers"). Its successor is beyond
 ``end``. So unless as many subjects were received as the plan counted, the messages written since
 are read as well, and of subjects not yet received the first message is kept
-(``spark.reading.catch_up``). If writers do not pause, the leader lists the subjects, and returns
+(``catch_up``). If writers do not pause, the leader lists the subjects, and returns
 the last message of each that is missing. A subject without a message by then was removed meanwhile.
 
 The guarantee: one row for each subject that had a message both when the read was planned and when
@@ -40,10 +40,10 @@ from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
-from nats_stream_source.spark.reading.catch_up import CatchUpReader, all_subjects_seen
-from nats_stream_source.spark.reading.event_loop import cached_runner
 from nats_stream_source.spark.reading.range_reader import read_range
-from nats_stream_source.spark.reading.subjects_seen import SubjectsSeen
+from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
+from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
+from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.encode import encode_deliveries
 from nats_stream_source.wire.frames import Frames

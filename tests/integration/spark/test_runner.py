@@ -9,7 +9,7 @@ import pytest
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.reading.event_loop import Runner, cached_runner, close_cached_runners
+from nats_stream_source.spark.runner import Runner, cached_runner, close_cached_runners
 
 NOWHERE = ConnectionSettings(servers=("nats://127.0.0.1:1",))
 
