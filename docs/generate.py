@@ -1,8 +1,8 @@
 """Writes the parts of the documents that come from the code: ``make docs``.
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
-``options.md``, the table of modules in ``internals/architecture.md``, and below ``reference/`` the
-columns (from the README), the errors and the public names. A test compares them.
+``options.md``, the tables of columns, the table of modules in ``internals/architecture.md``, and
+below ``reference/`` the columns, the errors and the public names. A test compares them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from pathlib import Path
 from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
+from nats_stream_source.spark.formats.columns import COLUMNS, read_columns, written_columns
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
+STREAMS, WRITING = DOCS / "streams.md", DOCS / "writing.md"
 ARCHITECTURE = DOCS / "internals/architecture.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
 FOLDERS = tuple(
@@ -44,10 +47,34 @@ def modules() -> str:
     return "\n".join(lines)
 
 
-def columns() -> str:
+def read_table(name: str) -> str:
+    """The table of the columns that a read of a format returns."""
+    lines = ["| column | type | meaning |", "| --- | --- | --- |"]
+    lines += [
+        f"| `{column.name}` | {column.type} | {column.meaning} |"
+        for column in COLUMNS[name]
+        if column.type is not None
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def written_table(name: str) -> str:
+    """The table of the columns that a sink writes, and those that it ignores."""
+    written = written_columns(name)
+    lines = ["| column | type | meaning |", "| --- | --- | --- |"]
+    lines += [
+        f"| `{one}` | {column.type} | {'required; ' if column.required else ''}{column.meaning} |"
+        for one, column in written.items()
+    ]
+    ignored = ", ".join(f"`{one}`" for one in read_columns(name) if one not in written)
+    lines.append(f"| {ignored} | any | ignored |")
+    return "\n".join(lines) + "\n"
+
+
+def columns(readme: str) -> str:
     """The tables of columns: the README's section, with headings of their own."""
-    readme = (DOCS.parent / "README.md").read_text()
     section = readme.partition("## Rows\n\n")[2].partition("\n## ")[0]
+    section = re.sub(r"<!-- .*? -->\n", "", section)
     return re.sub(r"^Of (`nats_\w+`):$", r"## \1", section, flags=re.MULTILINE)
 
 
@@ -107,19 +134,27 @@ def documents() -> dict[Path, str]:
         ("writing nats_stream", STREAM_WRITE),
     ):
         options = replace_section(options, f"options: {name}", markdown_table(table))
+    readme, streams, writing = (path.read_text() for path in (README, STREAMS, WRITING))
+    streams = replace_section(streams, "columns: nats_stream", read_table("nats_stream"))
+    for name in COLUMNS:
+        readme = replace_section(readme, f"columns: {name}", read_table(name))
+        writing = replace_section(writing, f"written columns: {name}", written_table(name))
     architecture = ARCHITECTURE.read_text()
     reference = {
         DOCS / "reference" / f"{page}.md": replace_section(
             (DOCS / "reference" / f"{page}.md").read_text(), page, part
         )
         for page, part in (
-            ("columns", columns()),
+            ("columns", columns(readme)),
             ("errors", error_table()),
             ("python", public_names()),
         )
     }
     return {
         **reference,
+        README: readme,
+        STREAMS: streams,
+        WRITING: writing,
         DOCS / "options.md": options,
         ARCHITECTURE: replace_section(architecture, "modules", modules()),
     }

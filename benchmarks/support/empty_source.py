@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from nats_stream_source.spark.datasource import KV_DDL
-from nats_stream_source.spark.formats.rows import KV_SCHEMA
+from nats_stream_source.spark.formats.columns import ddl
+from nats_stream_source.spark.formats.rows import arrow_schema
 
 _ROW = {
     "bucket": "bench",
@@ -30,7 +30,7 @@ _ROW = {
     "initial": False,
     "stream_created": 1_700_000_000_000_000,
 }
-_PREPARED = pa.RecordBatch.from_pylist([_ROW], schema=KV_SCHEMA)
+_PREPARED = pa.RecordBatch.from_pylist([_ROW], schema=arrow_schema("nats_kv"))
 
 
 class EmptySource(DataSource):
@@ -43,7 +43,7 @@ class EmptySource(DataSource):
 
     def schema(self) -> str:
         """The columns of ``nats_kv``."""
-        return KV_DDL
+        return ddl("nats_kv")
 
     def streamReader(self, schema: StructType) -> EmptyReader:
         """The stream reader."""

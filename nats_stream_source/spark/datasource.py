@@ -1,8 +1,7 @@
 """The data sources ``nats_kv`` and ``nats_stream``: options, columns, readers and writers.
 
 ``format("nats_kv")`` reads the changes of a NATS key-value bucket, ``format("nats_stream")`` the
-messages of a NATS JetStream stream. Spark requests the columns, as DDL, before it reads;
-``spark.formats.rows`` has the same columns as Arrow schemas.
+messages of a NATS JetStream stream. Spark requests the columns, as DDL, before it reads.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 
 from nats_stream_source.extras import import_failure
 
@@ -36,31 +34,9 @@ from nats_stream_source.options.writing import (
 )
 from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, check_limits
+from nats_stream_source.spark.formats.columns import ddl
 from nats_stream_source.spark.stream_reader import StreamReader
-from nats_stream_source.spark.writing.columns import KV_COLUMNS, STREAM_COLUMNS, check_columns
-
-KV_DDL = (
-    "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
-    "operation STRING, delta BIGINT, initial BOOLEAN, stream_created TIMESTAMP"
-)
-
-STREAM_DDL = (
-    "stream STRING, subject STRING, data BINARY, sequence BIGINT, timestamp TIMESTAMP, "
-    "stream_created TIMESTAMP"
-)
-
-HEADERS_DDL = "headers MAP<STRING, ARRAY<STRING>>"
-"""The column that the option ``includeHeaders`` adds as the last one."""
-
-
-def kv_ddl(*, include_headers: bool = False) -> str:
-    """The columns of ``nats_kv``."""
-    return f"{KV_DDL}, {HEADERS_DDL}" if include_headers else KV_DDL
-
-
-def stream_ddl(*, include_headers: bool = False) -> str:
-    """The columns of ``nats_stream``."""
-    return f"{STREAM_DDL}, {HEADERS_DDL}" if include_headers else STREAM_DDL
+from nats_stream_source.spark.writing.columns import check_columns
 
 
 class NatsFormat(DataSource):
@@ -78,9 +54,9 @@ class NatsFormat(DataSource):
     def parse_options(self, mode: Mode | None = None) -> KvOptions | StreamOptions:
         """The options, validated for ``mode``; raises OptionError and other ConfigurationErrors."""
 
-    @abstractmethod
     def schema(self) -> str:
         """The columns, as DDL."""
+        return ddl(self.name(), include_headers=self.parse_options().common.include_headers)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""
@@ -164,13 +140,9 @@ class NatsKvDataSource(NatsFormat):
         """The options, validated for ``mode``."""
         return kv_options(self.options, mode)
 
-    def schema(self) -> str:
-        """The columns, as DDL."""
-        return kv_ddl(include_headers=self.parse_options().common.include_headers)
-
     def _write_options(self, schema: StructType) -> KvWriteOptions:
         options = kv_write_options(self.options)
-        check_columns(schema, KV_COLUMNS, self.name())
+        check_columns(schema, self.name())
         return options
 
 
@@ -186,16 +158,9 @@ class NatsStreamDataSource(NatsFormat):
         """The options, validated for ``mode``."""
         return stream_options(self.options, mode)
 
-    def schema(self) -> str:
-        """The columns, as DDL."""
-        return stream_ddl(include_headers=self.parse_options().common.include_headers)
-
     def _write_options(self, schema: StructType) -> StreamWriteOptions:
         options = stream_write_options(self.options)
-        columns = STREAM_COLUMNS
-        if options.subject is None:
-            columns = replace(columns, required=("subject", *columns.required))
-        check_columns(schema, columns, self.name())
+        check_columns(schema, self.name(), required=("subject",) if options.subject is None else ())
         return options
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from docs.generate import FOLDERS, documents
-from nats_stream_source.spark.datasource import kv_ddl, stream_ddl
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -24,13 +23,6 @@ DOCUMENTS = [
 each_document = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
 )
-
-
-def test_readme_has_the_columns() -> None:
-    section = README.partition("## Rows\n")[2].partition("\n## ")[0]
-    shown = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
-    columns = f"{kv_ddl()}, {stream_ddl()}".split(", ")
-    assert shown == [tuple(column.split()) for column in columns]
 
 
 def test_readme_names_only_targets_that_exist() -> None:

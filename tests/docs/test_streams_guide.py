@@ -9,22 +9,11 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.datasource import stream_ddl
 from tests.support.nats.buckets import api, publish
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import run_to_the_end
 
 PAGE = (ROOT / "docs/streams.md").read_text()
-
-
-def test_columns() -> None:
-    section = PAGE.partition("## Rows\n")[2].partition("\n## ")[0]
-    shown = re.findall(r"^\| `(\w+)` \| ([A-Z<>, ]+) \|", section, re.MULTILINE)
-    expected = [
-        column.split(" ", 1)
-        for column in re.split(r", (?=[a-z])", stream_ddl(include_headers=True))
-    ]
-    assert [list(column) for column in shown] == expected
 
 
 def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path) -> None:

@@ -10,22 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.writing.columns import KV_COLUMNS, STREAM_COLUMNS, WriteColumns
 from tests.support.nats.buckets import api
 from tests.support.paths import ROOT
 from tests.support.query_driver.batch import read_batch
 
 PAGE = (ROOT / "docs/writing.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("section", "columns"), [("Into a bucket", KV_COLUMNS), ("Into a stream", STREAM_COLUMNS)]
-)
-def test_columns(section: str, columns: WriteColumns) -> None:
-    text = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
-    shown = dict(re.findall(r"^\| `(\w+)` \| ([A-Z<>, or]+) \|", text, re.MULTILINE))
-    assert shown == dict(columns.types)
-    assert all(f"`{name}`" in text for name in columns.ignored)
 
 
 def test_examples(

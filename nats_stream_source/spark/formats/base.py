@@ -161,7 +161,4 @@ class FormatAdapter(ABC):
 
     @abstractmethod
     def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
-        """The rows of a split's messages, in the order of ``frames``.
-
-        The schema is that of ``spark.formats.rows`` for this format.
-        """
+        """The rows of a split's messages, in the order of ``frames``."""

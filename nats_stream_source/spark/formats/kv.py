@@ -12,8 +12,7 @@ from nats_stream_source.jetstream.subjects import bucket_of, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
 from nats_stream_source.spark.formats.rows import (
-    KV_HEADERS_SCHEMA,
-    KV_SCHEMA,
+    arrow_schema,
     constant_column,
     created_column,
     initial_column,
@@ -98,10 +97,7 @@ class KvFormat(FormatAdapter):
     def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
         """Rows of ``nats_kv``, in the order of ``frames``.
 
-        The schema is ``KV_SCHEMA``, or ``KV_HEADERS_SCHEMA`` with ``includeHeaders``; the column
-        ``headers`` is null where a message does not have a header block. ``value`` is null for
-        markers, and in every row with ``metaOnly``. With ``ignoreDeletes`` the batch does not
-        contain markers.
+        With ``ignoreDeletes`` the batch does not contain markers.
 
         Raises:
             ProtocolError: a subject does not start with ``split.prefix``.
@@ -133,9 +129,9 @@ class KvFormat(FormatAdapter):
             initial_column(tokens.stream_seq, split.initial_through),
             created_column(split.created, count),
         ]
-        schema = KV_SCHEMA
-        if self.common.include_headers:
+        include_headers = self.common.include_headers
+        if include_headers:
             columns.append(header_maps(header_blocks(frames)))
-            schema = KV_HEADERS_SCHEMA
+        schema = arrow_schema("nats_kv", include_headers=include_headers)
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         return rows.filter(put) if options.ignore_deletes and put is not None else rows

@@ -13,39 +13,28 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.spark.formats.columns import read_columns
 from nats_stream_source.wire.header_columns import HEADERS
 
 _INT64 = pa.int64()
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
-KV_SCHEMA = pa.schema(
-    [
-        ("bucket", pa.string()),
-        ("key", pa.string()),
-        ("value", pa.binary()),
-        ("revision", pa.int64()),
-        ("created", _TIMESTAMP),
-        ("operation", pa.string()),
-        ("delta", pa.int64()),
-        ("initial", pa.bool_()),
-        ("stream_created", _TIMESTAMP),
-    ]
-)
+_ARROW_TYPES = {
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BIGINT": _INT64,
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": _TIMESTAMP,
+    "MAP<STRING, ARRAY<STRING>>": HEADERS,
+}
+"""The Arrow types of the DDL types of columns, exactly as Spark converts them."""
 
-STREAM_SCHEMA = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("subject", pa.string()),
-        ("data", pa.binary()),
-        ("sequence", pa.int64()),
-        ("timestamp", _TIMESTAMP),
-        ("stream_created", _TIMESTAMP),
-    ]
-)
 
-_HEADERS_FIELD = pa.field("headers", HEADERS)
-KV_HEADERS_SCHEMA = KV_SCHEMA.append(_HEADERS_FIELD)
-STREAM_HEADERS_SCHEMA = STREAM_SCHEMA.append(_HEADERS_FIELD)
+@functools.lru_cache
+def arrow_schema(format_name: str, *, include_headers: bool = False) -> pa.Schema:
+    """The Arrow schema of the rows of a format."""
+    columns = read_columns(format_name, include_headers=include_headers)
+    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in columns.items()])
 
 
 @functools.lru_cache(maxsize=16)

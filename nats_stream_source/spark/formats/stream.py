@@ -27,8 +27,7 @@ from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.options import DeliverPolicy, StreamOptions
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
 from nats_stream_source.spark.formats.rows import (
-    STREAM_HEADERS_SCHEMA,
-    STREAM_SCHEMA,
+    arrow_schema,
     constant_column,
     created_column,
     integer_column,
@@ -143,12 +142,7 @@ class StreamFormat(FormatAdapter):
         )
 
     def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
-        """Rows of ``nats_stream``, in the order of ``frames``.
-
-        The schema is ``STREAM_SCHEMA``, or ``STREAM_HEADERS_SCHEMA`` with ``includeHeaders``; the
-        column ``headers`` is null where a message does not have a header block. ``data`` is null in
-        every row with ``headersOnly``.
-        """
+        """Rows of ``nats_stream``, in the order of ``frames``."""
         tokens = ack_tokens(frames)
         count = len(frames)
         columns = [
@@ -160,10 +154,11 @@ class StreamFormat(FormatAdapter):
             timestamp_column(tokens.timestamp_ns),
             created_column(split.created, count),
         ]
-        if not self.common.include_headers:
-            return pa.RecordBatch.from_arrays(columns, schema=STREAM_SCHEMA)
-        columns.append(header_maps(header_blocks(frames)))
-        return pa.RecordBatch.from_arrays(columns, schema=STREAM_HEADERS_SCHEMA)
+        include_headers = self.common.include_headers
+        if include_headers:
+            columns.append(header_maps(header_blocks(frames)))
+        schema = arrow_schema("nats_stream", include_headers=include_headers)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _accepted_subjects(info: StreamInfo) -> tuple[str, ...]:

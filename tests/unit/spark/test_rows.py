@@ -6,15 +6,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.options import kv_options
-from nats_stream_source.spark.datasource import KV_DDL
 from nats_stream_source.spark.formats.kv import KvFormat
-from nats_stream_source.spark.formats.rows import KV_SCHEMA
+from nats_stream_source.spark.formats.rows import arrow_schema
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.wire.frames import Framer, Frames
 
@@ -46,18 +42,13 @@ def rows(
     split = Split("KV_b", CREATED, prefix, (), 0, 20, initial_through)
     batch = query.record_batch(frames, split)
     batch.validate(full=True)
-    assert batch.schema.equals(KV_SCHEMA)
+    assert batch.schema.equals(arrow_schema("nats_kv"))
     found: list[dict[str, Any]] = batch.to_pylist()
     return found
 
 
 def column(name: str, **changed: Any) -> list[Any]:
     return [row[name] for row in rows(**changed)]
-
-
-def test_the_schema_is_exactly_what_spark_expects(spark: SparkSession) -> None:
-    assert spark.version  # a schema from DDL needs a session
-    assert KV_SCHEMA.equals(to_arrow_schema(StructType.fromDDL(KV_DDL), timezone="UTC"))
 
 
 def test_one_row_whole() -> None:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
-from nats_stream_source.spark.datasource import kv_ddl, stream_ddl
-from nats_stream_source.spark.formats.rows import KV_HEADERS_SCHEMA, STREAM_HEADERS_SCHEMA
 from nats_stream_source.wire import header_columns
 from nats_stream_source.wire.header_columns import HEADERS, header_maps
 
@@ -144,20 +137,3 @@ def test_only_odd_blocks_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatc
     assert seen == [odd]
     assert found[7] == {"A": ["7", "y"], "B": ["x"]}
     assert found[500] == {"A": ["1"]}
-
-
-@pytest.mark.parametrize(
-    ("schema", "ddl"),
-    [
-        (KV_HEADERS_SCHEMA, kv_ddl(include_headers=True)),
-        (STREAM_HEADERS_SCHEMA, stream_ddl(include_headers=True)),
-    ],
-    ids=["nats_kv", "nats_stream"],
-)
-def test_the_schema_is_exactly_what_spark_expects(
-    spark: SparkSession, schema: pa.Schema, ddl: str
-) -> None:
-    """To the names of a map's fields, which pyarrow's own comparison leaves out."""
-    expected: Any = to_arrow_schema(StructType.fromDDL(ddl), timezone="UTC")
-    assert schema.equals(expected)
-    assert str(schema) == str(expected)

@@ -7,15 +7,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.spark.datasource import kv_ddl, stream_ddl
-from nats_stream_source.spark.writing.columns import KV_COLUMNS, STREAM_COLUMNS, check_columns
+from nats_stream_source.spark.formats.columns import ddl as columns_read
+from nats_stream_source.spark.writing.columns import check_columns
 
 GOOD = [
     "key STRING, value STRING",
     "key STRING, value BINARY",
     "key STRING, operation STRING",
     "key STRING, value BINARY, expected_revision INT, ttl SMALLINT",
-    kv_ddl(include_headers=True),
+    columns_read("nats_kv", include_headers=True),
 ]
 BAD = [
     ("value STRING", "column 'key' is missing, expected key STRING, value BINARY or STRING"),
@@ -35,19 +35,19 @@ BAD = [
 
 @pytest.mark.parametrize("ddl", GOOD)
 def test_columns_of_a_bucket(spark: SparkSession, ddl: str) -> None:
-    check_columns(StructType.fromDDL(ddl), KV_COLUMNS, "nats_kv")
+    check_columns(StructType.fromDDL(ddl), "nats_kv")
 
 
 @pytest.mark.parametrize(("ddl", "problem"), BAD)
 def test_refused_columns_of_a_bucket(spark: SparkSession, ddl: str, problem: str) -> None:
     with pytest.raises(OptionError, match=f"could not write with format 'nats_kv': {problem}"):
-        check_columns(StructType.fromDDL(ddl), KV_COLUMNS, "nats_kv")
+        check_columns(StructType.fromDDL(ddl), "nats_kv")
 
 
 def test_columns_of_a_stream(spark: SparkSession) -> None:
     check_columns(
-        StructType.fromDDL(stream_ddl(include_headers=True)), STREAM_COLUMNS, "nats_stream"
+        StructType.fromDDL(columns_read("nats_stream", include_headers=True)), "nats_stream"
     )
-    check_columns(StructType.fromDDL("data STRING, msg_id STRING"), STREAM_COLUMNS, "nats_stream")
+    check_columns(StructType.fromDDL("data STRING, msg_id STRING"), "nats_stream")
     with pytest.raises(OptionError, match="column 'data' is missing"):
-        check_columns(StructType.fromDDL("subject STRING"), STREAM_COLUMNS, "nats_stream")
+        check_columns(StructType.fromDDL("subject STRING"), "nats_stream")
