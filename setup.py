@@ -2,7 +2,8 @@
 
 A package index shows the README without the files that its relative links lead to. The environment
 variable ``REPOSITORY_URL`` (``https://github.com/OWNER/NAME``) makes these links absolute, at the
-tag of the version, and adds the project's URLs. Without it a link is reduced to its text.
+tag of the version, and adds the project's URLs. Without it a link is reduced to its text, and
+a picture is left out.
 
 The compiled modules are optional: without a C compiler the installation succeeds without them.
 ``NATS_STREAM_SOURCE_PURE=1`` does not compile them, and the wheel is one for every platform.
@@ -23,12 +24,14 @@ COMPILED = ("nats_stream_source.wire.compiled_scan", "nats_stream_source.wire.co
 LIMITED_API = 0x030B0000
 """Lowest Python of the stable ABI that the compiled modules use: 3.11 added memory views to it."""
 _RELATIVE = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
+_PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]+)\)")
 
 
 def with_absolute_links(text: str, files: str | None) -> str:
     """``text`` with each relative link below ``files``, or reduced to its text without it."""
     if not files:
-        return _RELATIVE.sub(r"\1", text)
+        return _RELATIVE.sub(r"\1", _PICTURE.sub("", text))
+    text = _PICTURE.sub(rf"![\1]({files}/\2?raw=true)", text)
     return _RELATIVE.sub(rf"[\1]({files}/\2)", text)
 
 

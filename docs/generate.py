@@ -1,50 +1,25 @@
 """Writes the parts of the documents that come from the code: ``make docs``.
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
-``options.md``, the tables of columns, the table of modules in ``internals/architecture.md``, and
-below ``reference/`` the columns, the errors and the public names. A test compares them.
+``options.md``, the tables of columns, and below ``reference/`` the errors and the public names; the
+module ``docs.overview`` draws ``overview.svg``. A test compares them.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
+from docs.overview import overview
 from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.spark.formats.columns import COLUMNS, read_columns, written_columns
 
 DOCS = Path(__file__).parent
-README = DOCS.parent / "README.md"
+COLUMNS_PAGE = DOCS / "reference/columns.md"
 STREAMS, WRITING = DOCS / "streams.md", DOCS / "writing.md"
-ARCHITECTURE = DOCS / "internals/architecture.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
-FOLDERS = tuple(
-    folder.relative_to(PACKAGE).as_posix()
-    for folder in sorted(PACKAGE.rglob("*"))
-    if (folder / "__init__.py").exists()
-)
-
-
-def first_sentence(module: Path) -> str:
-    """The first paragraph of a module's docstring, as a cell of a table."""
-    doc = ast.get_docstring(ast.parse(module.read_text())) or ""
-    return doc.partition("\n\n")[0].replace("\n", " ").replace("``", "`").rstrip(".")
-
-
-def modules() -> str:
-    """The table of modules, folder by folder."""
-    lines: list[str] = []
-    for folder in FOLDERS:
-        lines += [f"| `{folder}/` | what it is for |", "| --- | --- |"]
-        lines += [
-            f"| `{folder}/{file.name}` | {first_sentence(file)} |"
-            for file in sorted((PACKAGE / folder).glob("[a-z]*.py"))
-        ]
-        lines.append("")
-    return "\n".join(lines)
 
 
 def read_table(name: str) -> str:
@@ -69,13 +44,6 @@ def written_table(name: str) -> str:
     ignored = ", ".join(f"`{one}`" for one in read_columns(name) if one not in written)
     lines.append(f"| {ignored} | any | ignored |")
     return "\n".join(lines) + "\n"
-
-
-def columns(readme: str) -> str:
-    """The tables of columns: the README's section, with headings of their own."""
-    section = readme.partition("## Rows\n\n")[2].partition("\n## ")[0]
-    section = re.sub(r"<!-- .*? -->\n", "", section)
-    return re.sub(r"^Of (`nats_\w+`):$", r"## \1", section, flags=re.MULTILINE)
 
 
 def error_table() -> str:
@@ -134,29 +102,27 @@ def documents() -> dict[Path, str]:
         ("writing nats_stream", STREAM_WRITE),
     ):
         options = replace_section(options, f"options: {name}", markdown_table(table))
-    readme, streams, writing = (path.read_text() for path in (README, STREAMS, WRITING))
+    reading, streams, writing = (path.read_text() for path in (COLUMNS_PAGE, STREAMS, WRITING))
     streams = replace_section(streams, "columns: nats_stream", read_table("nats_stream"))
     for name in COLUMNS:
-        readme = replace_section(readme, f"columns: {name}", read_table(name))
+        reading = replace_section(reading, f"columns: {name}", read_table(name))
         writing = replace_section(writing, f"written columns: {name}", written_table(name))
-    architecture = ARCHITECTURE.read_text()
     reference = {
         DOCS / "reference" / f"{page}.md": replace_section(
             (DOCS / "reference" / f"{page}.md").read_text(), page, part
         )
         for page, part in (
-            ("columns", columns(readme)),
             ("errors", error_table()),
             ("python", public_names()),
         )
     }
     return {
         **reference,
-        README: readme,
+        COLUMNS_PAGE: reading,
         STREAMS: streams,
         WRITING: writing,
         DOCS / "options.md": options,
-        ARCHITECTURE: replace_section(architecture, "modules", modules()),
+        DOCS / "overview.svg": overview(),
     }
 
 

@@ -1,17 +1,16 @@
-"""README's first code runs as it stands, and prints what the page says."""
+"""README's program runs as it stands, in a session and by ``spark-submit``; ``spark-sql`` too."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
-from pyspark.sql import Row, SparkSession
+from deltalake import DeltaTable
 
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import create_bucket, put_many
@@ -19,10 +18,11 @@ from tests.support.paths import ROOT
 from tests.support.spark.session import LOCAL, program_environment
 
 README = (ROOT / "README.md").read_text()
-PROGRAM, BATCH, DELTA, WRITING, _ASYNCIO = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-(VIEW,) = re.findall(r"```sql\n(.*?)```", README, re.DOTALL)
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+STARTED = (ROOT / "docs/getting-started.md").read_text()
+(VIEW,) = re.findall(r"```sql\n(.*?)```", STARTED, re.DOTALL)
 SERVER = "nats://127.0.0.1:4222"
-SHOWN = [r"\|plane.1\| +JFK\| +3\|", r"\|plane.2\| +IAH\| +2\|"]
+ROWS = [("plane.1", b"JFK", 3), ("plane.2", b"IAH", 2)]
 
 
 @pytest.fixture
@@ -33,77 +33,40 @@ def url(nats_server: NatsServer) -> str:
     return nats_server.url
 
 
-@pytest.fixture
-def views(spark: SparkSession) -> Iterator[None]:
-    yield
-    for name in ("fleet", "entries", "printed"):
-        spark.catalog.dropTempView(name)
+def program(url: str, lake: Path) -> str:
+    """The program for another server and directory, which ends when it has read all entries."""
+    changed = PROGRAM.replace(SERVER, url).replace('"/lake/', f'"{lake}/')
+    lines = changed.replace(".awaitTermination()", "").splitlines()
+    lines[-1] = f"query = {lines[-1]}"
+    return "\n".join([*lines, "query.processAllAvailable()", "query.stop()", ""])
 
 
-@pytest.mark.usefixtures("views")
-def test_the_blocks(spark: SparkSession, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the shared session, whose standard output a test does not see."""
-    query = PROGRAM.replace(SERVER, url).replace(".awaitTermination()", "")
-    query = query.replace('.format("console")', '.format("memory").queryName("printed")')
-    query = query.replace("entries.writeStream", "query = entries.writeStream")
-    names: dict[str, Any] = {}
-    exec(query, names)
-    try:
-        names["query"].processAllAvailable()
-    finally:
-        names["query"].stop()
-    printed = spark.sql("SELECT * FROM printed ORDER BY key").collect()
-    assert [tuple(row) for row in printed] == [
-        ("plane.1", "JFK", 3, "PUT"),
-        ("plane.2", "IAH", 2, "PUT"),
-    ]
-    exec(BATCH.replace(SERVER, url), names)
-    assert_shown(capsys.readouterr().out)
-    create, select = VIEW.replace(SERVER, url).strip().rstrip(";").split(";")
-    spark.sql(create)
-    assert spark.sql(select).collect() == [
-        Row(key="plane.1", value="JFK", revision=3),
-        Row(key="plane.2", value="IAH", revision=2),
-    ]
-    exec(WRITING.replace(SERVER, url), names)
-    exec(BATCH.replace(SERVER, url), names)
-    assert re.search(r"\|plane.3\| +LAX\| +4\|", capsys.readouterr().out)
+def rows(lake: Path) -> list[tuple[Any, ...]]:
+    table = DeltaTable(str(lake / "fleet")).to_pyarrow_table(columns=["key", "value", "revision"])
+    return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
-def assert_shown(output: str) -> None:
-    for line in SHOWN:
-        assert re.search(line, output), output
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+    assert len(PROGRAM.strip().splitlines()) <= 10
+
+
+@pytest.mark.usefixtures("spark")
+def test_program_merges_bucket(url: str, tmp_path: Path) -> None:
+    exec(program(url, tmp_path), {})
+    assert rows(tmp_path) == ROWS
 
 
 @pytest.mark.faults
-@pytest.mark.delta
-def test_the_delta_block(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    example = DELTA.replace(SERVER, url).replace("/lake/", f"{tmp_path}/")
-    names: dict[str, Any] = {"spark": spark}
-    exec(example.replace("\n(\n", "\nquery = (\n"), names)
-    try:
-        names["query"].processAllAvailable()
-    finally:
-        names["query"].stop()
-    rows = spark.read.format("delta").load(str(tmp_path / "fleet")).orderBy("key").collect()
-    assert [(row.key, bytes(row.value)) for row in rows] == [
-        ("plane.1", b"JFK"),
-        ("plane.2", b"IAH"),
-    ]
-
-
-@pytest.mark.faults
-def test_spark_submit_and_spark_sql(url: str, tmp_path: Path) -> None:
-    """The programs of pyspark, with the first block as a file and the view as a statement."""
+def test_program_runs_by_spark_submit_and_view_by_spark_sql(url: str, tmp_path: Path) -> None:
     environment = program_environment(tmp_path / "conf")
     # From the archive that the programs add to the path; the package is installed otherwise.
     environment |= {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     programs = Path(str(pyspark.__file__)).parent / "bin"
     settings = [part for name, value in LOCAL.items() for part in ("--conf", f"{name}={value}")]
     job = tmp_path / "job.py"
-    job.write_text(
-        PROGRAM.replace(SERVER, url).replace("awaitTermination()", "processAllAvailable()")
-    )
+    job.write_text(program(url, tmp_path))
+    printed = []
     for command in (
         ["spark-submit", "--master", "local[*]", *settings, str(job)],
         ["spark-sql", *settings, "-e", VIEW.replace(SERVER, url)],
@@ -118,7 +81,6 @@ def test_spark_submit_and_spark_sql(url: str, tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        if command[0] == "spark-submit":
-            assert_shown(done.stdout)
-        else:
-            assert "plane.1\tJFK\t3\nplane.2\tIAH\t2\n" in done.stdout
+        printed.append(done.stdout)
+    assert rows(tmp_path) == ROWS
+    assert "plane.1\tJFK\t3\nplane.2\tIAH\t2\n" in printed[1]

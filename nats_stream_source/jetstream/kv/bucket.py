@@ -101,7 +101,7 @@ class Bucket:
 
 
 def _unmarked_removals(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings that remove a key without a marker (docs/internals/planning.md)."""
+    """Settings that remove a key without a marker (docs/internals/architecture.md)."""
     reasons = []
     if config.get("max_age", 0) > 0 and not config.get("subject_delete_marker_ttl"):
         reasons.append("max_age without delete markers")

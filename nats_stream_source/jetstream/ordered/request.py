@@ -75,7 +75,7 @@ def consumer_config(
     seen_through: int = 0,
     flow_control: bool = True,
 ) -> dict[str, Any]:
-    """The configuration of one consumer for ``request`` (docs/internals/reading.md).
+    """The configuration of one consumer for ``request``.
 
     Args:
         position: the last stream sequence that was kept; the delivery starts after it. A
