@@ -36,12 +36,9 @@ FULL: dict[str, list[str]] = {
     "reader": [],
     "jetstream": [],
     "spark": ["--rows", "1000000", "--rows", "10000000", "--size", "128", "--size", "1024"],
-    "microbatch": [],
-    "small_reads": [],
     "latency": [],
     "freshness": [],
     "writing": [],
-    "growth": [],
     "planner": [],
     "several": [],
 }
@@ -49,7 +46,6 @@ FULL: dict[str, list[str]] = {
 
 QUICK: dict[str, list[str]] = {
     "jetstream": ["--quick"],
-    "small_reads": ["--quick", "--rounds", "3"],
     "writing": ["--quick", "--no-spark"],
     # Last, so that the output ends with its ratio.
     "reader": ["--quick"],

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import tempfile
@@ -35,13 +34,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.delta_merge import SIZES, MergeResult, measure_merge, merge_table
+from benchmarks.support.delta_merge import SIZES, MergeResult, measure_merge
 from benchmarks.support.machine import OtherProcesses, machine, resident_bytes
-from benchmarks.support.raw_connection import RawConnection
+from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
+from benchmarks.support.steady_puts import put_steadily
 from nats_stream_source.delta import configure_delta, merge_changes
 from nats_stream_source.embedded import NatsServer
 
@@ -50,7 +49,7 @@ KEYS = (4_000, 100_000)
 WAYS = ("foreachBatch", "delta-rs", "spark")
 MAX_ROWS = 50_000  # of a micro-batch
 _SIZE = 128  # bytes of a value
-_TICK = 0.001  # seconds between two looks at the clock, or at the table's log
+_TICK = 0.001  # seconds between two looks at the table's log
 _DEADLINE = 180.0  # seconds for the last puts to become visible
 
 _spawned = multiprocessing.get_context("spawn")
@@ -86,29 +85,20 @@ Visible = list[tuple[int, int]]
 """Pairs of time in ns and the greatest revision visible from then on."""
 
 
-def put_steadily(port: int, rate: int, keys: int, count: int, times: Path) -> None:
+def put_values(port: int, rate: int, keys: int, count: int, times: Path) -> None:
     """Put ``count`` entries, ``rate`` a second, and save the time of each in ns."""
     due_times = np.zeros(count, np.int64)
     value = b"x" * _SIZE
     numbers = np.random.default_rng(1).integers(0, keys, count).tolist()
-    with RawConnection(port) as connection:
-        began, sent = time.perf_counter(), 0
-        while sent < count:
-            due = min(count, int((time.perf_counter() - began) * rate))
-            if due > sent:
-                due_times[sent:due] = time.time_ns()
-                connection.send(
-                    b"".join(
-                        b"PUB $KV.bench.key.%d %d\r\n%s\r\n" % (number, _SIZE, value)
-                        for number in numbers[sent:due]
-                    )
-                )
-                sent = due
-            time.sleep(_TICK)
-        # What was sent before the PONG has reached the server.
-        connection.send(b"PING\r\n")
-        while not any(frame == b"PONG\r\n" for frame, _ in connection.receive()):
-            pass
+
+    def put(first: int, last: int, now: int) -> list[bytes]:
+        due_times[first:last] = now
+        return [
+            b"PUB $KV.bench.key.%d %d\r\n%s\r\n" % (number, _SIZE, value)
+            for number in numbers[first:last]
+        ]
+
+    put_steadily(port, rate, count, put)
     np.save(times, due_times)
 
 
@@ -165,7 +155,7 @@ def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float)
             query.processAllAvailable()
             before = len(query.recentProgress)
             putting = _spawned.Process(
-                target=put_steadily, args=(server.port, rate, keys, count, times)
+                target=put_values, args=(server.port, rate, keys, count, times)
             )
             with OtherProcesses() as others, _watching(way, table, first + count - 1) as seen:
                 putting.start()
@@ -215,22 +205,6 @@ def _watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]
         process.join()
 
 
-def freshness_table(results: Sequence[Result]) -> Table:
-    """The results for a terminal."""
-    shown = Table("puts/s", "keys", "way", "p50", "p99", "last put", "batches")
-    for one in results:
-        shown.add_row(
-            f"{one.rate:,}",
-            f"{one.keys:,}",
-            one.way,
-            f"{one.p50:,.0f} ms",
-            f"{one.p99:,.0f} ms",
-            f"{one.behind:,.1f} s",
-            f"{one.batches}",
-        )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print tables, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -251,20 +225,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for way in ways:
             measure(s, way, 500, 1_000, 4)
         fresh = [measure(s, way, rate, keys, options.seconds) for keys, rate, way in cases]
-    console.print(freshness_table(fresh))
     merges: list[MergeResult] = [
         measure_merge(engine, size)
         for size in (SIZES if options.size is None else options.size)
         for engine in ("delta-rs", "spark")
     ]
-    console.print(merge_table(merges))
-    if options.json is not None:
-        shown = {
-            "machine": host.as_dict(),
-            "freshness": [one.as_dict() for one in fresh],
-            "merge": [one.as_dict() for one in merges],
-        }
-        options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    figures = {
+        "freshness": [one.as_dict() for one in fresh],
+        "merge": [one.as_dict() for one in merges],
+    }
+    finish("freshness", host, figures, options.json)
 
 
 if __name__ == "__main__":

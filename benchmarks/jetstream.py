@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,10 +36,10 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
 from benchmarks.support.machine import OtherProcesses, machine
+from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import RawConnection, drain, fill
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
@@ -326,22 +325,6 @@ async def _nats_py_put(client: Client, few: int) -> int:
     return count
 
 
-def table(outcome: Outcome) -> Table:
-    """The results for a terminal."""
-    shown = Table("operation", "client", "messages", "rate", "÷ bare socket", "÷ nats-py", "lost")
-    for one in outcome.results:
-        shown.add_row(
-            one.what,
-            one.way,
-            f"{one.messages:,}",
-            f"{one.rate:,.0f}/s",
-            f"{outcome.ratio(one, BARE):.2f}",
-            f"{outcome.ratio(one, NATS_PY):.1f}",
-            f"{one.lost:,}" if one.lost else "",
-        )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -355,10 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(str(host))
     rows, rounds = (50_000, 1) if options.quick else (options.rows, options.rounds)
     outcome = asyncio.run(measure(rows, rounds))
-    console.print(table(outcome))
-    if options.json is not None:
-        shown = {"machine": host.as_dict(), "jetstream": outcome.as_dict()}
-        options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    finish("jetstream", host, {"jetstream": outcome.as_dict()}, options.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ reports for a micro-batch with rows.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import subprocess
@@ -28,24 +27,22 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.support.bucket_data import fill_bucket
 from benchmarks.support.kafka import (
     KafkaBroker,
-    KafkaUnavailableError,
     create_topic,
-    source_jars,
+    start_kafka,
     steady_producer,
 )
 from benchmarks.support.machine import OtherProcesses, machine
-from benchmarks.support.raw_connection import RawConnection
+from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
+from benchmarks.support.steady_puts import put_steadily
 from nats_stream_source.embedded import NatsServer
 
 RATES = (100, 1_000, 10_000)
 NATS, KAFKA = "nats_kv", "kafka"
-_TICK = 0.001  # seconds
 _DEADLINE = 60.0  # seconds for the last entries to arrive
 _PARTS = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
@@ -68,26 +65,14 @@ class Result:
         return asdict(self)
 
 
-def put_steadily(port: int, rate: int, count: int) -> None:
+def put_times(port: int, rate: int, count: int) -> None:
     """Put ``count`` entries, ``rate`` a second, each with the time in ns as its value."""
-    with RawConnection(port) as connection:
-        began, sent = time.perf_counter(), 0
-        while sent < count:
-            due = min(count, int((time.perf_counter() - began) * rate))
-            now = time.time_ns().to_bytes(8, "big")
-            if due > sent:
-                connection.send(
-                    b"".join(
-                        b"PUB $KV.bench.key.%d 8\r\n%s\r\n" % (i % 1000, now)
-                        for i in range(sent, due)
-                    )
-                )
-                sent = due
-            time.sleep(_TICK)
-        # What was sent before the PONG has reached the server.
-        connection.send(b"PING\r\n")
-        while not any(frame == b"PONG\r\n" for frame, _ in connection.receive()):
-            pass
+
+    def put(first: int, last: int, now: int) -> list[bytes]:
+        value = now.to_bytes(8, "big")
+        return [b"PUB $KV.bench.key.%d 8\r\n%s\r\n" % (i % 1000, value) for i in range(first, last)]
+
+    put_steadily(port, rate, count, put)
 
 
 def measure_bucket(spark: SparkSession, rate: int, seconds: float) -> Result:
@@ -99,7 +84,7 @@ def measure_bucket(spark: SparkSession, rate: int, seconds: float) -> Result:
 
         def write() -> None:
             spawned = multiprocessing.get_context("spawn")
-            writing = spawned.Process(target=put_steadily, args=(server.port, rate, count))
+            writing = spawned.Process(target=put_times, args=(server.port, rate, count))
             writing.start()
             writing.join()
 
@@ -168,15 +153,7 @@ def measure(
 ) -> list[Result]:
     """Both sources in turns, at each rate."""
     with ExitStack() as stack:
-        jars: list[Path] = []
-        broker: KafkaBroker | None = None
-        if kafka:
-            try:
-                jars = source_jars()
-                broker = stack.enter_context(KafkaBroker())
-            except KafkaUnavailableError as error:
-                report(f"without Kafka: {error}")
-                jars = []
+        jars, broker = start_kafka(stack, report) if kafka else ([], None)
         spark = stack.enter_context(spark_session(jars))
         results = []
         for rate in rates:
@@ -184,23 +161,6 @@ def measure(
             if broker is not None:
                 results.append(measure_topic(spark, broker, rate, seconds))
         return results
-
-
-def table(results: Sequence[Result]) -> Table:
-    """The results for a terminal."""
-    shown = Table("puts/s", "source", "p50", "p99", "÷ Kafka", "entries a batch", *_PARTS)
-    for one in results:
-        over = ratio(one, results)
-        shown.add_row(
-            f"{one.rate:,}",
-            one.source,
-            f"{one.p50:.0f} ms",
-            f"{one.p99:.0f} ms",
-            "" if over is None else f"{over:.2f}",
-            f"{one.entries / one.batches:,.0f}",
-            *(f"{one.parts[part]:.0f}" for part in _PARTS),
-        )
-    return shown
 
 
 def ratio(one: Result, results: Sequence[Result]) -> float | None:
@@ -225,13 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = measure(
         options.rate or RATES, options.seconds, kafka=not options.no_kafka, report=console.print
     )
-    console.print(table(results))
-    if options.json is not None:
-        shown = {
-            "machine": host.as_dict(),
-            "latency": [one.as_dict() | {"ratio": ratio(one, results)} for one in results],
-        }
-        options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    shown = [one.as_dict() | {"ratio": ratio(one, results)} for one in results]
+    finish("latency", host, {"latency": shown}, options.json)
 
 
 if __name__ == "__main__":

@@ -33,16 +33,15 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.support.bucket_data import create_bucket
 from benchmarks.support.machine import Machine, Stopwatch, machine, pinned
+from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import Message, drain, fill, server_for_slow_clients
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
@@ -180,25 +179,7 @@ def _median(runs: Sequence[Run]) -> Run:
 
 def _fill(server: NatsServer, bucket: str, size: int, headers: bool, rows: int) -> tuple[str, str]:
     stream = f"KV_{bucket}"
-
-    async def create() -> str:
-        link = ReusableConnection(ConnectionSettings(servers=(server.url,)))
-        try:
-            config = {
-                "name": stream,
-                "subjects": [f"$KV.{bucket}.>"],
-                "max_msgs_per_subject": 64,
-                "allow_direct": True,
-                "allow_rollup_hdrs": True,
-            }
-            answer = await JetStream(await link.connection()).call(
-                f"STREAM.CREATE.{stream}", config
-            )
-            return str(answer["created"])
-        finally:
-            await link.drop()
-
-    created = asyncio.run(create())
+    created = create_bucket(server.port, bucket, history=64)
     fill(server.port, _messages(bucket, size, headers, rows))
     return stream, created
 
@@ -293,42 +274,6 @@ async def _watch(client: Client, expected: int) -> tuple[int, float]:
     return count, count / (last - began)
 
 
-def table(results: Sequence[Result]) -> Table:
-    """The results for a terminal."""
-    shown = Table(
-        "value",
-        "headers",
-        "rows",
-        "bare socket",
-        f"reader, {results[0].scanner}",
-        "numpy",
-        "ratio",
-        "rounds",
-        "by CPU",
-        "÷ callback",
-        "÷ KV watch",
-        "CPU ns/row",
-    )
-    for one in results:
-        shown.add_row(
-            f"{one.size:,} B",
-            "yes" if one.headers else "no",
-            f"{one.rows:,}",
-            f"{one.bare.rate:,.0f}/s",
-            f"{one.reader.rate:,.0f}/s",
-            f"{one.numpy.rate:,.0f}/s" if one.numpy else "",
-            f"{one.ratio:.2f}",
-            f"{min(one.rounds):.2f} to {max(one.rounds):.2f}",
-            f"{one.cpu_ratio:.2f}",
-            f"{one.reader.rate / one.callback:.1f}",
-            f"{one.reader.rate / one.watch:.0f}",
-            f"{one.bare.own_cpu:.0f}+{one.bare.server_cpu:.0f}, "
-            f"{one.reader.own_cpu:.0f}+{one.reader.server_cpu:.0f}"
-            + (f", {one.numpy.own_cpu:.0f}+{one.numpy.server_cpu:.0f}" if one.numpy else ""),
-        )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write JSON if asked for; the last line is the 128-byte ratio."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -346,9 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     host: Machine = machine()
     console.print(str(host), highlight=False)
-    began = time.perf_counter()
     results = [measure(size, headers, rounds, rows) for size in sizes for headers in kinds]
-    console.print(table(results))
     one_core_each: list[Result] = []
     if host.cores > 1 and not options.quick:
         one_core_each = [
@@ -356,20 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for size in sizes
             if size in _PINNED_SIZES
         ]
-        console.print("server and reader on one core each:")
-        console.print(table(one_core_each))
-    console.print(
-        f"CPU: own + server's, of the bare socket, of the reader and of the reader with numpy; "
-        f"{time.perf_counter() - began:.0f} s in total",
-        highlight=False,
-    )
-    if options.json is not None:
-        outcome: dict[str, Any] = {
-            "machine": host.as_dict(),
-            "reader": [one.as_dict() for one in results],
-        }
-        outcome["pinned"] = [one.as_dict() for one in one_core_each]
-        options.json.write_text(json.dumps(outcome, indent=1) + "\n")
+    figures = {
+        "reader": [one.as_dict() for one in results],
+        "pinned": [one.as_dict() for one in one_core_each],
+    }
+    finish("reader", host, figures, options.json)
     for one in results:
         if one.size == 128 and not one.headers:
             print(f"reader / bare socket, 128 B: {one.ratio:.2f}")

@@ -16,21 +16,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.output import finish
 from benchmarks.support.planner_bucket import Requests
 from benchmarks.support.progress import progress
 from benchmarks.support.raw_connection import fill
@@ -273,50 +272,6 @@ def ratio(reads: Sequence[FirstRead] | Sequence[SparkRead]) -> float:
     return statistics.median(a / b for a, b in zip(many, single, strict=True))
 
 
-def tables(figures: Figures) -> Iterator[Table]:
-    """The results for a terminal."""
-    rest, plans, reads = figures.idle, figures.planned, figures.reads
-    resting = Table("idle", "planner", "server", "server alone", "requests")
-    resting.add_row(
-        "",
-        f"{rest.planner:.1%}",
-        f"{rest.server:.1%}",
-        f"{rest.baseline:.1%}",
-        f"{rest.requests:.1f}/s",
-    )
-    yield resting
-    planning = Table("written to", "p50", "worst", "requests", "tasks")
-    for one in plans:
-        planning.add_row(
-            f"{one.touched:,} buckets",
-            f"{one.p50:.0f} ms",
-            f"{one.worst:.0f} ms",
-            f"{one.requests:,}",
-            f"{one.tasks}",
-        )
-    yield planning
-    first = Table("first read of", "rows", "rows/s", "planning", "tasks")
-    for read in reads:
-        first.add_row(
-            f"{read.buckets:,}",
-            f"{read.rows:,}",
-            f"{read.rows_per_second:,.0f}",
-            f"{read.planning:.2f} s",
-            f"{read.tasks}",
-        )
-    yield first
-    if figures.spark_reads:
-        in_spark = Table("first read in Spark of", "rows", "query", "micro-batch")
-        for run in figures.spark_reads:
-            in_spark.add_row(
-                f"{run.buckets:,}",
-                f"{run.rows:,}",
-                f"{run.seconds:.2f} s",
-                f"{run.micro_batch:.2f} s",
-            )
-        yield in_spark
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -335,23 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(str(host), highlight=False)
     spark = not (options.quick or options.no_spark)
     figures = measure(buckets, options.keys, rounds, seconds, spark=spark)
-    for table in tables(figures):
-        console.print(table)
-    ratios = {"ratio": ratio(figures.reads)}
+    results = {"buckets": buckets, "keys": options.keys, **asdict(figures)}
+    results["ratio"] = ratio(figures.reads)
     if figures.spark_reads:
-        ratios["spark_ratio"] = ratio(figures.spark_reads)
-    for name, value in ratios.items():
-        where = "in Spark" if name == "spark_ratio" else "without Spark"
-        console.print(f"many buckets ÷ one, {where}: {value:.2f}", highlight=False)
-    if options.json:
-        results = {
-            "machine": host.as_dict(),
-            "buckets": buckets,
-            "keys": options.keys,
-            **asdict(figures),
-            **ratios,
-        }
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        results["spark_ratio"] = ratio(figures.spark_reads)
+    finish("several", host, results, options.json)
 
 
 if __name__ == "__main__":

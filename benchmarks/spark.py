@@ -17,7 +17,6 @@ Before, a bare socket reads the same bucket without Spark: what the server can d
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import shutil
 import statistics
@@ -32,11 +31,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, source_jars
 from benchmarks.support.machine import OtherProcesses, cpu_by_role, machine
+from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import drain, server_for_slow_clients
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
@@ -261,29 +260,6 @@ def _fill_topic(spark: SparkSession, broker: KafkaBroker, parquet: Path, partiti
     )
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
-    """The results for a terminal."""
-    shown = Table(
-        "rows", "value", "sink", "source", "warm", "batch", "cold", "CPU ns/row", "nats_kv ÷"
-    )
-    for outcome in outcomes:
-        for one in sorted(outcome.results, key=lambda one: one.sink):
-            ratio = outcome.ratio(one.sink, over=one.source)
-            cold = f"{one.rows / one.cold.seconds:,.0f}/s" if one.cold else ""
-            shown.add_row(
-                f"{one.rows:,}",
-                f"{outcome.size:,} B",
-                one.sink,
-                one.source,
-                f"{one.rate:,.0f}/s",
-                f"{one.batch_rate:,.0f}/s",
-                cold,
-                ", ".join(f"{role} {ns:.0f}" for role, ns in one.cpu.items()),
-                f"{ratio:.2f}" if ratio is not None else "",
-            )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -310,10 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for rows in options.rows or [1_000_000]
         for size in (sizes if rows <= _MANY else sizes[:1])
     ]
-    console.print(table(outcomes))
-    if options.json is not None:
-        shown = {"machine": host.as_dict(), "spark": [one.as_dict() for one in outcomes]}
-        options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    finish("spark", host, {"spark": [one.as_dict() for one in outcomes]}, options.json)
 
 
 if __name__ == "__main__":

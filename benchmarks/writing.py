@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,10 +37,11 @@ import nats
 import pyarrow as pa
 from nats.aio.client import Client
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.support import raw_publish
+from benchmarks.support.bucket_data import bucket_config, create_bucket
 from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import RawConnection
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
@@ -115,8 +115,8 @@ async def measure(
     batches = record_batches(size, headers, rows)
     runs: dict[str, list[Run]] = {}
     with NatsServer() as server:
-        _create(server.port, "bench")
-        fast = raw_publish.create_fast_stream(server.port, _config("fast"))
+        create_bucket(server.port, "bench", history=64)
+        fast = raw_publish.create_fast_stream(server.port, bucket_config("fast", 64))
         ways = [way for way in ways if fast or way not in _ALL_FAST]
         connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
         client = await nats.connect(server.url)
@@ -165,23 +165,6 @@ def record_batches(size: int, headers: bool, rows: int) -> list[pa.RecordBatch]:
             columns["headers"] = pa.array(maps, pa.map_(pa.string(), pa.list_(pa.string())))
         batches.append(pa.RecordBatch.from_pydict(columns))
     return batches
-
-
-def _config(bucket: str) -> dict[str, Any]:
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "max_msgs_per_subject": 64,
-        "discard": "new",
-        "allow_rollup_hdrs": True,
-        "allow_direct": True,
-    }
-
-
-def _create(port: int, bucket: str) -> None:
-    config = _config(bucket)
-    with RawConnection(port) as connection:
-        connection.request(f"$JS.API.STREAM.CREATE.{config['name']}", config)
 
 
 def _purge(port: int, bucket: str, expected: int) -> None:
@@ -249,7 +232,7 @@ class _Task:
 
     async def _sink(self) -> int:
         encoder, position = self._encoder("bench"), Position(0)
-        bucket = Bucket.from_stream_config("bench", _config("bench"))
+        bucket = Bucket.from_stream_config("bench", bucket_config("bench", 64))
         async with KvBatchWriter(self._jetstream, bucket) as writer:
             for batch in self._batches:
                 await writer.send(encoder.encode(batch, position))
@@ -312,30 +295,6 @@ async def _direct(send: Callable[[int, raw_publish.Prepared], int], *arguments: 
     return send(*arguments)
 
 
-# -- results ---------------------------------------------------------------------------------------
-
-
-def table(results: Sequence[Result]) -> Table:
-    """The results for a terminal: ratios to the bare socket as median (minimum), CPU ns a row."""
-    shown = Table("value", "headers", "ids", "rows", "bare socket", *WAYS[1:], "CPU ns/row")
-    for one in results:
-        ratios = [
-            f"{one.ratio(way):.2f} ({min(one.ratios[way]):.2f})" if way in one.ways else ""
-            for way in WAYS[1:]
-        ]
-        cpu = ", ".join(f"{run.own_cpu:.0f}+{run.server_cpu:.0f}" for run in one.ways.values())
-        shown.add_row(
-            f"{one.size:,} B",
-            "yes" if one.headers else "no",
-            "yes" if one.ids else "no",
-            f"{one.rows:,}",
-            f"{one.ways[BARE].rate:,.0f}/s",
-            *ratios,
-            cpu,
-        )
-    return shown
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print tables, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -364,8 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     size, headers=headers, ids=ids, rows=rows, rounds=rounds, ways=ways
                 )
                 results.append(asyncio.run(measuring))
-    console.print(table(results))
-    figures = {"machine": host.as_dict(), "writing": [one.as_dict() for one in results]}
+    figures = {"writing": [one.as_dict() for one in results]}
     if not options.no_spark:
         from benchmarks.support import spark_write
 
@@ -375,10 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             kafka=not options.no_kafka,
             report=lambda text: console.print(text, style="dim"),
         )
-        console.print(spark_write.table(sinks))
         figures["spark"] = [one.as_dict() for one in sinks]
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    finish("writing", host, figures, options.json)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,18 @@ def entries(
         yield f"key.{number}", (i.to_bytes(8, "big") + tails[i % 64])[:size]
 
 
-def fill_bucket(port: int, bucket: str, pairs: Iterator[tuple[str, bytes]], *, history: int) -> int:
-    """Create a bucket as in ADR-8 and put all ``pairs``; returns their number."""
-    config: dict[str, Any] = {
+def create_bucket(port: int, bucket: str, *, history: int) -> str:
+    """Create a bucket as in ADR-8; returns the time of its creation."""
+    with RawConnection(port) as connection:
+        response = connection.request(
+            f"$JS.API.STREAM.CREATE.KV_{bucket}", bucket_config(bucket, history)
+        )
+    return str(response["created"])
+
+
+def bucket_config(bucket: str, history: int) -> dict[str, Any]:
+    """The stream of a bucket."""
+    return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
         "max_msgs_per_subject": history,
@@ -47,8 +56,11 @@ def fill_bucket(port: int, bucket: str, pairs: Iterator[tuple[str, bytes]], *, h
         "allow_direct": True,
         "deny_delete": True,
     }
-    with RawConnection(port) as connection:
-        connection.request(f"$JS.API.STREAM.CREATE.KV_{bucket}", config)
+
+
+def fill_bucket(port: int, bucket: str, pairs: Iterator[tuple[str, bytes]], *, history: int) -> int:
+    """Create a bucket and put all ``pairs``; returns their number."""
+    create_bucket(port, bucket, history=history)
     return fill(port, ((f"$KV.{bucket}.{key}", b"", value) for key, value in pairs))
 
 

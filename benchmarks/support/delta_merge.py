@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -23,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import WriterProperties, write_deltalake
-from rich.table import Table
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 BATCH = 5_000  # rows of a merge
@@ -86,21 +85,6 @@ def measure_merge(engine: str, keys: int) -> MergeResult:
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return MergeResult(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def merge_table(results: Sequence[MergeResult]) -> Table:
-    """The results for a terminal."""
-    shown = Table("keys", "table", "engine", "merge of 5,000 rows", "slowest", "peak memory")
-    for one in results:
-        shown.add_row(
-            f"{one.keys:,}",
-            f"{one.table_bytes >> 20:,} MiB",
-            one.engine,
-            f"{one.median:.2f} s",
-            f"{one.slowest:.2f} s",
-            f"{one.memory >> 20:,} MiB",
-        )
-    return shown
 
 
 def _create(path: str, keys: int) -> None:

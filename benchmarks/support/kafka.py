@@ -17,6 +17,8 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyspark
@@ -121,9 +123,6 @@ class KafkaBroker:
         self._process: subprocess.Popen[bytes] | None = None
         self.servers = f"127.0.0.1:{self._port}"
 
-    def __repr__(self) -> str:
-        return f"<KafkaBroker {self.servers} pid {self._process and self._process.pid}>"
-
     @property
     def pid(self) -> int:
         """The process's id."""
@@ -190,6 +189,17 @@ class KafkaBroker:
                 self._process.wait()
             self._process = None
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def start_kafka(
+    stack: ExitStack, report: Callable[[str], None]
+) -> tuple[list[Path], KafkaBroker | None]:
+    """The jars of the source, and a broker until ``stack`` ends; neither without Maven Central."""
+    try:
+        return source_jars(), stack.enter_context(KafkaBroker())
+    except KafkaUnavailableError as error:
+        report(f"without Kafka: {error}")
+        return [], None
 
 
 def create_topic(spark: SparkSession, broker: KafkaBroker, name: str, partitions: int) -> None:

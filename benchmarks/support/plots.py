@@ -42,21 +42,6 @@ def _spark(axes: Axes, figures: Figures) -> None:
     _bars(axes, cases, {source: [found[case] for case in cases] for source, found in rates.items()})
 
 
-def _growth(axes: Axes, figures: Figures) -> None:
-    keys = figures["growth"][0]["keys"]
-    plain = [one for one in figures["growth"] if one["asked"] == 1 and one["keys"] == keys]
-    rows = [one["rows"] for one in plain]
-    for name, color in (("plan", _OTHER), ("read", _OURS)):
-        peaks = [one[f"{name}_peak"] / 2**20 for one in plain]
-        label = {"plan": "planner", "read": "reader"}[name]
-        axes.plot(rows, peaks, "o-", color=color, label=label)
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("messages")
-    axes.set_ylabel("peak memory, MiB")
-    axes.legend(frameon=False)
-
-
 def _freshness(axes: Axes, figures: Figures) -> None:
     colors = {"foreachBatch": _OTHER, "delta-rs": _OURS, "spark": _THIRD}
     styles = {4_000: "-", 100_000: "--"}
@@ -92,7 +77,6 @@ _PLOTS: dict[str, Callable[[Axes, Figures], None]] = {
     "reader": _reader,
     "spark": _spark,
     "freshness": _freshness,
-    "growth": _growth,
 }
 
 

@@ -159,46 +159,6 @@ def _executor_cpu(result: Mapping[str, Any]) -> float:
     return float(cpu.get("python", 0) + cpu.get("jvm", 0))
 
 
-def _microbatch(figures: Figures) -> str:
-    rows = [
-        [
-            f"{one['bucket']['keys']:,}",
-            f"{1 - one['bucket']['keys'] / one['bucket']['writes']:.0%}",
-            f"{one['nats']:.0f} ms",
-            f"{one['empty']:.0f} ms",
-            f"**{one['extra']:.0f} ms**",
-            ", ".join(
-                f"{name} {ms - one['empty_parts'].get(name, 0):+.0f}"
-                for name, ms in one["nats_parts"].items()
-            ),
-        ]
-        for one in figures["microbatch"]
-    ]
-    return _table(
-        ["keys", "holes", "nats_kv", "empty source", "difference", "difference by phase, ms"], rows
-    )
-
-
-def _small_reads(figures: Figures) -> str:
-    ways = list(dict.fromkeys(one["way"] for one in figures["small_reads"]))
-    cases: dict[tuple[int, int, str, int], dict[str, float]] = {}
-    for one in figures["small_reads"]:
-        bucket = one["bucket"]
-        case = (bucket["keys"], bucket["writes"], one["place"], one["span"])
-        cases.setdefault(case, {})[one["way"]] = one["ms"]
-    rows = [
-        [
-            f"{keys:,}",
-            f"{1 - keys / writes:.0%}",
-            place,
-            f"{span:,}",
-            *(f"{found[way]:.1f}" for way in ways),
-        ]
-        for (keys, writes, place, span), found in cases.items()
-    ]
-    return _table(["keys", "holes", "position", "sequences", *(f"{way}, ms" for way in ways)], rows)
-
-
 def _latency(figures: Figures) -> str:
     rows = [
         [
@@ -250,25 +210,6 @@ def _freshness(figures: Figures) -> str:
     return (
         f"{_table(head, rows)}\n\nOne merge by the size of the table:\n\n{_table(second, merges)}"
     )
-
-
-def _growth(figures: Figures) -> str:
-    rows = [
-        [
-            f"{one['rows']:,}",
-            f"{one['keys']:,}",
-            str(one["splits"]),
-            f"{one['plan_seconds'] * 1000:.0f} ms",
-            str(one["plan_requests"]),
-            f"{one['plan_base'] >> 20} + {one['plan_peak'] - one['plan_base'] >> 20} MiB",
-            _rate(one["rows"] / one["read_seconds"]),
-            f"{one['read_base'] >> 20} + {one['read_peak'] - one['read_base'] >> 20} MiB",
-        ]
-        for one in figures["growth"]
-    ]
-    head = ["messages", "keys", "splits", "planning time", "planner requests"]
-    head += ["planner memory, start + growth", "read rate", "reader memory, start + growth"]
-    return _table(head, rows)
 
 
 def _planner(figures: Figures) -> str:
@@ -389,35 +330,33 @@ def _several(figures: Figures) -> str:
             for one in figures["reads"]
         ],
     )
-    in_spark = _table(
-        ["first read in Spark of", "rows", "query", "its micro-batch"],
-        [
+    text = f"{rest}\n\n{plans}\n\n{reads}"
+    ratios = f"Many buckets ÷ one, medians of the rounds: without Spark **{figures['ratio']:.2f}**"
+    if figures.get("spark_reads"):
+        in_spark = _table(
+            ["first read in Spark of", "rows", "query", "its micro-batch"],
             [
-                f"{one['buckets']:,} buckets" if one["buckets"] > 1 else "one bucket",
-                f"{one['rows']:,}",
-                f"{one['seconds']:.2f} s",
-                f"{one['micro_batch']:.2f} s",
-            ]
-            for one in figures["spark_reads"]
-        ],
-    )
-    ratios = (
-        f"Many buckets ÷ one, medians of the rounds: without Spark **{figures['ratio']:.2f}**, "
-        f"query in Spark **{figures['spark_ratio']:.2f}**."
-    )
-    return f"{rest}\n\n{plans}\n\n{reads}\n\n{in_spark}\n\n{ratios}"
+                [
+                    f"{one['buckets']:,} buckets" if one["buckets"] > 1 else "one bucket",
+                    f"{one['rows']:,}",
+                    f"{one['seconds']:.2f} s",
+                    f"{one['micro_batch']:.2f} s",
+                ]
+                for one in figures["spark_reads"]
+            ],
+        )
+        text += f"\n\n{in_spark}"
+        ratios += f", query in Spark **{figures['spark_ratio']:.2f}**"
+    return f"{text}\n\n{ratios}."
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
     "spark": ("End to end in Spark, compared with Spark's Kafka source", _spark),
-    "microbatch": ("A small micro-batch, compared with an empty Python source", _microbatch),
-    "small_reads": ("Methods to read a small range", _small_reads),
     "latency": ("Latency from put to `foreachBatch`", _latency),
     "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
-    "growth": ("Cost by messages, keys and splits", _growth),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
     "several": ("Many buckets in one query", _several),
 }

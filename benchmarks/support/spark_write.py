@@ -12,17 +12,16 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from rich.table import Table
 
-from benchmarks.support.bucket_data import SIZE, entries, write_parquet
-from benchmarks.support.kafka import KafkaBroker, KafkaUnavailableError, create_topic, source_jars
+from benchmarks.support.bucket_data import SIZE, create_bucket, entries, write_parquet
+from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka
 from benchmarks.support.machine import cpu_by_role, machine
 from benchmarks.support.raw_connection import RawConnection
 from benchmarks.support.spark_session import spark_session
@@ -64,17 +63,9 @@ def measure(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         server = stack.enter_context(NatsServer())
-        jars: list[Path] = []
-        broker: KafkaBroker | None = None
-        if kafka:
-            try:
-                jars = source_jars()
-                broker = stack.enter_context(KafkaBroker())
-            except KafkaUnavailableError as error:
-                report(f"without Kafka: {error}")
-                jars = []
+        jars, broker = start_kafka(stack, report) if kafka else ([], None)
         write_parquet(scratch / "entries.parquet", entries(rows, _KEYS, SIZE))
-        _create_bucket(server.port)
+        create_bucket(server.port, "bench", history=64)
         with spark_session(jars) as spark:
             results = []
             for tasks in sorted({1, machine().cores}):
@@ -145,21 +136,6 @@ def _alternate(
     ]
 
 
-def _create_bucket(port: int) -> None:
-    config = {
-        "name": "KV_bench",
-        "subjects": ["$KV.bench.>"],
-        "max_msgs_per_subject": 64,
-        "max_bytes": -1,
-        "discard": "new",
-        "allow_rollup_hdrs": True,
-        "allow_direct": True,
-        "deny_delete": True,
-    }
-    with RawConnection(port) as connection:
-        connection.request("$JS.API.STREAM.CREATE.KV_bench", config)
-
-
 def _purge(port: int, rows: int) -> None:
     with RawConnection(port) as connection:
         state = connection.request("$JS.API.STREAM.INFO.KV_bench", {})["state"]
@@ -167,24 +143,3 @@ def _purge(port: int, rows: int) -> None:
         if stored != min(rows, 64 * _KEYS):
             raise RuntimeError(f"the bucket has {stored:,} messages after {rows:,} rows")
         connection.request("$JS.API.STREAM.PURGE.KV_bench", {})
-
-
-def table(results: Sequence[SinkResult]) -> Table:
-    """The results for a terminal."""
-    shown = Table("sink", "tasks", "rows", "rate", "nats_kv ÷", "CPU ns/row")
-    for one in results:
-        shown.add_row(
-            one.sink,
-            str(one.tasks),
-            f"{one.rows:,}",
-            f"{one.rate:,.0f}/s",
-            f"{ratio(results, one):.2f}",
-            ", ".join(f"{role} {used:.0f}" for role, used in one.cpu.items()),
-        )
-    return shown
-
-
-def ratio(results: Sequence[SinkResult], over: SinkResult) -> float:
-    """The rate of ``nats_kv`` divided by that of a sink with as many tasks."""
-    (own,) = (one for one in results if one.sink == NATS and one.tasks == over.tasks)
-    return own.rate / over.rate

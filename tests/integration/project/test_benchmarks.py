@@ -8,9 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +19,18 @@ from benchmarks import __main__ as everything
 from benchmarks import (
     framing,
     freshness,
-    growth,
     jetstream,
     latency,
     planner,
     reader,
-    small_reads,
     writing,
 )
-from benchmarks.microbatch import Bucket
 from benchmarks.support import machine, raw_connection, raw_publish, report
 from benchmarks.support.bucket_data import entries, fill_bucket, write_parquet
 from benchmarks.support.delta_merge import MergeResult
 from benchmarks.support.planner_bucket import KEYS, fill
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire import scanner
 from tests.support.paths import ROOT
 
@@ -88,16 +81,6 @@ def test_framing(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(float(row[3].replace(",", "")) > 0 for row in rows)
 
 
-def test_small_reads() -> None:
-    found, others = asyncio.run(small_reads.measure(Bucket(20, 100), 2, (1, 5)))
-    assert {(one.place, one.span) for one in found} == {
-        (place, span) for place in ("end", "middle") for span in (1, 5)
-    }
-    assert len({one.way for one in found}) == 6
-    assert all(one.ms > 0 for one in found)
-    assert 0 <= others["share"] <= 1
-
-
 def test_jetstream() -> None:
     outcome = asyncio.run(jetstream.measure(200, 1))
     assert {one.what for one in outcome.results} == {"Direct Get", "watch", "ordered", "put"}
@@ -129,44 +112,16 @@ def test_writing_counts_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(writing.measure(16, headers=False, ids=False, rows=1500, rounds=1))
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Planner and readers run in a thread: starting processes takes seconds."""
-    monkeypatch.setattr(growth, "_pool", lambda _: ThreadPoolExecutor(1))
-    yield
-    close_cached_runners()
-
-
-@pytest.mark.usefixtures("in_this_process")
 def test_latencies_are_those_of_the_first_version_with_the_revision() -> None:
     puts = np.array([0, 1, 2, 3]) * 10**6  # ns; revisions 5 to 8
     visible = [(10 * 10**6, 6), (20 * 10**6, 4), (30 * 10**6, 8)]
     assert freshness.latencies(puts, 5, visible).tolist() == [10.0, 9.0, 28.0, 27.0]
 
 
-def test_growth() -> None:
-    (one, several) = growth.measure(1000, 10, (1, 3))
-    assert (one.rows, one.splits, several.splits) == (1000, 1, 3)
-    assert one.plan_requests > 0
-    assert 0 < one.plan_base <= one.plan_peak
-    assert 0 < one.read_base <= one.read_peak
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_growth_notices_missing_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "fill_bucket", _loses_one)
-    with pytest.raises(RuntimeError, match="99 rows of 100 in 1 splits"):
-        growth.measure(100, 10, (1,))
-
-
-def _loses_one(port: int, bucket: str, pairs: Any, **options: Any) -> int:
-    return fill_bucket(port, bucket, islice(pairs, 99), **options)
-
-
 def test_put_steadily(shared_server: NatsServer) -> None:
     fill_bucket(shared_server.port, "bench", iter([("key.0", b"12345678")]), history=64)
     before = time.time_ns()
-    latency.put_steadily(shared_server.port, 10_000, 500)
+    latency.put_times(shared_server.port, 10_000, 500)
     with raw_connection.RawConnection(shared_server.port) as connection:
         state = connection.request("$JS.API.STREAM.INFO.KV_bench", {})["state"]
         assert state["last_seq"] == 501
@@ -294,24 +249,6 @@ FIGURES: dict[str, dict[str, Any]] = {
             }
         ]
     },
-    "microbatch": {
-        "microbatch": [
-            {
-                "bucket": {"keys": 10, "writes": 100},
-                "nats": 190.0,
-                "empty": 160.0,
-                "extra": 30.0,
-                "nats_parts": {"latestOffset": 12},
-                "empty_parts": {"latestOffset": 2},
-            }
-        ]
-    },
-    "small_reads": {
-        "small_reads": [
-            small_reads.Result(Bucket(10, 100), "end", 1, way, 0.5, 0.1).as_dict()
-            for way in ("direct", "consumer")
-        ]
-    },
     "latency": {
         "latency": [
             latency.Result(
@@ -352,13 +289,6 @@ FIGURES: dict[str, dict[str, Any]] = {
             }
             for sink in ("nats_kv", "kafka")
         ],
-    },
-    "growth": {
-        "growth": [
-            growth.Result(
-                1000, 10, 1, 1, 0.004, 3, 1 << 27, 1 << 28, 0.5, 1 << 27, 1 << 28, OTHERS
-            ).as_dict()
-        ]
     },
     "several": {
         "buckets": 100,
@@ -426,8 +356,8 @@ def test_all_that_runs_is_reported() -> None:
 
 
 def test_only_the_blocks_are_replaced() -> None:
-    page = "# Performance\n\nProse.\n\n<!-- bench: growth -->\nold\n<!-- /bench -->\n\nMore.\n"
-    again = report.replace_block(page, "growth", "\nnew \\1\n")
+    page = "# Performance\n\nProse.\n\n<!-- bench: reader -->\nold\n<!-- /bench -->\n\nMore.\n"
+    again = report.replace_block(page, "reader", "\nnew \\1\n")
     assert again == page.replace("old", "\nnew \\1")
     longer = report.replace_block(page, "latency", "\ntable\n")
     assert longer.startswith(page.rstrip())
@@ -446,7 +376,7 @@ def test_page_from_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in report.SECTIONS:
         assert f"<!-- bench: {name} -->" in page
     pictures = sorted(path.name for path in (tmp_path / "performance").iterdir())
-    assert pictures == ["freshness.svg", "growth.svg", "reader.svg", "spark.svg"]
+    assert pictures == ["freshness.svg", "reader.svg", "spark.svg"]
     first = (tmp_path / "performance/spark.svg").read_text()
     everything.render(known)
     assert (tmp_path / "performance.md").read_text() == page
