@@ -63,6 +63,20 @@ def test_modules_named_by_a_page_exist(path: Path) -> None:
     ] == []
 
 
+def test_paths_of_contributing_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where a change goes")[2]
+    named = set(re.findall(r"`([\w./]+(?:/|\.pyx?|\.md|\.yml|\.in))`", table.partition("\n## ")[0]))
+    assert len(named) > 50
+    # A name without a folder follows a path of the same folder.
+    missing = [
+        name
+        for name in named
+        if not any((top / name).exists() for top in (PACKAGE, ROOT))
+        and ("/" in name or not any(PACKAGE.rglob(name)))
+    ]
+    assert missing == []
+
+
 @each_document
 def test_tests_and_benchmarks_named_by_a_page_exist(path: Path) -> None:
     named = set(re.findall(r"`((?:tests|benchmarks)/[\w/]*(?:\.py|/))`", path.read_text()))

@@ -1,8 +1,8 @@
 """Text for users is plain technical English: phrases that CONTRIBUTING.md bans do not occur.
 
-Checked are the pages (README, CHANGELOG, CONTRIBUTING, docs) and the strings of the package: option
-descriptions, error messages, log texts, help texts. Docstrings, comments and inline
-code are not checked.
+Checked are the pages (README, CHANGELOG, CONTRIBUTING, docs), the strings of the package (option
+descriptions, error messages, log texts, help texts), and with ``CHECK_TESTS`` names and docstrings
+of tests. Docstrings of the package, comments and inline code are not checked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import pytest
 
 from tests.support.paths import ROOT
 
+CHECK_TESTS = False  # True once all tests have their new names
 PACKAGE = ROOT / "nats_stream_source"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+TESTS = sorted((ROOT / "tests").rglob("test_*.py")) if CHECK_TESTS else []
 _CODE = re.compile(r"`[^`\n]+`")
 
 BANNED = [
@@ -45,6 +47,9 @@ BANNED = [
     r"for good",
     r"(?:can|cannot|may) be had",
 ]
+_NO_SUBJECT = re.compile(
+    "test_(?:a|an|the|what|who|whoever|it|no|one|made|nothing|each|every|is|are|not)_"
+)
 _BANNED = re.compile("|".join(rf"\b(?:{phrase})\b" for phrase in BANNED), re.IGNORECASE)
 
 
@@ -125,3 +130,35 @@ def test_strings_of_the_package() -> None:
         for finding in findings(path, messages(path))
     ]
     assert not found, f"{len(found)} banned phrases\n" + "\n".join(found)
+
+
+def names_and_docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """The docstrings of a test module, and the names of its tests as words."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = _CODE.sub("`…`", (ast.get_docstring(node) or "").replace("``", "`"))
+            yield getattr(node, "lineno", 1), text
+            if getattr(node, "name", "").startswith("test_"):
+                yield node.lineno, node.name.replace("_", " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "starts_with_subject"),
+    [
+        ("test_stream_recreated_while_query_runs", True),
+        ("test_a_stream", False),
+        ("test_it_cuts", False),
+        ("test_made_again_under_a_query", False),
+        ("test_notices", True),
+    ],
+)
+def test_subject_of_test_names(name: str, starts_with_subject: bool) -> None:
+    assert (_NO_SUBJECT.match(name) is None) == starts_with_subject
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_and_docstrings_of_tests(path: Path) -> None:
+    found = findings(path, names_and_docstrings(path))
+    names = re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    assert not found, "\n".join(found)
+    assert [name for name in names if _NO_SUBJECT.match(name)] == []
