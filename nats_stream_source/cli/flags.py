@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.options import CONNECTION, KV, STREAM, Option
-from nats_stream_source.options.hints import translate
+from nats_stream_source.options.hints import names_of_settings
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
@@ -97,9 +97,10 @@ def error_text(error: NatsSourceError, origins: Mapping[str, str]) -> str:
     text = _OPTIONS.sub(names_to_places, str(error))
     # Camel case is never a word or a value.
     text = _CAMEL_CASE.sub(lambda name: place(name[1]) if name[1] in _NAMES else name[0], text)
-    named = NatsSourceError(text, settings=error.settings)
     # A URL has both the user and the password.
-    return _REPEATED.sub(r"\1", translate(named, place_of_setting))
+    text = _REPEATED.sub(r"\1", text)
+    places = names_of_settings(error, place_of_setting)
+    return f"{text} ({' or '.join(places)})" if places else text
 
 
 def count(text: str) -> int:

@@ -1,61 +1,50 @@
 """Errors of the connection and of JetStream in the terms of the user who can act on them.
 
-These layers name Python settings: ``NatsSourceError.settings`` lists them, and a text may contain
-them in quotes (``'connect_timeout'``). A Spark user sets options, a user of the command line sets
-flags. So each presenter translates: it replaces the quoted settings in the text, and appends the
-settings that the text does not name. The error keeps its class and all other attributes.
+These layers name Python settings: ``NatsSourceError.settings`` lists them. A Spark user sets
+options, a user of the command line sets flags. So each presenter appends their names to the text:
+``(option 'connectTimeout')``. The error keeps its class and all other attributes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 from nats_stream_source.errors import DataLossError, NatsSourceError
 from nats_stream_source.options.table import Option
 
 # Arguments of the API that options set under other names.
-_ALIASES = {"min_last_seq": "option 'minLastSequence' (nats_kv: 'minLastRevision')"}
-_PAIR = re.compile(r"\boption ('\w+') (and|or) option ('\w+')")
+_ALIASES = {"min_last_seq": "'minLastSequence' (nats_kv: 'minLastRevision')"}
 
 
 def option_names(table: Iterable[Option]) -> dict[str, str]:
-    """The options of ``table`` as advice names them, by setting: ``option 'connectTimeout'``."""
-    return {option.setting: f"option {option.name!r}" for option in table} | _ALIASES
+    """The names of the options of ``table``, in quotes, by setting."""
+    return {option.setting: repr(option.name) for option in table} | _ALIASES
 
 
-def translate(error: NatsSourceError, name_of: Callable[[str], str | None]) -> str:
-    """The text of ``error`` with its settings translated; those that it does not name follow.
-
-    Args:
-        name_of: returns the user's name of a setting, or None if the user cannot set it.
-    """
-    text, missing = str(error), []
-    for setting in error.settings:
-        if (name := name_of(setting)) is None:
-            continue
-        if f"'{setting}'" in text:
-            text = text.replace(f"'{setting}'", name)
-        elif name.removeprefix("option ") not in text:
-            missing.append(name)
-    return f"{text}; set {' or '.join(missing)}" if missing else text
+def names_of_settings(error: NatsSourceError, name_of: Callable[[str], str | None]) -> list[str]:
+    """The user's names of the settings of ``error``; ``name_of`` returns None where none exists."""
+    names = (name_of(setting) for setting in error.settings)
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def add_option_hints(error: NatsSourceError, names: dict[str, str]) -> None:
-    """Translate the text of ``error`` into options, in place and once."""
-    if vars(error).get("_translated"):
+    """Append the options that the caller can change to the text of ``error``, in place and once."""
+    if vars(error).get("_has_options"):
         return
-    text = _PAIR.sub(r"options \1 \2 \3", translate(error, names.get))
+    text = str(error)
+    options = names_of_settings(error, names.get)
+    if any(option not in text for option in options):
+        text += f" ({'options' if len(options) > 1 else 'option'} {' or '.join(options)})"
     if isinstance(error, DataLossError) and "failOnDataLoss" not in text:
         text += "; set option 'failOnDataLoss' to 'false' to continue without the lost messages"
     error.args = (text, *error.args[1:])
-    vars(error)["_translated"] = True
+    vars(error)["_has_options"] = True
 
 
 @contextlib.contextmanager
 def option_hints(names: dict[str, str]) -> Iterator[None]:
-    """Translate the errors that leave the block into options."""
+    """Append the options to the errors that leave the block."""
     try:
         yield
     except NatsSourceError as error:

@@ -124,10 +124,8 @@ class RowEncoder:
             return []
         try:
             return [headers.map_fields(maps)]
-        except ValueError as error:
-            row, _, problem = str(error).partition(": ")
-            index = int(row.removeprefix("row "))
-            raise self._error(index, position, names, f"header {problem}") from None
+        except headers.HeaderError as error:
+            raise self._error(error.row, position, names, f"header {error.problem}") from None
 
     def _message_ids(
         self, position: Position, names: pa.Array, payloads: pa.Array, fields: Sequence[pa.Array]

@@ -31,6 +31,20 @@ def field(name: str, values: pa.Array) -> pa.Array:
     )  # fmt: skip
 
 
+class HeaderError(ValueError):
+    """A header of a row cannot be sent.
+
+    Attributes:
+        row: the number of the row, from 0.
+        problem: what was observed and expected.
+    """
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(f"row {row}: {problem}")
+        self.row = row
+        self.problem = problem
+
+
 def map_fields(maps: pa.Array) -> pa.Array:
     """The lines of the headers in ``MAP<STRING, ARRAY<STRING>>``: ``pa.binary()``.
 
@@ -39,7 +53,7 @@ def map_fields(maps: pa.Array) -> pa.Array:
     message, and would change what the stream does with the new one.
 
     Raises:
-        ValueError: a name or a value cannot be sent; the text has the row.
+        HeaderError: a name or a value cannot be sent.
     """
     rows, names, values = _flatten(maps)
     kept = pc.invert(pc.match_substring_regex(names, _INTERPRETED))
@@ -111,7 +125,7 @@ def _check(column: pa.Array, pattern: str, rows: np.ndarray, expected: str) -> N
     if pc.all(good).as_py() is not False:
         return
     first = pc.index(good, False).as_py()
-    raise ValueError(f"row {rows[first]}: {column[first].as_py()!r} cannot be sent: {expected}")
+    raise HeaderError(int(rows[first]), f"{column[first].as_py()!r} cannot be sent: {expected}")
 
 
 def _scalar(value: bytes) -> pa.Scalar:

@@ -246,12 +246,20 @@ def test_the_entry_point_is_the_command() -> None:
         (["bench", "@"], 2, "--bucket or --stream is missing"),
         (["bench", "--bucket", "plant", "--fill", "9", "@"], 2, "--fill"),
         (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
-        (["peek", "--bucket", "plant", *_NOBODY], 1, "connection refused; check --servers"),
+        (
+            ["peek", "--bucket", "plant", *_NOBODY],
+            1,
+            "connection refused; check 'servers' (--servers)",
+        ),
         (["peek", "--stream", "NONE", "@"], 1, "; check --stream, --servers and --domain"),
         (["peek", "--subject", "no.such", "@"], 1, "with --stream and its subjects with --filter-"),
-        (["peek", "--bucket", "plant", "--keys", "a,a", "@"], 2, "keep only the wider one in --k"),
+        (
+            ["peek", "--bucket", "plant", "--keys", "a,a", "@"],
+            2,
+            "keep only the wider one in 'keys' (--keys)",
+        ),
         (["bench", "-n", "x", "@"], 2, "'x' is not a number of at least 1"),
-        (["ls", "--credentials", "/none", "@"], 2, "could not read --credentials: /none"),
+        (["ls", "--credentials", "/none", "@"], 2, "could not read 'credentials': /none"),
         (
             ["ls", "--servers", "nats://a.invalid"],
             1,
@@ -260,7 +268,7 @@ def test_the_entry_point_is_the_command() -> None:
         (
             ["ls", "--user", "u", "@"],
             2,
-            ": --user and --password belong together: set both or neither",
+            ": 'user' and 'password' belong together: set both or neither (--user or --password)",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -257,12 +257,12 @@ def test_an_error_names_where_the_value_is(
     home.context("prod", url=guarded.url, user="reader", password="wr0ng")
     assert main(["ls", "--context", "prod"]) == 1
     text = capsys.readouterr().err
-    assert "check field user of context prod and field password of context prod" in text
+    assert "(field user of context prod or field password of context prod)" in text
     assert "wr0ng" not in text
     monkeypatch.setenv("NATS_URL", guarded.url.replace("://", "://reader:wr0ng@"))
     assert main(["ls"]) == 1
     text = capsys.readouterr().err
-    assert "refused the credentials: check NATS_URL\n" in text
+    assert "refused the credentials: check 'user' and 'password' (NATS_URL)\n" in text
     assert "wr0ng" not in text
     monkeypatch.setenv("NATS_URL", "http://h")
     assert main(["ls"]) == 2
@@ -274,4 +274,4 @@ def test_the_error_of_the_default_server_names_the_ways_to_set_one() -> None:
         "could not connect to X: refused; check 'servers'", settings=("servers",)
     )
     text = error_text(error, resolved()[1])
-    assert text.endswith("check --servers, NATS_URL or a context")
+    assert text.endswith("(--servers, NATS_URL or a context)")

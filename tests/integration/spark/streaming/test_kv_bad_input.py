@@ -137,9 +137,7 @@ def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) ->
 
 def test_no_such_bucket(scene: Scene) -> None:
     what = f"bucket '{scene.bucket}' does not exist on {scene.url}"
-    play(
-        scene, fails("BucketNotFoundError", what, "option 'bucket', options 'servers' and 'domain'")
-    )
+    play(scene, fails("BucketNotFoundError", what, "check 'bucket', 'servers' and 'domain'"))
     assert scene.offsets() == []
 
 
@@ -164,8 +162,8 @@ def test_no_such_domain(scene: Scene) -> None:
 def test_port_is_closed(scene: Scene) -> None:
     place = f"nats://127.0.0.1:{free_port()}"
     options = {"servers": place, "connectTimeout": 1}
-    what = f"could not connect to {place} within 1 s (option 'connectTimeout')"
-    play(scene, fails("ConnectError", what, "'connectTimeout'", options=options))
+    what = f"could not connect to {place} within 1 s ('connect_timeout')"
+    play(scene, fails("ConnectError", what, "(option 'connectTimeout')", options=options))
     assert scene.offsets() == []
 
 
@@ -177,7 +175,7 @@ def test_port_is_open_and_nobody_answers(scene: Scene) -> None:
             scene,
             fails(
                 "ConnectError",
-                f"could not connect to {place} within 1 s (option 'connectTimeout')",
+                f"could not connect to {place} within 1 s ('connect_timeout')",
                 options=options,
             ),
         )

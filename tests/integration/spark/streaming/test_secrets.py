@@ -68,11 +68,11 @@ def test_secrets_are_nowhere_in_what_spark_shows(tmp_path: Path) -> None:
     # It did happen: the errors were provoked, the options were shown, there are log and checkpoint.
     for said in (
         '"numInputRows": 1',
-        "refused the credentials: check option 'credentialsContent'",
-        "option 'credentialsContent' holds no nkey seed",
-        "'credentialsContent' and 'token' exclude each other",
-        "refused the credentials: check options 'user' and 'password'",
-        "refused the credentials: check option 'token'",
+        "(option 'credentialsContent')",
+        "'credentials_content' holds no nkey seed",
+        "'credentials_content' and 'token' exclude each other",
+        "refused the credentials: check 'user' and 'password'",
+        "refused the credentials: check 'token'",
         "does not encrypt",
         "credentialsContent=*********(redacted)",
         "password=*********(redacted)",
