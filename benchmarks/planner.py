@@ -5,8 +5,8 @@
 The benchmark fills a bucket of 1,000,000 keys with 10,000,000 random overwrites (one revision per
 key, so nine tenths of all sequences were removed, most of them at the start). Then it plans
 micro-batches from several start positions, without a filter, with one narrow filter and with fifty
-filters, with and without an effective limit. Each figure includes ``Planner.latest`` and
-``Planner.plans``, as Spark calls them.
+filters, with and without an effective limit. Each figure includes ``latest_offset`` and ``tasks``
+of the planner, as Spark calls them.
 
 ``--store`` keeps the bucket for the next run. The next server process reads the bucket from disk
 and counts faster than the process that received the entries: 25 ms instead of 165 ms for a count
@@ -21,20 +21,28 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.support.machine import Stopwatch, machine
-from benchmarks.support.planner_bucket import BUCKET, KEYS, Requests, fill, planning
+from benchmarks.support.planner_bucket import (
+    BUCKET,
+    KEYS,
+    Requests,
+    fill,
+    moved,
+    planning,
+    position_of,
+)
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.offsets import Offset
-from nats_stream_source.spark.planning.planner import Planner
+from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 _SECONDS = 6.0  # of idling
 _LEAST_MESSAGES = 20_000  # of fewer, there would be no last 5000, nor two entries of each group
@@ -90,20 +98,23 @@ async def planned(
         while len(took) < rounds:
             async with planning(url, keys=KEYS[filters], **limits) as planner:
                 first = await planner.initial_offset()
-                start = replace(first, origin=at, stream_seq=at)
-                while len(took) < rounds and start.stream_seq <= furthest:
+                start = moved(first, at)
+                while len(took) < rounds and position_of(start).stream_seq <= furthest:
                     requests.count = 0
                     began = time.perf_counter()
                     end = await planner.latest_offset(start)
-                    plans = await planner.splits(start, end)
+                    plans = await planner.tasks(start, end)
                     took.append((time.perf_counter() - began) * 1e3)
                     asked += requests.count
                     if end == start:
-                        raise RuntimeError(f"nothing to read from {start.stream_seq} on")
-                    splits, rows = len(plans), end.consumer_seq - start.consumer_seq
+                        raise RuntimeError(
+                            f"nothing to read from {position_of(start).stream_seq} on"
+                        )
+                    splits = len(plans)
+                    rows = position_of(end).consumer_seq - position_of(start).consumer_seq
                     start = end
                     if limit is None:  # from elsewhere, or the planner would remember
-                        start = replace(first, origin=at + len(took), stream_seq=at + len(took))
+                        start = moved(first, at + len(took))
     return Planned(
         filters,
         where,
@@ -154,7 +165,7 @@ async def resting(server: NatsServer, filters: str, writes: int) -> Resting:
     )
 
 
-async def _ask(planner: Planner, start: Offset) -> Offset:
+async def _ask(planner: QueryPlanner, start: Offset) -> Offset:
     end = await planner.latest_offset(start)
     await asyncio.sleep(0.01)
     return end
@@ -197,8 +208,8 @@ async def _measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list
     for filters, few in (("none", 10_000), ("one narrow", 20), ("fifty", 1000)):
         async with planning(server.url, keys=KEYS[filters]) as planner:
             first = await planner.initial_offset()
-            newest = (await planner.latest_offset(first)).stream_seq
-        last = first.initial_through
+            newest = position_of(await planner.latest_offset(first)).stream_seq
+        last = position_of(first).initial_through
         for where, at in (("beginning", 0), ("half", last // 2), ("99 %", last // 100 * 99)):
             cases += [(filters, where, at, newest, limit) for limit in (None, few)]
         cases.append((filters, "last 5000", last - 5000, newest, None))

@@ -36,8 +36,9 @@ from benchmarks.support.raw_connection import fill
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
+from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
-from nats_stream_source.spark.stream_reader import new_planner
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 from nats_stream_source.spark.tasks import NatsInputPartition
 
@@ -100,8 +101,8 @@ class Query:
         ticks = itertools.count()
         runner = Runner(options.connection)
         self._reader._runner = runner
-        self._reader._planner = new_planner(
-            options,
+        self._reader._planner = QueryPlanner(
+            format_adapter(options),
             runner.connection,
             clock=(lambda: float(next(ticks)))
             if jumps

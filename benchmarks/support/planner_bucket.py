@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from nats.aio.client import Client
@@ -20,7 +21,8 @@ from nats_stream_source.jetstream.kv.bucket import bucket_stream_info
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.factory import format_adapter
-from nats_stream_source.spark.planning.planner import Planner
+from nats_stream_source.spark.formats.offsets import Offset, Position
+from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 BUCKET = "big"
 KEYS = {
@@ -71,15 +73,27 @@ def _pairs(messages: int, keys: int, step: Callable[[int], None]) -> Iterator[tu
 @asynccontextmanager
 async def planning(
     url: str, clock: Callable[[], float] = time.monotonic, **options: str
-) -> AsyncIterator[Planner]:
+) -> AsyncIterator[QueryPlanner]:
     """A planner for the bucket, as in a new process."""
     configured = {"servers": url, "bucket": BUCKET} | {k: v for k, v in options.items() if v}
     parsed = kv_options(configured)
     link = ReusableConnection(parsed.connection)
     try:
-        yield Planner(format_adapter(parsed), link, clock)
+        yield QueryPlanner(format_adapter(parsed), link, clock)
     finally:
         await link.drop()
+
+
+def position_of(offset: Offset) -> Position:
+    """The position of an offset of one stream."""
+    (position,) = offset.streams.values()
+    return position
+
+
+def moved(offset: Offset, seq: int) -> Offset:
+    """The offset of a query that starts after ``seq``."""
+    streams = {name: replace(at, origin=seq, stream_seq=seq) for name, at in offset.streams.items()}
+    return replace(offset, streams=streams)
 
 
 class Requests:

@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nats_stream_source.errors import NatsSourceError, OffsetError
-from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, Position
 
 
 class CheckpointError(NatsSourceError):
@@ -31,6 +30,8 @@ class Source:
 
     Attributes:
         name: its index within the query, from 0, or the name that the query gave it.
+        stream: the name of its stream; None without an offset.
+        filter: the filters of the query.
         committed: end of the last committed micro-batch; None before the first.
         planned: end of the last planned micro-batch, if it is not committed.
         problem: why its offsets cannot be read: a newer version, or damage.
@@ -38,16 +39,17 @@ class Source:
     """
 
     name: str
-    committed: Offset | None = None
-    planned: Offset | None = None
+    stream: str | None = None
+    filter: tuple[str, ...] = ()
+    committed: Position | None = None
+    planned: Position | None = None
     problem: str | None = None
     other: str | None = None
 
-    @property
-    def stream(self) -> str | None:
-        """The name of its stream; None without an offset."""
-        offset = self.committed or self.planned
-        return None if offset is None else offset.stream
+    def offset(self, position: Position) -> Offset:
+        """The offset of a query of this stream."""
+        assert self.stream is not None
+        return Offset({self.stream: position}, self.filter, ONE_STREAM)
 
     @property
     def key(self) -> tuple[str, str | None]:
@@ -145,7 +147,8 @@ def _read_log(file: Path) -> dict[str, str | None]:
 
 def _sources(name: str, committed: str | None, planned: str | None) -> list[Source]:
     """The streams of a source; one without an offset if it has none."""
-    found: dict[str, Mapping[str, Offset]] = {}
+    found: dict[str, Mapping[str, Position]] = {}
+    filters: tuple[str, ...] = ()
     for which, text in (("committed", committed), ("planned", planned)):
         if text is None:
             continue
@@ -156,12 +159,15 @@ def _sources(name: str, committed: str | None, planned: str | None) -> list[Sour
         if not _ours(loaded):
             return [Source(name, other=text[:80])]
         try:
-            found[which] = MultiStreamOffset.parse(loaded).streams
+            offset = Offset.parse(loaded)
         except OffsetError as error:
             return [Source(name, problem=str(error))]
+        found[which], filters = offset.streams, offset.filter
     before, ahead = found.get("committed", {}), found.get("planned", {})
     streams = sorted(before.keys() | ahead.keys())
-    return [Source(name, before.get(one), ahead.get(one)) for one in streams] or [Source(name)]
+    return [Source(name, one, filters, before.get(one), ahead.get(one)) for one in streams] or [
+        Source(name)
+    ]
 
 
 def _ours(loaded: Any) -> bool:

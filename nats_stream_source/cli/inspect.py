@@ -39,8 +39,8 @@ from nats_stream_source.options import connection_settings, kv_options, parse, s
 from nats_stream_source.options.connection import CONNECTION
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.factory import format_adapter
-from nats_stream_source.spark.formats.offsets import Offset, lag_between, range_between
-from nats_stream_source.spark.planning.planner import Planner
+from nats_stream_source.spark.formats.offsets import Position, lag_between, range_between
+from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,11 @@ async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> LiveSt
 async def _live(
     connection: SharedConnection, source: Source, options: Mapping[str, str]
 ) -> LiveState:
-    at = _position(source)
-    query = _query(at, options)
-    planner = Planner(query, connection)
+    assert source.stream is not None
+    at, query = _position(source), _query(source, options)
+    planner = QueryPlanner(query, connection)
     try:
-        info = await query.stream_info(await connection.jetstream(), at.stream)
+        info = await query.stream_info(await connection.jetstream(), source.stream)
     except NatsSourceError as error:
         if error.code != 404 and not isinstance(error, ConfigurationError):
             raise
@@ -156,39 +156,40 @@ async def _live(
     live = LiveState(None, info.first_seq, info.last_seq)
     try:
         if source.planned is not None:
-            await planner.splits(at, source.planned)
+            await planner.tasks(source.offset(at), source.offset(source.planned))
         # A micro-batch may end before the last sequence, after a bucket's initial values.
-        end = await planner.latest_offset(at)
+        end = await planner.latest_offset(source.offset(at))
         end = planner.report_latest_offset() or end
     except (ConfigurationError, DataLossError, OffsetError) as error:
         return replace(live, problem=str(error))
-    lag, seconds = lag_between(at, end)
+    lag, seconds = lag_between(at, end.streams[source.stream])
     return replace(live, lag=lag, lag_seconds=seconds)
 
 
-def _position(source: Source) -> Offset:
+def _position(source: Source) -> Position:
     """The committed position of the source; its start position before the first commit."""
     if source.committed is not None:
         return source.committed
     assert source.planned is not None
-    planned = source.planned
-    return replace(planned, stream_seq=planned.origin, time=None, consumer_seq=0)
+    return source.planned.at_origin()
 
 
-def _bucket(offset: Offset) -> str | None:
-    """The bucket that the offset's query reads, derived from the name of its stream."""
-    of_subjects = any(one.startswith("$KV.") for one in offset.filter)
-    bucket = bucket_of(offset.stream)
-    return None if of_subjects or bucket == offset.stream else bucket
+def _bucket(source: Source) -> str | None:
+    """The bucket that the source reads, derived from the name of its stream."""
+    if source.stream is None or any(one.startswith("$KV.") for one in source.filter):
+        return None
+    bucket = bucket_of(source.stream)
+    return None if bucket == source.stream else bucket
 
 
-def _query(offset: Offset, options: Mapping[str, str]) -> FormatAdapter:
-    filters = ",".join(offset.filter)
-    if (bucket := _bucket(offset)) is not None:
+def _query(source: Source, options: Mapping[str, str]) -> FormatAdapter:
+    assert source.stream is not None
+    filters = ",".join(source.filter)
+    if (bucket := _bucket(source)) is not None:
         keys = {"keys": filters} if filters else {}
         return format_adapter(kv_options({**options, "bucket": bucket, **keys}))
     subjects = {"filterSubjects": filters} if filters else {}
-    return format_adapter(stream_options({**options, "stream": offset.stream, **subjects}))
+    return format_adapter(stream_options({**options, "stream": source.stream, **subjects}))
 
 
 # -- the report ---------------------------------------------------------------------------------
@@ -206,13 +207,13 @@ def _as_json(checkpoint: Checkpoint, live: LiveStates) -> dict[str, Any]:
 
 
 def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
-    offset = source.planned or source.committed
+    committed, planned = source.committed, source.planned
     return {
         "source": source.name,
-        "stream": offset.stream if offset else None,
-        "bucket": _bucket(offset) if offset else None,
-        "committed": source.committed.to_json() if source.committed else None,
-        "planned": source.planned.to_json() if source.planned else None,
+        "stream": source.stream,
+        "bucket": _bucket(source),
+        "committed": source.offset(committed).to_json() if committed else None,
+        "planned": source.offset(planned).to_json() if planned else None,
         "problem": source.problem or (live.problem if live else None),
         "other": source.other,
         "first_seq": live.first_seq if live else None,
@@ -250,22 +251,22 @@ def _lines(source: Source, live: LiveState | None, checkpoint: Checkpoint) -> li
         return [f"source {source.name}: {source.problem}"]
     if source.other is not None:
         return [f"source {source.name} is not of this package: {source.other}"]
-    offset = source.committed or source.planned
-    if offset is None:
+    at = source.committed or source.planned
+    if at is None:
         return [f"source {source.name} has no offset yet"]
-    bucket = _bucket(offset)
+    bucket = _bucket(source)
     word, filters = ("revision", "keys") if bucket is not None else ("sequence", "filterSubjects")
     what = f"bucket {bucket}, stream" if bucket is not None else "stream"
     lines = [
-        f"source {source.name}: {what} {offset.stream}, made {offset.created}",
-        f"  began     after {word} {format_integer(offset.origin)}; "
-        f"initial values up to {format_integer(offset.initial_through)}",
+        f"source {source.name}: {what} {source.stream}, made {at.created}",
+        f"  began     after {word} {format_integer(at.origin)}; "
+        f"initial values up to {format_integer(at.initial_through)}",
     ]
-    if offset.filter:
-        lines.append(f"  filter    {filters}={','.join(offset.filter)}")
-    if offset.epoch:
+    if source.filter:
+        lines.append(f"  filter    {filters}={','.join(source.filter)}")
+    if at.epoch:
         lines.append(
-            f"  epoch     {offset.epoch}: number of times the stream was replaced or rolled back"
+            f"  epoch     {at.epoch}: number of times the stream was replaced or rolled back"
         )
     if (done := source.committed) is not None:
         when = f", written {done.time}" if done.time else ""

@@ -28,8 +28,6 @@ from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.spark.runner import Runner
-
 
 class BatchReader(DataSourceReader):
     """Splits on the driver, rows on the executors."""
@@ -38,27 +36,16 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The splits of the batch."""
+        """The splits of the batch, by the task that reads them."""
+        from nats_stream_source.spark.planning.batch_planner import BatchPlanner
         from nats_stream_source.spark.runner import Runner
 
         runner = Runner(self._options.connection)
         try:
-            return [NatsInputPartition(splits) for splits in self._tasks(runner)]
+            planner = BatchPlanner(self._options, runner.connection)
+            return [NatsInputPartition(splits) for splits in runner.plan(planner.tasks)]
         finally:
             runner.close()
-
-    def _tasks(self, runner: Runner) -> list[tuple[BatchSplit, ...]]:
-        """The splits by the task that reads them."""
-        if format_adapter(self._options).stream_set is None:
-            from nats_stream_source.spark.planning.batch_planner import BatchPlanner
-
-            planner = BatchPlanner(self._options, runner.connection)
-            return [(split,) for split in runner.plan(planner.splits)]
-        from nats_stream_source.spark.planning.multi_stream_batch_planner import (
-            MultiStreamBatchPlanner,
-        )
-
-        return runner.plan(MultiStreamBatchPlanner(self._options, runner.connection).tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
-from nats_stream_source.spark.formats.offsets import Offset, lag_between, range_between
+from nats_stream_source.spark.formats.offsets import Offset, Position, lag_between, range_between
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,8 +117,9 @@ def records(progress: Mapping[str, Any]) -> list[BatchProgress]:
 
 def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
     for number, source in enumerate(progress["sources"]):
-        ends = _streams(source["endOffset"])
-        starts, newest = _streams(source["startOffset"]), _streams(source["latestOffset"])
+        starts, _ = _positions(source["startOffset"])
+        ends, filters = _positions(source["endOffset"])
+        newest, _ = _positions(source["latestOffset"])
         ranges = {name: _range(starts.get(name), end) for name, end in ends.items()}
         read = [name for name, (first, last) in ranges.items() if last > first]
         for name, end in ends.items():
@@ -141,32 +141,33 @@ def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
                 seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
                 lag=lag,
                 lag_seconds=lag_seconds,
-                compacted=None if end.filter or rows is None else max(0, last - first - rows),
+                compacted=None if filters or rows is None else max(0, last - first - rows),
                 initial=first < min(end.initial_through, last),
                 epoch=end.epoch,
             )
 
 
-def _range(start: Offset | None, end: Offset) -> tuple[int, int]:
+def _range(start: Position | None, end: Position) -> tuple[int, int]:
     # Spark does not report a start for the first micro-batch; its end has the origin.
     return (end.origin, end.stream_seq) if start is None else range_between(start, end)
 
 
-def _lag(end: Offset, newest: Offset | None) -> tuple[int | None, float | None]:
+def _lag(end: Position, newest: Position | None) -> tuple[int | None, float | None]:
     if newest is None or newest.epoch != end.epoch:
         return None, None
     return lag_between(end, newest)
 
 
-def _streams(value: Any) -> Mapping[str, Offset]:
-    """The positions of an offset of a report; none if it is missing or of another source."""
+def _positions(value: Any) -> tuple[Mapping[str, Position], tuple[str, ...]]:
+    """The positions and filters of an offset of a report; empty for one of another source."""
     try:
         loaded = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(loaded, Mapping):
-            return {}
-        return MultiStreamOffset.parse(loaded).streams
+        if isinstance(loaded, Mapping):
+            offset = Offset.parse(loaded)
+            return offset.streams, offset.filter
     except (ValueError, OffsetError):
-        return {}
+        pass
+    return {}, ()
 
 
 def watch_progress(

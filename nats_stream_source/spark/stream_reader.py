@@ -21,7 +21,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.spark.formats.factory import format_adapter
-from nats_stream_source.spark.formats.multi_stream_offset import MultiStreamOffset
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
@@ -29,9 +28,7 @@ from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-    from nats_stream_source.spark.planning.multi_stream_planner import MultiStreamPlanner
-    from nats_stream_source.spark.planning.planner import Planner
+    from nats_stream_source.spark.planning.query_planner import QueryPlanner
     from nats_stream_source.spark.runner import Runner
 
 T = TypeVar("T")
@@ -43,17 +40,16 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, options: KvOptions | StreamOptions) -> None:
         self._options = options
         self._runner: Runner | None = None
-        # A Planner or a MultiStreamPlanner: each with its own type of offsets.
-        self._planner: Any = None
+        self._planner: QueryPlanner | None = None
         self._planned = False  # a micro-batch with rows
         # The last offsets and their JSON: Spark passes each one back up to three times, and that of
         # a thousand streams takes 8 ms to parse.
-        self._known: deque[tuple[dict[str, Any], Any]] = deque(maxlen=2)
+        self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runner": None, "_planner": None, "_known": None}
 
-    def _plan(self, call: Callable[[Any], Awaitable[T]]) -> T:
+    def _plan(self, call: Callable[[QueryPlanner], Awaitable[T]]) -> T:
         """Run ``call`` with the planner; retry while the server is unavailable.
 
         For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
@@ -62,8 +58,10 @@ class StreamReader(DataSourceStreamReader):
         from nats_stream_source.spark.runner import Runner
 
         if self._runner is None or self._planner is None:
+            from nats_stream_source.spark.planning.query_planner import QueryPlanner
+
             self._runner = Runner(self._options.connection)
-            self._planner = new_planner(self._options, self._runner.connection)
+            self._planner = QueryPlanner(format_adapter(self._options), self._runner.connection)
         planner, runner = self._planner, self._runner
         result = runner.plan(lambda: call(planner))
         if runner.connection.outage is None:
@@ -81,23 +79,23 @@ class StreamReader(DataSourceStreamReader):
         running, self._planned = self._planned, self._planned or bool(tasks)
         return [NatsInputPartition(splits, running) for splits in tasks]
 
-    def _offset(self, json: dict[str, Any]) -> Any:
-        """The offset of a call of Spark, of the type of the planner's offsets."""
+    def _offset(self, json: dict[str, Any]) -> Offset:
+        """The offset of a call of Spark."""
         for known, offset in self._known:
             if known == json:
                 return offset
-        return self._keep(offset_type(self._options).parse(json), json)
+        return self._keep(Offset.parse(json), json)
 
-    def _json(self, offset: Any) -> dict[str, Any]:
+    def _json(self, offset: Offset) -> dict[str, Any]:
         """The JSON object of an offset of the planner."""
         for known, other in self._known:
             if other is offset:
                 return known
-        json: dict[str, Any] = offset.to_json()
+        json = offset.to_json()
         self._keep(offset, json)
         return json
 
-    def _keep(self, offset: Any, json: dict[str, Any]) -> Any:
+    def _keep(self, offset: Offset, json: dict[str, Any]) -> Offset:
         self._known.append((json, offset))
         return offset
 
@@ -119,26 +117,3 @@ class StreamReader(DataSourceStreamReader):
         if self._runner is not None:
             self._runner.close()
             self._runner = self._planner = None
-
-
-def offset_type(options: KvOptions | StreamOptions) -> type[Offset] | type[MultiStreamOffset]:
-    """The type of the offsets of a query."""
-    return Offset if format_adapter(options).stream_set is None else MultiStreamOffset
-
-
-def new_planner(
-    options: KvOptions | StreamOptions, connection: ReusableConnection, **arguments: Any
-) -> Planner | MultiStreamPlanner:
-    """The planner of a query.
-
-    Args:
-        arguments: of the planner; tests replace its clock.
-    """
-    adapter = format_adapter(options)
-    if adapter.stream_set is None:
-        from nats_stream_source.spark.planning.planner import Planner
-
-        return Planner(adapter, connection, **arguments)
-    from nats_stream_source.spark.planning.multi_stream_planner import MultiStreamPlanner
-
-    return MultiStreamPlanner(adapter, connection, **arguments)

@@ -32,6 +32,7 @@ from pyspark.sql.datasource import InputPartition
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.options import KvOptions, StreamOptions
+from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.stream_reader import StreamReader
 
 
@@ -40,7 +41,7 @@ class NoAdmissionReader(StreamReader):
 
     def __init__(self, options: KvOptions | StreamOptions) -> None:
         super().__init__(options)
-        self._position: Any = None
+        self._position: Offset | None = None
         self._end_without_position: dict[str, Any] | None = None
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # 4.2 adds arguments

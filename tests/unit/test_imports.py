@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("nats", "numpy", "pyarrow", "tenacity", "nats_stream_source.spark.planning.planner")
+HEAVY = ("nats", "numpy", "pyarrow", "tenacity", "nats_stream_source.spark.planning.query_planner")
 
 
 def imported(code: str) -> set[str]:

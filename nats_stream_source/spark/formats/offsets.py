@@ -1,16 +1,26 @@
-"""The Spark offset: the position of a query in a stream.
+"""The Spark offset: the position of a query in each of its streams.
 
-The offset is the only state of a query; the server keeps none. As JSON in the checkpoint::
+The offset is the only state of a query; the server keeps none. As JSON in the checkpoint, in
+format 1 for a query of one stream, and in format 2 for one of several::
 
     {"v": 1, "stream": "KV_fleet", "created": "2026-11-20T23:55:01.123456789Z", "epoch": 0,
      "origin": 0, "stream_seq": 1234, "time": "2026-11-20T23:59:12.000000001Z",
      "consumer_seq": 1100, "initial_through": 900, "filter": ["plane.>"]}
 
-Two offsets define the range ``(start.stream_seq, end.stream_seq]``, with one exception. Spark pairs
-the logged end of a first micro-batch that failed with a *new* initial offset, which may have
-another position. ``origin``, the sequence after which the query (or its epoch) started, decides:
-the range starts at ``start.stream_seq`` only if both offsets have the same origin and epoch,
-otherwise at ``end.origin``.
+    {"v": 2, "started": "2026-11-20T23:55:00Z", "filter": ["plane.>"], "streams":
+        {"KV_fleet": {"created": "2026-11-20T23:54:01.123456789Z", "epoch": 0, "origin": 0,
+                      "stream_seq": 1234, "time": "2026-11-20T23:59:12.000000001Z",
+                      "consumer_seq": 1100, "initial_through": 900}}}
+
+``started`` is the server's time at the start of the query: a stream that was created later is read
+from its first message, whatever the start position of the query is. A query of several streams can
+resume from an offset of format 1.
+
+Two positions in a stream define the range ``(start.stream_seq, end.stream_seq]``, with one
+exception. Spark pairs the logged end of a first micro-batch that failed with a *new* initial
+offset, which may have another position. ``origin``, the sequence after which the query (or its
+epoch) started, decides: the range starts at ``start.stream_seq`` only if both positions have the
+same origin and epoch, otherwise at ``end.origin``.
 
 Example: an ``updatesOnly`` query starts at 100 and logs ``(100, 120]``; its driver fails before the
 commit; meanwhile the stream grows to 150. Spark requests the initial offset (150) and then the
@@ -19,23 +29,27 @@ partitions of 150 to 120. The origins differ (150, 100), so the range is ``(100,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nats_stream_source.errors import OffsetError, ProtocolError
 from nats_stream_source.jetstream.times import nanoseconds
 
-VERSION = 1
-_NEWEST = 2  # the format of several streams: spark.formats.multi_stream_offset
+ONE_STREAM = 1
+SEVERAL_STREAMS = 2
+"""The formats, by the streams that a query reads; the higher number is the newest format."""
+
+NO_STREAM_YET = "1970-01-01T00:00:00Z"
+"""``started`` of a query that began without a stream: each one was created later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
-    """The position of a query.
+class Position:
+    """The position of a query in one stream; in the order of the fields in JSON.
 
     Attributes:
-        stream, created: the stream's name and creation time, which identify it.
+        created: the stream's creation time, which identifies it together with its name.
         epoch: how often the stream was re-created or rolled back under ``failOnDataLoss=false``.
         origin: the sequence after which the query, or this epoch, started.
         stream_seq: the last stream sequence of the range.
@@ -44,10 +58,8 @@ class Offset:
         consumer_seq: the number of messages that an ordered consumer without interruption or lag
             would have delivered; for reports only.
         initial_through: End-Of-Initial-Data: rows up to this sequence are initial values.
-        filter: the key or subject filters of the query, sorted; empty for all.
     """
 
-    stream: str
     created: str
     epoch: int
     origin: int
@@ -55,118 +67,154 @@ class Offset:
     time: str | None
     consumer_seq: int
     initial_through: int
-    filter: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object that Spark stores; in a fixed order, since Spark compares strings."""
-        return {"v": VERSION, **asdict(self), "filter": list(self.filter)}
 
     @classmethod
-    def parse(cls, json: Mapping[str, Any]) -> Offset:
-        """From the checkpoint's JSON object.
-
-        Raises:
-            OffsetError: a newer version wrote the offset, or it is not an offset of this source.
-        """
-        version = json.get("v")
-        if version == _NEWEST:
-            raise OffsetError(
-                f"{FAILED}: it is of several streams ({_names(json)}), and the query reads one; "
-                f"set the options of several streams again, such as 'buckets' or 'streams', or use "
-                f"another checkpoint location"
-            )
-        if isinstance(version, int) and version > VERSION:
-            raise OffsetError(
-                f"{FAILED}: format is {version}, expected {_NEWEST} or lower; install the version "
-                f"of nats-stream-source that wrote it, or a newer one"
-            )
-        if version != VERSION:
-            raise OffsetError(
-                f"{FAILED}: found {dict(json)!r}, expected an offset of this source; {ACTION}"
-            )
-        try:
-            return cls.parse_fields(
-                json, _typed(json, "stream", str), strings_field(json, "filter")
-            )
-        except KeyError as missing:
-            raise _missing(missing, json) from None
-
-    @classmethod
-    def parse_fields(cls, json: Mapping[str, Any], stream: str, filters: tuple[str, ...]) -> Offset:
-        """From the fields of one stream in the checkpoint's JSON object.
+    def parse(cls, json: Mapping[str, Any], stream: str) -> Position:
+        """From the fields of ``stream`` in the checkpoint's JSON object.
 
         Raises:
             OffsetError: a field is missing or invalid.
         """
         try:
-            offset = cls(
-                stream=stream,
+            position = cls(
                 created=_typed(json, "created", str),
                 epoch=_typed(json, "epoch", int),
                 origin=_typed(json, "origin", int),
                 stream_seq=_typed(json, "stream_seq", int),
-                time=None if json["time"] is None else timestamp_field(json, "time"),
+                time=_timestamp_or_none(json, "time"),
                 consumer_seq=_typed(json, "consumer_seq", int),
                 initial_through=_typed(json, "initial_through", int),
-                filter=filters,
             )
         except (AttributeError, TypeError):
             raise OffsetError(
-                f"{FAILED}: found {json!r} for stream {stream}, expected a position; {ACTION}"
+                f"{_FAILED}: found {json!r} for stream {stream}, expected a position; {_ACTION}"
             ) from None
         except KeyError as missing:
             raise _missing(missing, json) from None
-        if not 0 <= offset.origin <= offset.stream_seq or offset.epoch < 0:
+        if not 0 <= position.origin <= position.stream_seq or position.epoch < 0:
             raise OffsetError(
-                f"{FAILED}: found {offset}, expected 0 <= origin <= stream_seq and epoch >= 0; "
-                f"{ACTION}"
+                f"{_FAILED}: found {position} for stream {stream}, expected 0 <= origin <= "
+                f"stream_seq and epoch >= 0; {_ACTION}"
             )
-        return offset
+        return position
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of the JSON object, in their order."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def at_origin(self) -> Position:
+        """The position at which the query, or this epoch, started."""
+        return replace(self, stream_seq=self.origin, time=None, consumer_seq=0)
 
 
-FAILED = "could not read the checkpoint's offset"
-ACTION = "restore the checkpoint, or use another checkpoint location"
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The position of a query.
+
+    Attributes:
+        streams: the position in each stream by the stream's name.
+        filter: the key or subject filters of the query, sorted; empty for all.
+        version: the format: :data:`ONE_STREAM` or :data:`SEVERAL_STREAMS`.
+        started: the server's time when the query started; None in format 1, and where a query of
+            several streams has resumed from it.
+    """
+
+    streams: Mapping[str, Position]
+    filter: tuple[str, ...]
+    version: int = SEVERAL_STREAMS
+    started: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that Spark stores; in a fixed order, since Spark compares strings."""
+        filters = list(self.filter)
+        if self.version == ONE_STREAM:
+            ((stream, position),) = self.streams.items()
+            return {"v": ONE_STREAM, "stream": stream, **position.to_json(), "filter": filters}
+        streams = {stream: at.to_json() for stream, at in sorted(self.streams.items())}
+        return {
+            "v": SEVERAL_STREAMS,
+            "started": self.started,
+            "filter": filters,
+            "streams": streams,
+        }
+
+    @classmethod
+    def parse(cls, json: Mapping[str, Any]) -> Offset:
+        """From the checkpoint's JSON object, of either format.
+
+        Raises:
+            OffsetError: a newer version wrote the offset, or it is not an offset of this source.
+        """
+        version = json.get("v")
+        if isinstance(version, int) and version > SEVERAL_STREAMS:
+            raise OffsetError(
+                f"{_FAILED}: format is {version}, expected {SEVERAL_STREAMS} or lower; install the "
+                f"version of nats-stream-source that wrote it, or a newer one"
+            )
+        try:
+            if version == ONE_STREAM:
+                stream = _typed(json, "stream", str)
+                filters = _strings(json, "filter")
+                return cls({stream: Position.parse(json, stream)}, filters, ONE_STREAM)
+            if version == SEVERAL_STREAMS:
+                filters, started = _strings(json, "filter"), _timestamp_or_none(json, "started")
+                streams = {
+                    stream: Position.parse(fields, stream)
+                    for stream, fields in _typed(json, "streams", dict).items()
+                }
+                return cls(streams, filters, SEVERAL_STREAMS, started)
+        except KeyError as missing:
+            raise _missing(missing, json) from None
+        raise OffsetError(
+            f"{_FAILED}: found {dict(json)!r}, expected an offset of this source; {_ACTION}"
+        )
+
+
+_FAILED = "could not read the checkpoint's offset"
+_ACTION = "restore the checkpoint, or use another checkpoint location"
 
 
 def _typed(json: Mapping[str, Any], name: str, kind: type) -> Any:
     value = json[name]
     if type(value) is not kind:
-        raise OffsetError(f"{FAILED}: {name}={value!r}, expected {kind.__name__}; {ACTION}")
+        raise OffsetError(f"{_FAILED}: {name}={value!r}, expected {kind.__name__}; {_ACTION}")
     return value
 
 
 def _missing(name: KeyError, json: Mapping[str, Any]) -> OffsetError:
-    return OffsetError(f"{FAILED}: field {name} is missing in {dict(json)!r}; {ACTION}")
+    return OffsetError(f"{_FAILED}: field {name} is missing in {dict(json)!r}; {_ACTION}")
 
 
-def _names(json: Mapping[str, Any]) -> str:
-    streams = json.get("streams")
-    names = sorted(streams) if isinstance(streams, Mapping) else []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (", ".join(names[:3]) or "none yet") + more
-
-
-def timestamp_field(json: Mapping[str, Any], name: str) -> str:
-    """The RFC 3339 timestamp ``name``; raises OffsetError for anything else."""
+def _timestamp_or_none(json: Mapping[str, Any], name: str) -> str | None:
+    """The RFC 3339 timestamp ``name``, or None; raises OffsetError for anything else."""
+    if json[name] is None:
+        return None
     value: str = _typed(json, name, str)
     try:
         nanoseconds(value)
     except ProtocolError:
         raise OffsetError(
-            f"{FAILED}: {name}={value!r}, expected an RFC 3339 timestamp; {ACTION}"
+            f"{_FAILED}: {name}={value!r}, expected an RFC 3339 timestamp; {_ACTION}"
         ) from None
     return value
 
 
-def strings_field(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _strings(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The list of strings ``name``; raises OffsetError for anything else."""
     values: list[Any] = _typed(json, name, list)
     if not all(type(value) is str for value in values):
-        raise OffsetError(f"{FAILED}: {name}={values!r}, expected a list of str; {ACTION}")
+        raise OffsetError(f"{_FAILED}: {name}={values!r}, expected a list of str; {_ACTION}")
     return tuple(values)
 
 
-def lag_between(at: Offset, newest: Offset) -> tuple[int, float | None]:
+def name_some(streams: Iterable[str]) -> str:
+    """Up to three names of streams, for an error."""
+    names = sorted(streams)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (", ".join(names[:3]) or "none yet") + more
+
+
+def lag_between(at: Position, newest: Position) -> tuple[int, float | None]:
     """The lag of ``at``: rows, and seconds between the two messages; None where one is missing."""
     rows = max(0, newest.consumer_seq - at.consumer_seq)
     if at.time is None or newest.time is None:
@@ -174,8 +222,8 @@ def lag_between(at: Offset, newest: Offset) -> tuple[int, float | None]:
     return rows, max(0, nanoseconds(newest.time) - nanoseconds(at.time)) / 1e9
 
 
-def range_between(start: Offset, end: Offset) -> tuple[int, int]:
-    """The range ``(start, end]`` of stream sequences between two offsets.
+def range_between(start: Position, end: Position) -> tuple[int, int]:
+    """The range ``(start, end]`` of stream sequences between two positions.
 
     Raises:
         OffsetError: the end is lower than the start within one epoch.

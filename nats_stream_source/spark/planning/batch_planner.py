@@ -1,6 +1,6 @@
 """The planner of a batch: decides the range and the splits of ``spark.read``. Runs on the driver.
 
-It requests the stream's state from the leader once, and the batch reads that state:
+It requests the state of each stream from its leader once, and the batch reads that state:
 
 =============================  =================================  ===========================
 options                        rows                               splits
@@ -25,13 +25,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
 from nats_stream_source.spark.data_loss_report import report_aged_out
-from nats_stream_source.spark.formats.base import ReadScope
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import (
     BatchReadKind,
@@ -39,20 +39,25 @@ from nats_stream_source.spark.formats.splits import (
     Split,
     removal_settings,
 )
-from nats_stream_source.spark.planning.leader import Leader
+from nats_stream_source.spark.planning.range_shares import group_splits
 from nats_stream_source.spark.planning.splitter import RangeSplitter
 from nats_stream_source.spark.planning.start_position import (
     check_past,
     resolve_start,
     seq_before_time,
 )
+from nats_stream_source.spark.planning.stream_states import (
+    MAX_STREAMS,
+    StreamStates,
+    validate_filters,
+)
+from nats_stream_source.spark.planning.stream_view import StreamView
 
 
 class BatchPlanner:
-    """Plans one batch of one stream.
+    """Plans one batch.
 
     Args:
-        stream: the stream's name; None to look it up as the options say.
         cores: the number of tasks that run in parallel; by default the driver's cores.
         timer: the time in seconds, for the time limit of ranks.
     """
@@ -61,47 +66,57 @@ class BatchPlanner:
         self,
         options: KvOptions | StreamOptions,
         connection: ReusableConnection,
-        stream: str | None = None,
         *,
         cores: int | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options
         self._adapter = format_adapter(options)
-        self.leader = Leader(self._adapter, connection, stream)
-        self._splitter = RangeSplitter(self._adapter.common, cores or os.cpu_count() or 1, timer)
+        self._states = StreamStates(self._adapter, connection, time.monotonic)
+        self._cores = cores or os.cpu_count() or 1
+        self._timer = timer
+        self._min_partitions = options.common.min_partitions or 1
 
-    async def splits(self) -> list[BatchSplit]:
-        """The splits; an empty list for an empty batch.
+    async def tasks(self) -> list[tuple[BatchSplit, ...]]:
+        """The splits by the task that reads them; an empty list for an empty batch.
+
+        A task reads several small streams one after the other over one connection.
 
         Raises:
+            BucketNotFoundError, StreamNotFoundError: the stream or a listed name does not exist.
+            ConfigurationError: no stream has or accepts a message that a filter matches.
             OptionError: a sequence or time beyond the stream's end.
             MinLastSequenceError: the stream does not reach ``minLastRevision``
                 (``minLastSequence``).
             DataLossError: the first sequence is later than ``startSequence``, and
                 ``failOnDataLoss`` is set.
         """
-        info = await self.leader.initial_stream_info()
-        await self.leader.validate_filters()
-        return await self.splits_of(info)
+        views = await self._states.first_poll()
+        await self._states.check_listed(views)
+        await validate_filters(self._adapter, views.values())
+        messages = {name: max(1, view.info.messages) for name, view in views.items()}
+        total = sum(messages.values())
 
-    async def splits_of(self, info: StreamInfo, min_splits: int | None = None) -> list[BatchSplit]:
-        """The splits of the stream that its leader has just reported to :attr:`leader`.
+        async def plan(name: str) -> list[BatchSplit]:
+            min_splits = max(1, self._min_partitions * messages[name] // total)
+            return await self._splits(views[name], min_splits)
 
-        Args:
-            min_splits: the minimum number; by default ``minPartitions``.
+        planned = await gather_limited(plan, list(views), MAX_STREAMS)
+        splits = [split for of_stream in planned for split in of_stream]
+        if len(views) <= 1:
+            return [(split,) for split in splits]
+        weights = [_rows(split, views[split.split.stream].info) for split in splits]
+        groups = group_splits(weights, at_least=self._min_partitions, cores=self._cores)
+        return [tuple(splits[index] for index in group) for group in groups]
 
-        Raises:
-            OptionError, DataLossError: as :meth:`splits`.
-        """
-        self._validate_positions(info)
-        scope = self.leader.scope
-        as_of = await self._as_of_sequence(info)
+    async def _splits(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
+        self._validate_positions(view.info)
+        as_of = await self._as_of_sequence(view)
         if as_of is not None:
-            return self._plan_state(info, scope, BatchReadKind.AS_OF, as_of)
+            return self._plan_state(view, BatchReadKind.AS_OF, as_of)
         if self._adapter.last_per_subject:
-            return self._plan_state(info, scope, BatchReadKind.CURRENT, info.last_seq)
-        return await self._plan_range(info, scope, min_splits)
+            return self._plan_state(view, BatchReadKind.CURRENT, view.info.last_seq)
+        return await self._plan_range(view, min_splits)
 
     def _validate_positions(self, info: StreamInfo) -> None:
         options = self._options
@@ -132,7 +147,7 @@ class BatchPlanner:
             f"{terms.min_last_option}={seq} to wait for it"
         )
 
-    async def _as_of_sequence(self, info: StreamInfo) -> int | None:
+    async def _as_of_sequence(self, view: StreamView) -> int | None:
         """The sequence of the requested past state; None for the present state or a range."""
         options = self._options
         if not isinstance(options, KvOptions):
@@ -143,99 +158,95 @@ class BatchPlanner:
             return None
         # Spark floors times to microseconds: an entry that it shows with this time is included.
         next_microsecond = (options.as_of_time // 1000 + 1) * 1000
-        return await seq_before_time(await self.leader.jetstream(), info, next_microsecond)
+        return await seq_before_time(view.jetstream, view.info, next_microsecond)
 
-    def _plan_state(
-        self, info: StreamInfo, scope: ReadScope, kind: BatchReadKind, end: int
-    ) -> list[BatchSplit]:
+    def _plan_state(self, view: StreamView, kind: BatchReadKind, end: int) -> list[BatchSplit]:
+        info, scope = view.info, view.scope
         if not end or (kind is BatchReadKind.CURRENT and not info.messages):
             return []
         # With one message per subject, every message is its subject's last.
         last_per_subject = kind is BatchReadKind.CURRENT and scope.history != 1
         filters = scope.filters or ((scope.match_all,) if last_per_subject else ())
-        start = 0 if last_per_subject else min(info.first_seq - 1, end)
-        subject_count = None if scope.filters else info.subjects
         return [
-            self._split(
-                info,
-                replace(scope, filters=filters),
+            _batch_split(
+                replace(view, scope=replace(scope, filters=filters)),
                 kind,
-                start,
+                0 if last_per_subject else min(info.first_seq - 1, end),
                 end,
                 last_per_subject=last_per_subject,
-                subject_count=subject_count,
+                subject_count=None if scope.filters else info.subjects,
             )
         ]
 
-    async def _plan_range(
-        self, info: StreamInfo, scope: ReadScope, min_splits: int | None
-    ) -> list[BatchSplit]:
-        adapter = self._adapter
+    async def _plan_range(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
+        adapter, info = self._adapter, view.info
         policy = adapter.start_position.policy
-        start, end = await self._range_start(info), await self._range_end(info)
+        start, end = await resolve_start(view, adapter.start_position), await self._range_end(view)
         if policy is DeliverPolicy.LAST and start >= end:
             # The last match was written after the first request, or no message matches.
-            end = min(start + 1, (await self.leader.stream_info()).last_seq)
-        missing_is_loss = adapter.missing_is_loss(scope)
+            end = min(start + 1, (await self._states.request(info.name)).info.last_seq)
+        missing_is_loss = adapter.missing_is_loss(view.scope)
         chosen = policy is DeliverPolicy.BY_START_SEQUENCE
         if missing_is_loss and chosen and end > start and info.first_seq > start + 1:
             report_aged_out(adapter, info, start + 1, min(info.first_seq - 1, end))
         if end <= start:
             return []
-        ends = await self._splitter.split_ends(
-            await self.leader.jetstream(), info, scope.effective_filters, start, end, min_splits
+        splitter = RangeSplitter(adapter.common, self._cores, self._timer)
+        ends = await splitter.split_ends(
+            view.jetstream, info, view.scope.effective_filters, start, end, min_splits
         )
         starts = [start, *ends[:-1]]
         return [
-            self._split(
-                info, scope, BatchReadKind.RANGE, first, last, missing_is_loss=missing_is_loss
-            )
+            _batch_split(view, BatchReadKind.RANGE, first, last, missing_is_loss=missing_is_loss)
             for first, last in zip(starts, ends, strict=True)
         ]
 
-    async def _range_start(self, info: StreamInfo) -> int:
-        jetstream, filters = await self.leader.jetstream(), self.leader.scope.filters
-        return await resolve_start(jetstream, info, self._adapter.start_position, filters)
-
-    async def _range_end(self, info: StreamInfo) -> int:
+    async def _range_end(self, view: StreamView) -> int:
         options = self._options
         if isinstance(options, StreamOptions):
             if options.end_sequence is not None:
                 return options.end_sequence
             if options.end_time is not None:
-                return await seq_before_time(await self.leader.jetstream(), info, options.end_time)
-        return info.last_seq
+                return await seq_before_time(view.jetstream, view.info, options.end_time)
+        return view.info.last_seq
 
-    def _split(
-        self,
-        info: StreamInfo,
-        scope: ReadScope,
-        kind: BatchReadKind,
-        start: int,
-        end: int,
-        *,
-        last_per_subject: bool = False,
-        missing_is_loss: bool = False,
-        subject_count: int | None = None,
-    ) -> BatchSplit:
-        split = Split(
-            stream=info.name,
-            created=info.created,
-            prefix=scope.prefix,
-            filters=scope.filters,
-            start=start,
-            end=end,
-            initial_through=ENDLESS,
-            last_per_subject=last_per_subject,
-            required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
-            fingerprint=None if info.last_time is None else (info.last_seq, info.last_time),
-        )
-        return BatchSplit(
-            split=split,
-            kind=kind,
-            history=scope.history,
-            subject_count=subject_count,
-            keeps_last_messages=not removal_settings(info.config),
-            at_stream_end=end >= info.last_seq,
-            first_seq=info.first_seq,
-        )
+
+def _batch_split(
+    view: StreamView,
+    kind: BatchReadKind,
+    start: int,
+    end: int,
+    *,
+    last_per_subject: bool = False,
+    missing_is_loss: bool = False,
+    subject_count: int | None = None,
+) -> BatchSplit:
+    info, scope = view.info, view.scope
+    split = Split(
+        stream=info.name,
+        created=info.created,
+        prefix=scope.prefix,
+        filters=scope.filters,
+        start=start,
+        end=end,
+        initial_through=ENDLESS,
+        last_per_subject=last_per_subject,
+        required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
+        fingerprint=None if info.last_time is None else (info.last_seq, info.last_time),
+    )
+    return BatchSplit(
+        split=split,
+        kind=kind,
+        history=scope.history,
+        subject_count=subject_count,
+        keeps_last_messages=not removal_settings(info.config),
+        at_stream_end=end >= info.last_seq,
+        first_seq=info.first_seq,
+    )
+
+
+def _rows(split: BatchSplit, info: StreamInfo) -> int:
+    """The number of messages of a split, if the stream has them at equal distances."""
+    sequences = max(1, info.last_seq - info.first_seq + 1)
+    of_split = split.split.end - max(split.split.start, info.first_seq - 1)
+    return max(0, info.messages * min(of_split, sequences) // sequences)

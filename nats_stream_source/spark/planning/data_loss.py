@@ -31,7 +31,7 @@ from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.spark.data_loss_report import report_aged_out, report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.formats.offsets import Position
 from nats_stream_source.spark.planning.start_position import seq_before_time
 
 log = field_logger(__name__)
@@ -53,7 +53,7 @@ class DataLossCheck:
         self._connection = connection
         self._restored: str | None = None  # ``created`` of the restored stream that was reported
 
-    async def resume_from(self, start: Offset, info: StreamInfo) -> Offset:
+    async def resume_from(self, start: Position, info: StreamInfo) -> Position:
         """The offset from which reading resumes: ``start``, or that of a new epoch after a loss."""
         sequence = self._adapter.terms.sequence
         identity = await self._identify(start, info)
@@ -87,7 +87,7 @@ class DataLossCheck:
         return start
 
     def check_aged_out(
-        self, info: StreamInfo, start: int, offset: Offset, end: int = ENDLESS
+        self, info: StreamInfo, start: int, offset: Position, end: int = ENDLESS
     ) -> None:
         """Report messages of ``(start, end]`` that aged out, where every message is required.
 
@@ -99,7 +99,7 @@ class DataLossCheck:
         if last > required_after and self._adapter.missing_is_loss(self._adapter.read_scope(info)):
             report_aged_out(self._adapter, info, required_after + 1, last)
 
-    def expiry_allowed_through(self, start: int, offset: Offset) -> int:
+    def expiry_allowed_through(self, start: int, offset: Position) -> int:
         """The sequence up to which messages after ``start`` may age out without a data loss.
 
         Before its first row a query accepts the history as it is. Messages that were written since
@@ -108,7 +108,7 @@ class DataLossCheck:
         chosen = self._adapter.start_position.policy is DeliverPolicy.BY_START_SEQUENCE
         return 0 if chosen or start > offset.origin else offset.initial_through
 
-    async def readable_end(self, end: Offset, info: StreamInfo) -> Offset:
+    async def readable_end(self, end: Position, info: StreamInfo) -> Position:
         """The end up to which a range is readable that an earlier process planned up to ``end``.
 
         A lower end does not have a timestamp, since other messages may follow it now.
@@ -134,14 +134,14 @@ class DataLossCheck:
         )
         return replace(end, stream_seq=min(at, end.stream_seq), time=None)
 
-    async def _identify(self, offset: Offset, info: StreamInfo) -> Identity:
+    async def _identify(self, offset: Position, info: StreamInfo) -> Identity:
         # The query waits at a chosen start position beyond the stream's end.
         waits = offset.time is None and offset.stream_seq == offset.origin
         seq = 0 if waits else offset.stream_seq
         known = KnownStream(offset.created, seq, offset.time, gap=offset.time is None)
         return await identify(await self._connection.jetstream(), info, known)
 
-    def _report_restored(self, start: Offset, info: StreamInfo) -> None:
+    def _report_restored(self, start: Position, info: StreamInfo) -> None:
         if self._restored != info.created:
             self._restored = info.created
             log.warning(
@@ -152,7 +152,7 @@ class DataLossCheck:
                 after=start.stream_seq,
             )
 
-    async def _seq_before_unread(self, start: Offset, info: StreamInfo) -> int:
+    async def _seq_before_unread(self, start: Position, info: StreamInfo) -> int:
         """The sequence before the first message that is later than ``start.time``."""
         if start.time is None:
             return min(start.stream_seq, info.last_seq)  # unknown; does not repeat a row
@@ -164,7 +164,7 @@ class DataLossCheck:
         report_data_loss(self._adapter, stream, observed, action)
 
 
-def _new_epoch(start: Offset, created: str, origin: int, time: str | None = None) -> Offset:
+def _new_epoch(start: Position, created: str, origin: int, time: str | None = None) -> Position:
     return replace(
         start,
         created=created,

@@ -15,17 +15,16 @@ from collections.abc import Sequence
 from nats_stream_source.errors import RequestTimeoutError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.subjects import overlap
-from nats_stream_source.spark.planning.leader import Leader
+from nats_stream_source.spark.planning.stream_view import StreamView
 
 _MAX_REQUESTS = 8  # per poll, after the first poll has requested all filters
 _MAX_PARALLEL = 64
 
 
 class MatchFinder:
-    """Finds matching messages for one query."""
+    """Finds matching messages of one stream for one query."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
+    def __init__(self) -> None:
         self._start = -1
         self._unmatched_through: dict[str, int] = {}  # by filter: no match in (start, …]
 
@@ -34,7 +33,7 @@ class MatchFinder:
         return min(self._unmatched_through.values(), default=last) >= last
 
     async def find_newest(
-        self, filters: Sequence[str], start: int, last: int, *, thorough: bool = False
+        self, view: StreamView, start: int, last: int, *, thorough: bool = False
     ) -> tuple[int, str | None] | None:
         """A matching message in ``(start, last]``, the last one if possible; None if not found.
 
@@ -48,19 +47,19 @@ class MatchFinder:
             RequestTimeoutError: no match was found, and the responding server may not be the
                 stream leader any more.
         """
-        newest = await self._find_newest(filters, start, last, thorough)
+        newest = await self._find_newest(view, start, last, thorough)
         if newest is None:
             try:
-                await self._leader.confirm_missing(last)
+                await view.confirm_missing(last)
             except RequestTimeoutError:
                 self._start = -1  # discard: the results of a former leader prove nothing
                 raise
         return newest
 
     async def _find_newest(
-        self, filters: Sequence[str], start: int, last: int, thorough: bool
+        self, view: StreamView, start: int, last: int, thorough: bool
     ) -> tuple[int, str | None] | None:
-        jetstream, stream = await self._leader.jetstream(), self._leader.info.name
+        jetstream, stream, filters = view.jetstream, view.info.name, view.scope.effective_filters
         at_end = await jetstream.message(stream, seq=last)
         if at_end is not None and _matches(at_end, filters):
             return last, at_end.time

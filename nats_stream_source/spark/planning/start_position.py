@@ -11,36 +11,30 @@ query.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.formats.offsets import Position
 from nats_stream_source.spark.planning.range_math import first_after, run_search
+from nats_stream_source.spark.planning.stream_view import StreamView
 
 log = field_logger(__name__)
 
 
-async def resolve_start(
-    jetstream: JetStream, info: StreamInfo, position: StartPosition, filters: Sequence[str]
-) -> int:
-    """The sequence after which ``position`` starts, in the stream as ``info`` describes it.
-
-    Args:
-        filters: the query's filter subjects; empty for all.
+async def resolve_start(view: StreamView, position: StartPosition) -> int:
+    """The sequence after which ``position`` starts.
 
     Raises:
         OptionError: the start time is in the future.
     """
-    policy = position.policy
+    jetstream, info, policy = view.jetstream, view.info, position.policy
     if policy is DeliverPolicy.NEW:
         return info.last_seq
     if policy is DeliverPolicy.LAST:
-        last = await jetstream.last_seq(info.name, filters)
+        last = await jetstream.last_seq(info.name, view.scope.filters)
         # Without a match the query starts with the first message that will match.
         return last - 1 if last else info.last_seq
     if policy is DeliverPolicy.BY_START_SEQUENCE:
@@ -77,9 +71,7 @@ async def seq_before_time(jetstream: JetStream, info: StreamInfo, time: int) -> 
     return max(0, await run_search(first_after(info.first_seq, info.last_seq), is_at_or_after) - 1)
 
 
-async def report_ignored_start(
-    jetstream: JetStream, info: StreamInfo, adapter: FormatAdapter, resumed: Offset
-) -> None:
+async def report_ignored_start(view: StreamView, adapter: FormatAdapter, resumed: Position) -> None:
     """Log that a start option does not apply to a query that resumes at ``resumed``.
 
     A warning if the query started elsewhere. Where the offset cannot show that (``includeHistory``
@@ -87,13 +79,13 @@ async def report_ignored_start(
     """
     if adapter.start_option is None:
         return
-    other = await _started_elsewhere(jetstream, info, adapter.start_position, resumed)
+    other = await _started_elsewhere(view, adapter.start_position, resumed)
     if other is False:
         return
     (log.warning if other else log.info)(
         "start option ignored: the query resumes from its checkpoint; to start elsewhere, use "
         "another checkpoint location",
-        stream=info.name,
+        stream=view.info.name,
         option=adapter.start_option,
         resumes_after=resumed.stream_seq,
         started_after=resumed.origin,
@@ -101,9 +93,9 @@ async def report_ignored_start(
 
 
 async def _started_elsewhere(
-    jetstream: JetStream, info: StreamInfo, position: StartPosition, resumed: Offset
+    view: StreamView, position: StartPosition, resumed: Position
 ) -> bool | None:
-    """Whether the query of an offset did not start at ``position``; None if that is unknown."""
+    """Whether the query of a position did not start at ``position``; None if that is unknown."""
     policy, origin = position.policy, resumed.origin
     if resumed.epoch or policy is DeliverPolicy.LAST:
         return None
@@ -115,7 +107,7 @@ async def _started_elsewhere(
         return True if origin else None
     assert position.time is not None
     for seq in (max(origin, 1), origin + 1):
-        message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
+        message = await view.jetstream.message(view.info.name, seq=seq, next_by_subj=">")
         if message is None:
             continue
         # The query skipped this message for its age, or it did not.

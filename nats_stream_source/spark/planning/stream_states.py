@@ -1,9 +1,10 @@
-"""The streams of a query of several, and their states, with few requests.
+"""The streams of a query, as their leaders report them, with few requests.
 
-Two ways lead to the states: one list of all streams of the account, with a request for each 256 of
-them (``jetstream.stream_list``), or a request for each stream of the query. A poll takes the one
-with fewer requests. A query with a pattern needs the list in any case, to find new matches: at the
-first poll, and then every ``discoveryInterval``.
+A query of one stream requests that stream. For a query of several, two ways lead to their states:
+one list of all streams of the account, with a request for each 256 of them
+(``jetstream.stream_list``), or a request for each stream of the query. A poll takes the one with
+fewer requests. A query with a pattern needs the list in any case, to find new matches: at the first
+poll, and then every ``discoveryInterval``.
 
 A stream that a list lacks is requested by itself: only the response that it does not exist proves
 that. A query of listed names does not need the permission for ``STREAM.LIST``; without it, each
@@ -15,18 +16,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from nats_stream_source.aio.tasks import gather_limited
-from nats_stream_source.errors import PermissionDeniedError, StreamNotFoundError
+from nats_stream_source.errors import (
+    ConfigurationError,
+    MinLastSequenceError,
+    OffsetError,
+    PermissionDeniedError,
+    StreamNotFoundError,
+)
 from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_list import PAGE, StreamList
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, name_some
+from nats_stream_source.spark.planning.stream_view import StreamView
 
 log = field_logger(__name__)
 
+MAX_STREAMS = 32
+"""Streams for which requests run at a time, in a query of several."""
+
 
 class StreamStates:
-    """Requests the states of the streams that ``adapter.stream_set`` selects.
+    """Requests the states of the streams that a query reads.
 
     Args:
         clock: the time in seconds.
@@ -38,11 +51,12 @@ class StreamStates:
     def __init__(
         self, adapter: FormatAdapter, connection: ReusableConnection, clock: Callable[[], float]
     ) -> None:
-        assert adapter.stream_set is not None
         self._adapter = adapter
         self._set = adapter.stream_set
         self._connection = connection
         self._clock = clock
+        self._one: str | None = None  # the stream of a query of one, when it is known
+        self._views: dict[str, StreamView] = {}  # the last ones
         self._list = StreamList()
         self._may_list = True
         self._listed_at: float | None = None
@@ -50,16 +64,113 @@ class StreamStates:
         self._selected: dict[str, bool] = {}  # a pattern takes longer than a look-up
         self.requests = 1
 
-    async def poll(self, known: Iterable[str]) -> dict[str, StreamInfo]:
+    async def validate(self, offset: Offset) -> None:
+        """Raise OffsetError for an offset of other streams or with other filters."""
+        adapter = self._adapter
+        if self._set is None:
+            await self._validate_one(offset)
+        elif offset.streams and not any(map(adapter.selects, offset.streams)):
+            raise OffsetError(
+                f"could not resume from the checkpoint: it is of {name_some(offset.streams)}, "
+                f"and {self._set} selects none of them; use the same option or another checkpoint "
+                f"location"
+            )
+        if offset.filter != adapter.user_filters:
+            option = adapter.terms.filter_option
+            raise OffsetError(
+                f"could not resume from the checkpoint: it was written with {option}="
+                f"{','.join(offset.filter) or '(all)'}, the query has {option}="
+                f"{','.join(adapter.user_filters) or '(all)'}, and resuming with different filters "
+                f"would skip messages; use the same option {option!r} or another checkpoint "
+                f"location"
+            )
+
+    async def _validate_one(self, offset: Offset) -> None:
+        names = name_some(offset.streams)
+        if offset.version != ONE_STREAM:
+            raise OffsetError(
+                f"could not read the checkpoint's offset: it is of several streams ({names}), and "
+                f"the query reads one; set the options of several streams again, such as "
+                f"'buckets' or 'streams', or use another checkpoint location"
+            )
+        stream = await self._stream_of_one()
+        if stream not in offset.streams:
+            raise OffsetError(
+                f"could not resume from the checkpoint: it is of stream {names}, the query reads "
+                f"{stream} ({self._adapter.terms.stream_option}); use the checkpoint's stream or "
+                f"another checkpoint location"
+            )
+
+    async def _stream_of_one(self) -> str:
+        """The stream of a query of one; looked up once where only a subject is configured."""
+        if self._one is None:
+            self._one = await self._adapter.stream_name(await self._connection.jetstream())
+        return self._one
+
+    async def request(self, stream: str) -> StreamView:
+        """Request the state of one stream.
+
+        Raises:
+            StreamNotFoundError, BucketNotFoundError: it does not exist.
+            UnsupportedStreamError, ConfigurationError: as :class:`FormatAdapter`.
+        """
+        jetstream = await self._connection.jetstream()
+        return self._view(jetstream, await self._adapter.stream_info(jetstream, stream))
+
+    async def reuse(self, info: StreamInfo) -> StreamView:
+        """The view of an earlier response, over a connection that responds now."""
+        return self._view(await self._connection.jetstream(), info)
+
+    def _view(self, jetstream: JetStream, info: StreamInfo) -> StreamView:
+        last = self._views.get(info.name)
+        if last is not None and last.info.config == info.config:
+            scope = last.scope
+        else:
+            scope = self._adapter.read_scope(info)
+        view = self._views[info.name] = StreamView(jetstream, info, scope)
+        return view
+
+    async def poll(self, known: Iterable[str] = ()) -> dict[str, StreamView]:
         """The present streams of the query by name, each as its leader reports it.
 
         Args:
             known: the streams of an offset. Those of the last list are requested too.
 
         Raises:
+            StreamNotFoundError, BucketNotFoundError: the stream of a query of one does not exist.
             PermissionDeniedError: the query has a pattern, and ``STREAM.LIST`` is not permitted.
+            UnsupportedStreamError, ConfigurationError: as :class:`FormatAdapter`.
         """
+        if self._set is None:
+            view = await self.request(await self._stream_of_one())
+            return {view.info.name: view}
         jetstream = await self._connection.jetstream()
+        infos = await self._poll_set(jetstream, known)
+        return {name: self._view(jetstream, info) for name, info in infos.items()}
+
+    async def first_poll(self) -> dict[str, StreamView]:
+        """The streams of a new query, once they have its ``min_last_seq`` (ADR-53).
+
+        Raises:
+            MinLastSequenceError: the stream did not reach it within ``requestTimeout``.
+        """
+        views = await self.poll()
+        min_last_seq = self._adapter.min_last_seq or 0
+        for name, view in views.items():
+            if view.info.last_seq < min_last_seq:
+                try:
+                    await wait_for_last_seq(view.jetstream, name, min_last_seq)
+                except MinLastSequenceError as error:
+                    raise MinLastSequenceError(
+                        f"{error}; the option {self._adapter.terms.min_last_option!r} is for the "
+                        f"first start of a query: remove it for a query that has a checkpoint, or "
+                        f"whose stream was re-created or rolled back"
+                    ) from None
+                views[name] = await self.request(name)
+        return views
+
+    async def _poll_set(self, jetstream: JetStream, known: Iterable[str]) -> dict[str, StreamInfo]:
+        assert self._set is not None
         names = {self._adapter.stream_of(name) for name in self._set.names}
         names.update(name for name in known if self._selects(name))
         names.update(name for name, selected in self._selected.items() if selected)
@@ -80,21 +191,27 @@ class StreamStates:
         self.requests = self._list.requests + len(names - found.keys())
         return dict(sorted((found | missing).items()))
 
+    def _selects(self, stream: str) -> bool:
+        selected = self._selected.get(stream)
+        return self._adapter.selects(stream) if selected is None else selected
+
     async def check_listed(
-        self, infos: Mapping[str, StreamInfo], *, must_exist: bool = True
+        self, views: Mapping[str, StreamView], *, must_exist: bool = True
     ) -> None:
         """Report listed names that do not exist, and once in the log, that there is no stream.
 
         Args:
-            infos: the streams that :meth:`poll` returned.
+            views: the streams that :meth:`poll` returned.
             must_exist: whether a missing name is an error; else a warning, once.
 
         Raises:
             BucketNotFoundError, StreamNotFoundError: a listed name does not exist.
         """
+        if self._set is None:
+            return
         for name in self._set.names:
             stream = self._adapter.stream_of(name)
-            if stream in infos:
+            if stream in views:
                 continue
             if not must_exist:
                 self._warn_once("stream does not exist, the query waits for it", stream=stream)
@@ -103,7 +220,7 @@ class StreamStates:
                 await self._adapter.stream_info(await self._connection.jetstream(), stream)
             except StreamNotFoundError as error:
                 raise type(error)(f"could not read {self._set}: {error}") from error
-        if self._set.pattern is not None and not infos:
+        if self._set.pattern is not None and not views:
             self._warn_once("no name matches the pattern", option=str(self._set))
 
     def report_not_selected(self, stream: str) -> None:
@@ -116,12 +233,9 @@ class StreamStates:
             self._reported.add(about)
             log.warning(text, **fields)  # type: ignore[arg-type]
 
-    def _selects(self, stream: str) -> bool:
-        selected = self._selected.get(stream)
-        return self._adapter.selects(stream) if selected is None else selected
-
     def _lists(self, streams: int) -> bool:
         """Whether the next poll lists all streams of the account."""
+        assert self._set is not None
         if not self._may_list:
             return False
         if self._set.pattern is not None and (
@@ -146,3 +260,23 @@ class StreamStates:
         infos = await gather_limited(request, ordered)
         self.requests = max(1, len(ordered))
         return {name: info for name, info in zip(ordered, infos, strict=True) if info is not None}
+
+
+async def validate_filters(adapter: FormatAdapter, views: Iterable[StreamView]) -> None:
+    """Verify that a query can have a row.
+
+    Raises:
+        ConfigurationError: no stream has or accepts a message that a filter matches.
+    """
+    of_streams = list(views)
+    refused: list[ConfigurationError] = []
+
+    async def validate(view: StreamView) -> None:
+        try:
+            await adapter.validate_filters(view.jetstream, view.info)
+        except ConfigurationError as error:
+            refused.append(error)
+
+    await gather_limited(validate, of_streams, MAX_STREAMS)
+    if of_streams and len(refused) == len(of_streams):
+        raise refused[0]

@@ -15,3 +15,13 @@ class StreamView:
     jetstream: JetStream
     info: StreamInfo
     scope: ReadScope
+
+    async def confirm_missing(self, through: int) -> None:
+        """Verify that messages up to ``through`` that were not found do not exist.
+
+        Raises:
+            RequestTimeoutError: the stream leader changed, or reports a lower last sequence.
+        """
+        if self.info.replicated:
+            now = await self.jetstream.stream_info(self.info.name)
+            self.info.check_same_leader(now, through)

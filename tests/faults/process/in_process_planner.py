@@ -10,9 +10,9 @@ from typing import Any
 from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.factory import format_adapter
-from nats_stream_source.spark.planning.planner import Planner
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import Runner, close_cached_runners
+from tests.support.query_driver.one_stream import OneStreamPlanner
 
 ROWS = 3000
 """Rows of the bucket ``full``."""
@@ -28,7 +28,7 @@ async def _no_sleep(seconds: float) -> None:
 @contextlib.contextmanager
 def open_planner(
     url: str, *, clock: Callable[[], float] | None = None, **options: Any
-) -> Iterator[tuple[Runner, Planner, FormatAdapter]]:
+) -> Iterator[tuple[Runner, OneStreamPlanner, FormatAdapter]]:
     """Open a planner as Spark's driver does, on one core: a range of any length is one split.
 
     Args:
@@ -40,7 +40,7 @@ def open_planner(
     runner = Runner(query.connection)
     own = {} if clock is None else {"clock": clock, "sleep": _no_sleep}
     try:
-        yield runner, Planner(query, runner.connection, cores=1, **own), query
+        yield runner, OneStreamPlanner(query, runner.connection, cores=1, **own), query
     finally:
         runner.close()
         close_cached_runners()

@@ -15,10 +15,10 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import stream_options
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.planning.planner import Planner
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
+from tests.support.query_driver.one_stream import OneStreamPlanner
 
 MANY = 12_000  # more than one batch of rows
 # Who names a sequence wants all from there on; else history goes as far back as it does.
@@ -44,7 +44,7 @@ def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]
         parsed = stream_options(given)
         link = ReusableConnection(parsed.connection)
         try:
-            planner = Planner(format_adapter(parsed), link, cores=1)
+            planner = OneStreamPlanner(format_adapter(parsed), link, cores=1)
             start = await planner.initial_offset()
             (plan,) = await planner.splits(start, await planner.latest_offset(start))
             return plan

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.formats.offsets import Offset
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
+from tests.support.query_driver.one_stream import moved
 from tests.support.spark.checkpoints import Checkpoint, ends
 
 SAMPLE = ROOT / "checkpoints_example" / "checkpoint"
@@ -211,7 +212,7 @@ def test_made_anew(live: Live) -> None:
 def test_set_back(live: Live, committed: bool) -> None:
     """To a stream that was set back, the checkpoint is one from its future."""
     (end,) = live.ends(None)
-    live.checkpoint.plan(0, replace(end, stream_seq=25, initial_through=25))
+    live.checkpoint.plan(0, moved(end, stream_seq=25, initial_through=25))
     if committed:
         live.checkpoint.commit(0)
     assert "was rolled back" in live.source(status=1)["problem"]

@@ -27,9 +27,10 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
+from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
-from nats_stream_source.spark.stream_reader import new_planner
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.oracle.rows import Row, rows_of
@@ -120,8 +121,8 @@ class QueryDriver:
         self._reader = AdmissionReader(options)
         runner = Runner(options.connection)
         self._reader._runner = runner
-        self._reader._planner = new_planner(
-            options, runner.connection, clock=clock, cores=cores, timer=timer
+        self._reader._planner = QueryPlanner(
+            format_adapter(options), runner.connection, clock, cores=cores, timer=timer
         )
         self._last_now = last_now
         self._empty_polls = empty_polls

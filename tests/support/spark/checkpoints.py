@@ -13,7 +13,7 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
 from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.offsets import Offset
-from nats_stream_source.spark.planning.planner import Planner
+from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 
 @dataclass
@@ -47,12 +47,12 @@ def ends(url: str, rows: Sequence[int | None], **given: str) -> list[Offset]:
     ``given`` are the query's options, of a bucket or of a stream.
     """
 
-    def planner_of(link: ReusableConnection, **limits: str) -> Planner:
+    def planner_of(link: ReusableConnection, **limits: str) -> QueryPlanner:
         options = {"servers": url, **given, **limits}
         parsed: KvOptions | StreamOptions = (
             kv_options(options) if "bucket" in given else stream_options(options)
         )
-        return Planner(format_adapter(parsed), link)
+        return QueryPlanner(format_adapter(parsed), link)
 
     async def work() -> list[Offset]:
         link = ReusableConnection(ConnectionSettings(servers=(url,)))

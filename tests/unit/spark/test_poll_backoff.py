@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.jetstream.api import StreamInfo
-from nats_stream_source.spark.formats.offsets import Offset
-from nats_stream_source.spark.planning.poll_backoff import PollBackoff
+from nats_stream_source.spark.formats.offsets import Position
+from nats_stream_source.spark.planning.triggers import PollBackoff
 
-START = Offset("KV_b", "2026-01-01T00:00:00Z", 0, 0, 7, None, 7, 7)
+START = Position("2026-01-01T00:00:00Z", 0, 0, 7, None, 7, 7)
 
 
 def info(last_seq: int) -> StreamInfo:

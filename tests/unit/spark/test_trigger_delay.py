@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nats_stream_source.spark.planning.trigger_delay import TriggerDelay
+from nats_stream_source.spark.planning.triggers import TriggerDelay
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.factory import format_adapter
-from nats_stream_source.spark.formats.offsets import Offset
-from nats_stream_source.spark.planning.planner import Planner
+from nats_stream_source.spark.formats.offsets import Position
+from tests.support.query_driver.one_stream import OneStreamPlanner
 
 
 @asynccontextmanager
@@ -25,7 +25,7 @@ async def planning(
     sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     cores: int = 2,
     **options: str,
-) -> AsyncIterator[Planner]:
+) -> AsyncIterator[OneStreamPlanner]:
     parsed = kv_options({"servers": url, "bucket": bucket, **options})
     link = ReusableConnection(parsed.connection)
     # A clock that jumps a second with every look never rests.
@@ -33,12 +33,13 @@ async def planning(
     # Ranks take no time, so that no answer hangs on how busy the machine is.
     jumps, no_time = (lambda: float(next(ticks))), (lambda: 0.0)
     try:
-        yield Planner(format_adapter(parsed), link, clock or jumps, sleep, cores, no_time)
+        arguments = {"clock": clock or jumps, "sleep": sleep, "cores": cores, "timer": no_time}
+        yield OneStreamPlanner(format_adapter(parsed), link, **arguments)
     finally:
         await link.drop()
 
 
-async def ends(planner: Planner) -> list[int]:
+async def ends(planner: OneStreamPlanner) -> list[int]:
     """The ends of all micro-batches from the query's beginning on, until nothing is left."""
     start = await planner.initial_offset()
     found: list[int] = []
@@ -65,12 +66,12 @@ class Asked:
         monkeypatch.setattr(JetStream, "call", counted)
 
 
-async def read_all(url: str, **options: str) -> Offset:
+async def read_all(url: str, **options: str) -> Position:
     async with planning(url, "b", **options) as planner:
         return await planner.latest_offset(await planner.initial_offset())
 
 
-async def go_on(url: str, start: Offset, **options: str) -> Any:
+async def go_on(url: str, start: Position, **options: str) -> Any:
     async with planning(url, "b", **options) as planner:
         end = await planner.latest_offset(start)
         return end, await planner.splits(start, end)

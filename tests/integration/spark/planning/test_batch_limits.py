@@ -11,9 +11,9 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.spark.planning import row_counter
-from nats_stream_source.spark.planning.planner import Planner
 from tests.integration.spark.planning.planners import ends, planning
 from tests.support.nats.buckets import create_bucket, put, put_many
+from tests.support.query_driver.one_stream import OneStreamPlanner
 
 pytestmark = pytest.mark.servers
 
@@ -125,7 +125,7 @@ async def test_a_limit_in_bytes(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put_many(nats_server.url, "b", ((f"k{i}", bytes(1000)) for i in range(100)))
 
-    async def sizes(planner: Planner) -> list[int]:
+    async def sizes(planner: OneStreamPlanner) -> list[int]:
         found, start = [], await planner.initial_offset()
         while (end := await planner.latest_offset(start)) != start:
             found.append(end.stream_seq - start.stream_seq)

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.formats.offsets import Position
 from tests.integration.spark.planning.planners import planning
 from tests.support.nats.buckets import create_bucket, put_many
 
 pytestmark = pytest.mark.servers
 
 
-async def last_of(url: str, bucket: str, limit: int | None = None, **options: str) -> Offset:
+async def last_of(url: str, bucket: str, limit: int | None = None, **options: str) -> Position:
     if limit is not None:
         options["maxRowsPerTrigger"] = str(limit)
     async with planning(url, bucket, **options) as planner:

@@ -10,7 +10,6 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.spark.planning.planner import Planner
 from tests.integration.spark.planning.planners import go_on, planning, read_all
 from tests.support.nats.buckets import (
     api,
@@ -20,6 +19,7 @@ from tests.support.nats.buckets import (
     put_many,
     stream_state,
 )
+from tests.support.query_driver.one_stream import OneStreamPlanner
 
 pytestmark = pytest.mark.servers
 
@@ -111,7 +111,7 @@ async def test_a_logged_range_of_a_replaced_stream(ten: str) -> None:
     create_bucket(ten, "b")
     put(ten, "b", "new", b"v")
 
-    async def restart(planner: Planner) -> Any:
+    async def restart(planner: OneStreamPlanner) -> Any:
         return await planner.splits(await planner.initial_offset(), end)
 
     async with planning(ten, "b") as planner:
@@ -125,7 +125,7 @@ async def test_a_logged_range_of_a_stream_that_was_set_back(ten: str) -> None:
     """What is left of the planned range is read; what is gone is said to be."""
     logged = replace(await read_all(ten), stream_seq=14, time="2100-01-01T00:00:00Z")
 
-    async def restart(planner: Planner) -> Any:
+    async def restart(planner: OneStreamPlanner) -> Any:
         start = replace(await planner.initial_offset(), stream_seq=6)
         splits = await planner.splits(start, logged)
         return splits, await planner.latest_offset(logged)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from nats_stream_source.errors import (
     OffsetError,
     UnsupportedStreamError,
 )
+from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset
 from tests.integration.spark.planning.planners import ends, go_on, planning, read_all
 from tests.support.nats.buckets import api, create_bucket, put, put_many
 
@@ -88,10 +88,12 @@ async def test_a_start_beyond_the_end_waits(ten: str) -> None:
 
 async def test_another_bucket_or_other_keys(ten: str) -> None:
     start = await read_all(ten)
-    with pytest.raises(OffsetError, match=r"of stream KV_other.*option 'bucket'"):
-        await go_on(ten, replace(start, stream="KV_other"))
-    with pytest.raises(OffsetError, match=r"keys=\(all\), the query has keys=k1"):
-        await go_on(ten, start, keys="k1")
+    async with planning(ten, "b") as planner:
+        with pytest.raises(OffsetError, match=r"of stream KV_other.*option 'bucket'"):
+            await planner.planner.latest_offset(Offset({"KV_other": start}, (), ONE_STREAM))
+    async with planning(ten, "b", keys="k1") as planner:
+        with pytest.raises(OffsetError, match=r"keys=\(all\), the query has keys=k1"):
+            await planner.planner.latest_offset(Offset({"KV_b": start}, (), ONE_STREAM))
 
 
 async def test_a_least_sequence_that_a_new_stream_does_not_have(ten: str) -> None:

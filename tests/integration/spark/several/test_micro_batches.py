@@ -181,6 +181,19 @@ def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> 
         assert next_run.read_sequences() == {"a": [4], "c": [1]}
 
 
+def test_initial_values_of_available_now_end_with_the_run(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "deep", history=5)
+    put_many(url, "deep", [("k0", b"v"), ("k0", b"v"), ("k1", b"v")])
+    with new_query(url, buckets="deep") as query:
+        query.prepare_available_now()
+        query.start()
+        put(url, "deep", "later", b"v")
+        assert query.read_sequences() == {"deep": [2, 3]}
+    with new_query(url, offset=query.offset, buckets="deep") as next_run:
+        assert next_run.read_sequences() == {"deep": [4]}
+
+
 # -- requests and permissions --------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.options import Mode, stream_options
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, Position
 from tests.support.nats.buckets import api, publish
 from tests.support.query_driver.driver import OffsetJson, new_query, sequences
 
@@ -287,9 +287,8 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.mark.parametrize(("edit", "text"), EDITS.values(), ids=EDITS)
 def test_an_offset_edited_by_hand(edit: Callable[[dict[str, Any]], object], text: str) -> None:
-    json = Offset(
-        "S", "2026-11-20T23:55:01Z", 0, 0, 5, "2026-11-20T23:59:12Z", 5, 5, ("a",)
-    ).to_json()
+    position = Position("2026-11-20T23:55:01Z", 0, 0, 5, "2026-11-20T23:59:12Z", 5, 5)
+    json = Offset({"S": position}, ("a",), ONE_STREAM).to_json()
     assert Offset.parse(json).to_json() == json
     edit(json)
     with pytest.raises(OffsetError, match=text):

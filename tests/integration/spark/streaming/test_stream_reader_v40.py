@@ -141,7 +141,7 @@ def test_data_loss_is_seen_after_a_restart(
     end = logged(reader.latestOffset())
 
     again = make()
-    other = {**end, "created": "2020-01-01T00:00:00Z"}
+    other = {**end, "created": "2020-01-01T00:00:00Z", "time": "2020-01-01T00:00:01Z"}
     assert again.partitions(other, other) == []
     with pytest.raises(DataLossError, match="deleted and re-created"):
         again.latestOffset()

@@ -1,11 +1,18 @@
-"""How long an idle query waits between two polls of the stream.
+"""When an idle query polls its streams, and when the rows that are available make a micro-batch.
 
-Spark calls an idle query every 10 ms. A poll costs the planner a millisecond of a core and the
-server a third of one, and Spark's call itself costs time. So the planner waits for the next poll
-inside of Spark's call, and polls become rarer while the stream is unchanged: the interval is a
-hundredth of the time since the last change, at least 20 ms and at most 250 ms. While other subjects
-receive messages that the query does not read, polls take a tenth of the time at most. A poll of
-many streams consists of several requests: there are at most five requests in a second.
+:class:`PollBackoff`: Spark calls an idle query every 10 ms. A poll costs the planner a millisecond
+of a core and the server a third of one, and Spark's call itself costs time. So the planner waits
+for the next poll inside of Spark's call, and polls become rarer while the stream is unchanged: the
+interval is a hundredth of the time since the last change, at least 20 ms and at most 250 ms. While
+other subjects receive messages that the query does not read, polls take a tenth of the time at
+most. A poll of many streams consists of several requests: there are at most five requests in a
+second.
+
+:class:`TriggerDelay`: a query with ``minRowsPerTrigger`` reads nothing until so many rows are
+available, or until ``maxTriggerDelay`` seconds have passed since its last micro-batch. The first
+micro-batch of a run does not wait, as with Spark's Kafka source (``minOffsetsPerTrigger``): a query
+that was stopped for a while catches up at once. ``Trigger.AvailableNow`` and ``Trigger.Once`` do
+not wait either.
 """
 
 from __future__ import annotations
@@ -86,3 +93,30 @@ class PollBackoff:
 
 def _slowest(requests: int) -> float:
     return _INTERVAL_PER_REQUEST * requests if requests > 1 else 0.0
+
+
+class TriggerDelay:
+    """Decides whether the rows that are available make a micro-batch.
+
+    Args:
+        min_rows: ``minRowsPerTrigger``; None if the query does not wait.
+        max_delay: ``maxTriggerDelay``, seconds.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, min_rows: int | None, max_delay: float, clock: Callable[[], float]) -> None:
+        self._min_rows = min_rows
+        self._max_delay = max_delay
+        self._clock = clock
+        self._last_trigger: float | None = None
+
+    def is_due(self, rows: int) -> bool:
+        """Whether a micro-batch with ``rows`` available rows begins now."""
+        if self._min_rows is None or rows >= self._min_rows or self._last_trigger is None:
+            return True
+        return self._clock() - self._last_trigger >= self._max_delay
+
+    def record(self) -> None:
+        """Record that a micro-batch begins."""
+        if self._min_rows is not None:
+            self._last_trigger = self._clock()

@@ -1,0 +1,400 @@
+"""The planner of a query: decides the range of the next micro-batch. It runs on the driver.
+
+One poll requests the states of all streams of the query (``spark.planning.stream_states``). Where a
+stream has changed, its own planner plans its range (``spark.planning.stream_planner``): initial
+values, End-Of-Initial-Data and data loss belong to each stream. A query of one stream is the case
+with one entry: its offsets have format 1, and its stream must exist.
+
+With several streams, the limits are shared by the rows that are available in each
+(``spark.planning.range_shares``). The last messages of each subject, with which a query of a bucket
+with history starts, cannot be cut: such a range is in one micro-batch as a whole, and the others
+share the rest. The streams may change. A stream that is new to the query begins where the query
+begins; if it was created after the query, with its first message. A stream that the options no
+longer select is left out, which is logged. A stream that was deleted is a data loss: an error with
+``failOnDataLoss``, else it is left out, and one of the same name is new to the query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import StreamNotFoundError
+from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
+from nats_stream_source.options import DeliverPolicy, StartPosition
+from nats_stream_source.spark.data_loss_report import report_data_loss
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.offsets import (
+    NO_STREAM_YET,
+    ONE_STREAM,
+    Offset,
+    Position,
+)
+from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.planning.range_math import RangeLimit
+from nats_stream_source.spark.planning.range_shares import (
+    NOTHING,
+    Demand,
+    group_splits,
+    share_limits,
+)
+from nats_stream_source.spark.planning.start_position import report_ignored_start
+from nats_stream_source.spark.planning.stream_planner import PlannedRange, StreamPlanner
+from nats_stream_source.spark.planning.stream_states import (
+    MAX_STREAMS,
+    StreamStates,
+    validate_filters,
+)
+from nats_stream_source.spark.planning.stream_view import StreamView
+from nats_stream_source.spark.planning.triggers import PollBackoff, TriggerDelay
+
+log = field_logger(__name__)
+
+Views = Mapping[str, StreamView]
+"""The streams of one poll, by name."""
+
+_FROM_FIRST = StartPosition(DeliverPolicy.ALL)
+
+
+class QueryPlanner:
+    """Plans the micro-batches of one query. Spark calls it from one thread.
+
+    Args:
+        clock, sleep: the time in seconds, and a wait of some; tests replace both.
+        cores: the number of tasks that run in parallel; by default the driver's cores.
+        timer: the time in seconds, for the time limit of ranks.
+    """
+
+    def __init__(
+        self,
+        adapter: FormatAdapter,
+        connection: ReusableConnection,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        cores: int | None = None,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._adapter = adapter
+        self._set = adapter.stream_set
+        self._connection = connection
+        self._states = StreamStates(adapter, connection, clock)
+        self._cores = cores or os.cpu_count() or 1
+        self._timer = timer
+        self._backoff = PollBackoff(clock, sleep)
+        options = adapter.common
+        self._min_partitions = options.min_partitions or 1
+        self._limit = RangeLimit(options.max_rows, options.max_bytes)
+        self._delay = TriggerDelay(options.min_rows, options.max_trigger_delay, clock)
+        # A query of several streams continues without one that is deleted after a poll.
+        gone = () if self._set is None else (StreamNotFoundError,)
+        self._deleted: tuple[type[StreamNotFoundError], ...] = gone
+        self._planners: dict[str, StreamPlanner] = {}
+        self._found: dict[str, Position] = {}  # where streams begin that no offset has yet
+        self._idle: dict[str, tuple[Position, tuple[object, ...]]] = {}  # empty plans, by stream
+        self._planned: dict[str, tuple[Position, StreamInfo]] = {}  # the last ends, by stream
+        self._initial_offset: Offset | None = None
+        self._available_now: dict[str, StreamInfo] | None = None
+        self._stream_end: Offset | None = None
+        self._started = False
+        self._turn = 0
+
+    # -- the calls of Spark ---------------------------------------------------------------------
+
+    async def initial_offset(self) -> Offset:
+        """The start positions of a query without a checkpoint; decided once.
+
+        Raises:
+            BucketNotFoundError, StreamNotFoundError: the stream or a listed name does not exist.
+            MinLastSequenceError: the stream does not reach ``minLastRevision``.
+        """
+        if self._initial_offset is None:
+            # The initial values of a run of Trigger.AvailableNow end where the run ends.
+            if (ends := self._available_now) is None:
+                views = await self._states.first_poll()
+            else:
+                views = {name: await self._states.reuse(info) for name, info in ends.items()}
+            await self._states.check_listed(views)
+            positions, filters = await self._begin(views, None), self._adapter.user_filters
+            if self._set is None:
+                self._initial_offset = Offset(positions, filters, ONE_STREAM)
+            else:
+                now = _server_time(views) or NO_STREAM_YET
+                self._initial_offset = Offset(positions, filters, started=now)
+        return self._initial_offset
+
+    async def prepare_available_now(self) -> None:
+        """Fix the last sequences that this run reads (``Trigger.AvailableNow``)."""
+        views = await self._states.first_poll()
+        self._available_now = {name: view.info for name, view in views.items()}
+
+    async def latest_offset(self, start: Offset, *, limited: bool = True) -> Offset:
+        """The end of the micro-batch that starts at ``start``; ``start`` if it is empty.
+
+        After an empty poll it may wait before it polls again.
+
+        Args:
+            limited: whether the limits and ``minRowsPerTrigger`` apply.
+
+        Raises:
+            DataLossError: with ``failOnDataLoss``; the error names the stream.
+            OffsetError: an offset of another query.
+            ConfigurationError: no stream has a subject that the filters of a new query match.
+        """
+        if not await self._backoff.wait_until_due(start):
+            return start
+        await self._states.validate(start)
+        views = await self._states.poll({**start.streams, **self._found})
+        state = {name: view.info.position for name, view in views.items()}
+        requests = self._states.requests
+        if self._backoff.is_unchanged(start, state, requests):
+            return start
+        base = start if self._set is None else await self._present(start, views)
+        if not self._started:
+            if start == self._initial_offset:
+                await validate_filters(self._adapter, views.values())
+            else:
+                await self._report_resumed(base, views)
+            self._started = True
+        planned = await self._plan(base, views, limited)
+        self._stream_end = _moved(base, {name: one.stream_end for name, one in planned.items()})
+        rows = sum(one.rows for one in planned.values())
+        # An end without rows, or after lost data, does not wait.
+        lost = any(one.start != base.streams[name] for name, one in planned.items())
+        waits = limited and self._available_now is None and rows > 0 and not lost
+        if waits and not self._delay.is_due(rows):
+            # The delay ends without a change of a stream.
+            self._backoff.record_empty(start, None, requests)
+            return start
+        end = _moved(base, {name: one.end for name, one in planned.items()})
+        if end == start:
+            exhausted = all(one.exhausted for one in planned.values())
+            self._backoff.record_empty(start, state if exhausted else None, requests)
+            return start
+        self._planned |= {name: (one.end, views[name].info) for name, one in planned.items()}
+        self._backoff.reset()
+        self._delay.record()
+        return end
+
+    def report_latest_offset(self) -> Offset | None:
+        """The streams' ends at the last :meth:`latest_offset`, for the lag in the progress."""
+        return self._stream_end
+
+    async def tasks(self, start: Offset, end: Offset) -> list[tuple[Split, ...]]:
+        """The splits of the ranges between two offsets, by the task that reads them.
+
+        Raises:
+            DataLossError: with ``failOnDataLoss``; also if one of several streams does not exist.
+            OffsetError: an offset of another query.
+        """
+        await self._states.validate(start)
+        await self._states.validate(end)
+        ranges = {
+            name: (start.streams.get(name) or at.at_origin(), at)
+            for name, at in end.streams.items()
+            if start.streams.get(name) != at
+        }
+        rows = {
+            name: max(1, last.consumer_seq - first.consumer_seq)
+            for name, (first, last) in ranges.items()
+        }
+        total = sum(rows.values())
+
+        async def plan(name: str) -> list[Split]:
+            min_splits = max(1, self._min_partitions * rows[name] // total)
+            try:
+                return await self._splits(name, *ranges[name], min_splits)
+            except self._deleted:
+                self._report_deleted(name, ranges[name][0])
+                return []
+
+        planned = await gather_limited(plan, list(ranges), MAX_STREAMS)
+        splits = [split for of_stream in planned for split in of_stream]
+        if len(ranges) <= 1:  # its splits are as large as a task
+            return [(split,) for split in splits]
+        weights = [
+            rows[name] // len(of_stream)
+            for name, of_stream in zip(ranges, planned, strict=True)
+            for _ in of_stream
+        ]
+        groups = group_splits(weights, at_least=self._min_partitions, cores=self._cores)
+        return [tuple(splits[index] for index in group) for group in groups]
+
+    async def _splits(
+        self, name: str, first: Position, last: Position, min_splits: int
+    ) -> list[Split]:
+        at, info = self._planned.get(name, (None, None))
+        if info is not None and at == last:
+            view = await self._states.reuse(info)
+            return await self._planner(name).splits(view, first, last, min_splits, planned=True)
+        view = await self._states.request(name)
+        return await self._planner(name).splits(view, first, last, min_splits, planned=False)
+
+    # -- the streams of the query ---------------------------------------------------------------
+
+    def _planner(self, name: str) -> StreamPlanner:
+        if name not in self._planners:
+            self._planners[name] = StreamPlanner(
+                self._adapter, self._connection, self._cores, self._timer
+            )
+        return self._planners[name]
+
+    async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
+        """Where streams begin that are new to the query.
+
+        Args:
+            started: the time at which the query started; None if it starts now.
+        """
+        skips = self._adapter.start_position.policy in (DeliverPolicy.NEW, DeliverPolicy.LAST)
+
+        async def begin(name: str) -> Position | None:
+            view = views[name]
+            later = started is not None and nanoseconds(view.info.created) > nanoseconds(started)
+            start = _FROM_FIRST if later and skips else None
+            try:
+                return await self._planner(name).initial_position(view, start)
+            except self._deleted:
+                return None
+
+        names = list(views)
+        positions = await gather_limited(begin, names, MAX_STREAMS)
+        return {name: at for name, at in zip(names, positions, strict=True) if at is not None}
+
+    async def _present(self, start: Offset, views: Views) -> Offset:
+        """``start`` with the streams that exist and that the options select."""
+        streams: dict[str, Position] = {}
+        for name, at in start.streams.items():
+            if not self._adapter.selects(name):
+                self._states.report_not_selected(name)
+            elif name not in views:
+                self._report_deleted(name, at)
+            else:
+                streams[name] = at
+        started = start.started or _server_time(views)
+        new = {name: view for name, view in views.items() if name not in streams}
+        must_exist = self._adapter.common.fail_on_data_loss and self._initial_offset is None
+        await self._states.check_listed(views, must_exist=must_exist)
+        for name in self._found.keys() - new.keys():
+            del self._found[name]
+        unknown = {
+            name: view
+            for name, view in new.items()
+            if name not in self._found or self._found[name].created != view.info.created
+        }
+        found = await self._begin(unknown, started)
+        for name, at in found.items():
+            log.info("stream found", stream=name, after=at.origin)
+        self._found |= found
+        streams |= {name: self._found[name] for name in new if name in self._found}
+        return Offset(dict(sorted(streams.items())), start.filter, started=started)
+
+    async def _report_resumed(self, base: Offset, views: Views) -> None:
+        """Log that start options do not apply: for one stream, which stands for all."""
+        with contextlib.suppress(*self._deleted):  # the next poll reports it
+            for name, at in list(base.streams.items())[:1]:
+                await report_ignored_start(views[name], self._adapter, at)
+
+    def _report_deleted(self, name: str, at: Position) -> None:
+        sequence = self._adapter.terms.sequence
+        for state in (self._idle, self._planners, self._planned):
+            state.pop(name, None)
+        report_data_loss(
+            self._adapter,
+            name,
+            f"stream was deleted: it does not exist, expected it with the messages after "
+            f"{sequence} {at.stream_seq}",
+            "continue without it",
+        )
+
+    # -- the ends of a micro-batch --------------------------------------------------------------
+
+    async def _plan(self, base: Offset, views: Views, limited: bool) -> dict[str, PlannedRange]:
+        """The ranges of the streams that may have changed."""
+        starts = {
+            name: at for name, at in base.streams.items() if self._may_have_rows(at, views[name])
+        }
+        limited = limited and self._limit != RangeLimit(None)
+        # One stream takes all of the limit. Of several, all is planned before it is shared.
+        alone = self._limit if limited and len(starts) == 1 else None
+        planned = await self._plan_each(starts, views, dict.fromkeys(starts, alone))
+        for name, one in planned.items():
+            if one.end == starts[name] and one.exhausted:
+                self._idle[name] = (one.end, views[name].info.position)
+            else:
+                self._idle.pop(name, None)
+        if not limited or len(starts) <= 1:
+            return planned
+        limits = self._shared_limits(planned, views)
+        again = {
+            name: one.start
+            for name, one in planned.items()
+            if limits[name] not in (None, NOTHING) and one.end != starts[name]
+        }
+        shortened = await self._plan_each(again, views, limits)
+        for name in planned:
+            if limits[name] == NOTHING:
+                planned[name] = replace(planned[name], end=starts[name])
+            elif name in shortened:
+                planned[name] = replace(shortened[name], start=planned[name].start)
+        return planned
+
+    def _may_have_rows(self, at: Position, view: StreamView) -> bool:
+        info = view.info
+        if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
+            return False
+        return self._idle.get(info.name) != (at, info.position)
+
+    async def _plan_each(
+        self,
+        starts: Mapping[str, Position],
+        views: Views,
+        limits: Mapping[str, RangeLimit | None],
+    ) -> dict[str, PlannedRange]:
+        run_ends = self._available_now
+
+        async def plan(name: str) -> PlannedRange:
+            view, start, last = views[name], starts[name], views[name].info.last_seq
+            if run_ends is not None:
+                # A stream that was found later is read by the next run.
+                last = min(last, run_ends[name].last_seq if name in run_ends else start.stream_seq)
+            try:
+                # A run ends at its first empty micro-batch.
+                return await self._planner(name).plan(
+                    view, start, last, limits[name], thorough=run_ends is not None
+                )
+            except self._deleted:
+                return PlannedRange(start, start, start, exhausted=False, whole=False)
+
+        ranges = await gather_limited(plan, list(starts), MAX_STREAMS)
+        return dict(zip(starts, ranges, strict=True))
+
+    def _shared_limits(
+        self, planned: Mapping[str, PlannedRange], views: Views
+    ) -> dict[str, RangeLimit | None]:
+        """The share of each stream in the limits of a micro-batch; None for a range as a whole."""
+        demands = []
+        for name, one in planned.items():
+            info = views[name].info
+            nbytes = one.rows * info.nbytes / max(1, info.messages)
+            demands.append(Demand(one.rows, nbytes, one.whole))
+        limits = share_limits(self._limit, demands, self._turn)
+        self._turn = (self._turn + sum(limit != NOTHING for limit in limits)) % max(1, len(limits))
+        return dict(zip(planned, limits, strict=True))
+
+
+def _moved(base: Offset, positions: Mapping[str, Position]) -> Offset:
+    """``base`` with other positions of some streams."""
+    return replace(base, streams={**base.streams, **positions})
+
+
+def _server_time(views: Views) -> str | None:
+    """The latest time that a response names."""
+    times = [view.info.now for view in views.values() if view.info.now is not None]
+    return max(times, key=nanoseconds, default=None)
