@@ -14,7 +14,7 @@ Steps 2 to 4 are in ``consumer_setup.py``.
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from nats_stream_source.errors import (
     NatsSourceError,
@@ -47,31 +47,27 @@ from nats_stream_source.logs import field_logger
 
 __all__ = ["ConsumerConfig", "JsMessage", "find_stream", "subscribe"]
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 log = field_logger(__name__)
 
 _DEFAULT_REACH_TIMEOUT = 30.0  # seconds
 
-_S = TypeVar("_S", Subscription, PullSubscription)
 
+class _Arguments(TypedDict, total=False):
+    """The arguments of each kind of subscription."""
 
-@overload
-async def subscribe(
-    jetstream: JetStream,
-    subject: str | None = ...,
-    *,
-    pull: Literal[False] = ...,
-    ordered: Literal[False] = ...,
-    stream: str | None = ...,
-    durable: str | None = ...,
-    bind: str | None = ...,
-    queue: str | None = ...,
-    config: ConsumerConfig | None = ...,
-    callback: OnMessage | None = ...,
-    on_error: OnError | None = ...,
-    min_last_seq: int | None = ...,
-    reach_timeout: float = ...,
-    pending_bytes: int = ...,
-) -> Subscription: ...
+    stream: str | None
+    durable: str | None
+    bind: str | None
+    queue: str | None
+    config: ConsumerConfig | None
+    callback: OnMessage | None
+    on_error: OnError | None
+    min_last_seq: int | None
+    reach_timeout: float
+    pending_bytes: int
 
 
 @overload
@@ -80,17 +76,7 @@ async def subscribe(
     subject: str | None = ...,
     *,
     pull: Literal[True],
-    ordered: Literal[False] = ...,
-    stream: str | None = ...,
-    durable: str | None = ...,
-    bind: str | None = ...,
-    queue: str | None = ...,
-    config: ConsumerConfig | None = ...,
-    callback: OnMessage | None = ...,
-    on_error: OnError | None = ...,
-    min_last_seq: int | None = ...,
-    reach_timeout: float = ...,
-    pending_bytes: int = ...,
+    **arguments: Unpack[_Arguments],
 ) -> PullSubscription: ...
 
 
@@ -99,19 +85,20 @@ async def subscribe(
     jetstream: JetStream,
     subject: str | None = ...,
     *,
-    pull: Literal[False] = ...,
     ordered: Literal[True],
-    stream: str | None = ...,
-    durable: str | None = ...,
-    bind: str | None = ...,
-    queue: str | None = ...,
-    config: ConsumerConfig | None = ...,
-    callback: OnMessage | None = ...,
-    on_error: OnError | None = ...,
-    min_last_seq: int | None = ...,
-    reach_timeout: float = ...,
-    pending_bytes: int = ...,
+    **arguments: Unpack[_Arguments],
 ) -> OrderedSubscription: ...
+
+
+@overload
+async def subscribe(
+    jetstream: JetStream,
+    subject: str | None = ...,
+    *,
+    pull: Literal[False] = ...,
+    ordered: Literal[False] = ...,
+    **arguments: Unpack[_Arguments],
+) -> Subscription: ...
 
 
 async def subscribe(
@@ -169,24 +156,16 @@ async def subscribe(
             "iterate over the subscription"
         )
     name = request.stream or await find_stream(jetstream, request.subject or "")
-    if request.ordered:
+    if ordered:
         return await _subscribe_ordered(jetstream, name, request, min_last_seq, reach_timeout)
-    consumer = await lookup_consumer(jetstream, name, request)
-    if request.pull:
-        return await _wait_for_min_last_seq(
-            PullSubscription(
-                consumer or await create_consumer(jetstream, name, request),
-                on_error=on_error,
-                pending_bytes=pending_bytes,
-            ),
-            min_last_seq,
-            reach_timeout,
-        )
-    bound, buffer = await bind_push_consumer(jetstream, name, request, consumer, pending_bytes)
-    subscription = await _wait_for_min_last_seq(
-        Subscription(bound, buffer, on_error=on_error), min_last_seq, reach_timeout
-    )
-    if callback is not None:
+    subscription: Subscription | PullSubscription
+    if pull:
+        subscription = await _subscribe_pull(jetstream, name, request, on_error, pending_bytes)
+    else:
+        subscription = await _subscribe_push(jetstream, name, request, on_error, pending_bytes)
+    if min_last_seq is not None:
+        await _wait_for_min_last_seq(subscription, min_last_seq, reach_timeout)
+    if callback is not None and isinstance(subscription, Subscription):
         subscription.start_callback(callback)
     return subscription
 
@@ -213,9 +192,34 @@ async def find_stream(jetstream: JetStream, subject: str) -> str:
     )
 
 
-async def _wait_for_min_last_seq(subscription: _S, min_last_seq: int | None, timeout: float) -> _S:
-    if min_last_seq is None:
-        return subscription
+async def _subscribe_push(
+    jetstream: JetStream,
+    stream: str,
+    request: SubscribeRequest,
+    on_error: OnError | None,
+    pending_bytes: int,
+) -> Subscription:
+    consumer = await lookup_consumer(jetstream, stream, request)
+    bound, buffer = await bind_push_consumer(jetstream, stream, request, consumer, pending_bytes)
+    return Subscription(bound, buffer, on_error=on_error)
+
+
+async def _subscribe_pull(
+    jetstream: JetStream,
+    stream: str,
+    request: SubscribeRequest,
+    on_error: OnError | None,
+    pending_bytes: int,
+) -> PullSubscription:
+    consumer = await lookup_consumer(jetstream, stream, request)
+    if consumer is None:
+        consumer = await create_consumer(jetstream, stream, request)
+    return PullSubscription(consumer, on_error=on_error, pending_bytes=pending_bytes)
+
+
+async def _wait_for_min_last_seq(
+    subscription: Subscription | PullSubscription, min_last_seq: int, timeout: float
+) -> None:
     consumer = subscription.consumer
     jetstream, info = consumer.jetstream, consumer.info
     try:
@@ -229,7 +233,6 @@ async def _wait_for_min_last_seq(subscription: _S, min_last_seq: int | None, tim
         except NatsSourceError as error:
             log.warning("unsubscribe failed", consumer=consumer.label, error=error)
         raise
-    return subscription
 
 
 async def _subscribe_ordered(

@@ -266,7 +266,9 @@ def test_an_error_names_where_the_value_is(
     assert "wr0ng" not in text
     monkeypatch.setenv("NATS_URL", "http://h")
     assert main(["ls"]) == 2
-    assert "invalid value for NATS_URL: 'http://h'" in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert "invalid value for 'servers': 'http://h'" in text
+    assert "(NATS_URL)" in text
 
 
 def test_the_error_of_the_default_server_names_the_ways_to_set_one() -> None:
