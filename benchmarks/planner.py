@@ -5,8 +5,8 @@
 The benchmark fills a bucket of 1,000,000 keys with 10,000,000 random overwrites (one revision per
 key, so nine tenths of all sequences were removed, most of them at the start). Then it plans
 micro-batches from several start positions, without a filter, with one narrow filter and with fifty
-filters, with and without an effective limit. Each figure includes ``latest_offset`` and ``tasks``
-of the planner, as Spark calls them.
+filters, with and without an effective limit, and the splits of the whole bucket. Each figure of a
+micro-batch includes ``latest_offset`` and ``tasks`` of the planner, as Spark calls them.
 
 ``--store`` keeps the bucket for the next run. The next server process reads the bucket from disk
 and counts faster than the process that received the entries: 25 ms instead of 165 ms for a count
@@ -39,12 +39,15 @@ from benchmarks.support.planner_bucket import (
 )
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 _SECONDS = 6.0  # of idling
+_SPLITS = 4
 _LEAST_MESSAGES = 20_000  # of fewer, there would be no last 5000, nor two entries of each group
 # When to give up; on a busy machine a round took up to three seconds.
 _ROUND_SECONDS = 10.0
@@ -66,6 +69,18 @@ class Planned:
     requests: int
     splits: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The splits of the whole bucket: milliseconds to plan them, and their rows."""
+
+    filters: str
+    splits: int
+    p50: float
+    requests: int
+    smallest: int
+    largest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +140,36 @@ async def planned(
         splits,
         rows,
     )
+
+
+async def divided(url: str, filters: str, rounds: int) -> Divided:
+    """Plan the splits of all that is in the bucket."""
+    took: list[float] = []
+    with Requests() as requests:
+        for _ in range(rounds):
+            async with planning(url, keys=KEYS[filters], minPartitions=str(_SPLITS)) as planner:
+                start = await planner.initial_offset()
+                end = await planner.latest_offset(start)
+                requests.count = 0
+                began = time.perf_counter()
+                plans = [plan for task in await planner.tasks(start, end) for plan in task]
+                took.append((time.perf_counter() - began) * 1e3)
+                asked = requests.count
+    link = ReusableConnection(kv_options({"servers": url, "bucket": BUCKET}).connection)
+    try:
+        jetstream = JetStream(await link.connection())
+        counts = [
+            await count_messages(jetstream, plan.stream, seq + 1, plan.filters)
+            for plan in plans
+            for seq in (plan.start, plan.end)
+        ]
+    finally:
+        await link.drop()
+    rows = [
+        before.messages - after.messages
+        for before, after in zip(counts[::2], counts[1::2], strict=True)
+    ]
+    return Divided(filters, len(plans), statistics.median(took), asked, min(rows), max(rows))
 
 
 async def resting(server: NatsServer, filters: str, writes: int) -> Resting:
@@ -194,7 +239,7 @@ async def _write(server: NatsServer, writes: int, over: asyncio.Event) -> None:
         await link.drop()
 
 
-def measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list[Resting]]:
+def measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list[Divided], list[Resting]]:
     """All figures, on a server whose bucket is filled.
 
     Raises:
@@ -203,7 +248,9 @@ def measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list[Restin
     return asyncio.run(_measure(server, rounds))
 
 
-async def _measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list[Resting]]:
+async def _measure(
+    server: NatsServer, rounds: int
+) -> tuple[list[Planned], list[Divided], list[Resting]]:
     cases: list[tuple[str, str, int, int, int | None]] = []
     for filters, few in (("none", 10_000), ("one narrow", 20), ("fifty", 1000)):
         async with planning(server.url, keys=KEYS[filters]) as planner:
@@ -220,16 +267,24 @@ async def _measure(server: NatsServer, rounds: int) -> tuple[list[Planned], list
             work = planned(server.url, *case, rounds)
             plans.append(await with_timeout(_ROUND_SECONDS * rounds, what, work))
             step(1)
+    divisions = [
+        await with_timeout(
+            _ROUND_SECONDS * rounds, f"splits of {filters}", divided(server.url, filters, rounds)
+        )
+        for filters in KEYS
+    ]
     idle = [(filters, 0) for filters in KEYS] + [("one narrow", 200), ("fifty", 200)]
     with progress("idling", len(idle)) as step:
         for filters, writes in idle:
             what = f"idling with filters: {filters}, {writes} writes a second,"
             rests.append(await with_timeout(_IDLE_SECONDS, what, resting(server, filters, writes)))
             step(1)
-    return plans, rests
+    return plans, divisions, rests
 
 
-def tables(plans: Sequence[Planned], rests: Sequence[Resting]) -> list[Table]:
+def tables(
+    plans: Sequence[Planned], divisions: Sequence[Divided], rests: Sequence[Resting]
+) -> list[Table]:
     """The results for a terminal."""
     shown = Table("filters", "from", "limit", "p50", "worst", "requests", "splits", "rows")
     for one in plans:
@@ -243,6 +298,16 @@ def tables(plans: Sequence[Planned], rests: Sequence[Resting]) -> list[Table]:
             f"{one.splits}",
             f"{one.rows:,}",
         )
+    split = Table("filters", "splits", "p50", "requests", "smallest", "largest")
+    for part in divisions:
+        split.add_row(
+            part.filters,
+            f"{part.splits}",
+            f"{part.p50:.1f} ms",
+            f"{part.requests}",
+            f"{part.smallest:,}",
+            f"{part.largest:,}",
+        )
     idle = Table("filters", "other writes", "planner", "server", "server alone", "requests")
     for rest in rests:
         idle.add_row(
@@ -253,11 +318,11 @@ def tables(plans: Sequence[Planned], rests: Sequence[Resting]) -> list[Table]:
             f"{rest.baseline:.2%}",
             f"{rest.requests:.0f}/s",
         )
-    return [shown, idle]
+    return [shown, split, idle]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print two tables, write JSON if asked for."""
+    """Measure, print three tables, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a bucket of 200,000 messages")
     parser.add_argument("--messages", type=int)
@@ -275,13 +340,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(str(host), highlight=False)
     with NatsServer(store=options.store) as server:
         fill(server, messages, messages // 10)
-        plans, rests = measure(server, options.rounds)
-    for table in tables(plans, rests):
+        plans, divisions, rests = measure(server, options.rounds)
+    for table in tables(plans, divisions, rests):
         console.print(table)
     if options.json:
         results = {
             "machine": host.as_dict(),
             "planned": [asdict(one) for one in plans],
+            "divided": [asdict(one) for one in divisions],
             "resting": [asdict(one) for one in rests],
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -57,6 +57,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
 }
 
 _MAX_SILENCE = 3_000_000_000  # nanoseconds; followers elect another leader after 4 s
+_REPLICA_DOWN = 30_000_000_000  # nanoseconds without contact after which a replica is down
 _PAGE_OVERLAP = 100  # subjects that may be removed between two pages of a list
 
 
@@ -93,6 +94,7 @@ class StreamInfo:
         config: the server's configuration object.
         now: the server's time.
         leader: name of the stream leader; None outside of a cluster.
+        leader_since: the time of its election; None before nats-server 2.12.
         replicas: the followers.
     """
 
@@ -107,6 +109,7 @@ class StreamInfo:
     config: dict[str, Any]
     now: str | None = None
     leader: str | None = None
+    leader_since: str | None = None
     replicas: tuple[Replica, ...] = ()
     consumers: int = 0
     first_time: str | None = None
@@ -126,6 +129,16 @@ class StreamInfo:
     def replicated(self) -> bool:
         """Whether the stream has more than one replica."""
         return bool(self.config.get("num_replicas", 1) > 1)
+
+    @property
+    def has_lagging_replica(self) -> bool:
+        """Whether a replica lags that may respond to requests."""
+        led = 0
+        if self.now is not None and self.leader_since is not None:
+            led = nanoseconds(self.now) - nanoseconds(self.leader_since)
+        return any(
+            replica.lag and (replica.active or led) < _REPLICA_DOWN for replica in self.replicas
+        )
 
     def check_majority(self) -> None:
         """Raise RequestTimeoutError if another server may be the stream leader by now.
@@ -175,6 +188,7 @@ class StreamInfo:
             config=config,
             now=timestamp(response, "ts") if "ts" in response else None,
             leader=string(cluster, "leader", default="") or None,
+            leader_since=timestamp(cluster, "leader_since") if "leader_since" in cluster else None,
             consumers=integer(response, "state", "consumer_count", default=0),
             replicas=tuple(
                 Replica(

@@ -5,15 +5,15 @@ messages that still match after the sent one (ADR-31, "Batched requests"). The r
 a mirror that holds only a part of the stream may respond. Therefore a reply is used only if its
 message names the stream itself in ``Nats-Stream``, and a 404 only if the stream leader confirms it.
 
-In all other cases the ``num_pending`` of a temporary consumer is used, which is created for the
-request and deleted at once: a mirror responded, Direct Get is off, the EOB did not pass an account
-import, or the server is older than 2.11 (its first message has no ``Nats-Num-Pending``).
+Otherwise the ``num_pending`` of a temporary consumer is used: a mirror responded, Direct Get is
+off, the EOB did not pass an account import, or the server is older than 2.11.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
@@ -24,10 +24,24 @@ from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 _MAX_DIRECT_GETS = 4  # parallel requests, one for each filter
 
 
+@dataclass(frozen=True, slots=True)
+class MessageCount:
+    """A number of messages, and the sequence of the first one: None if unknown."""
+
+    messages: int
+    first_seq: int | None = None
+
+    def gap_end(self, start: int, end: int) -> int:
+        """The last sequence of ``[start, end]`` before the first message after ``start``."""
+        if not self.messages:
+            return end
+        return start if self.first_seq is None else min(max(start, self.first_seq - 1), end)
+
+
 async def count_messages(
     jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]
-) -> int:
-    """The number of messages at ``seq`` or later that match one of ``filters`` (none: all).
+) -> MessageCount:
+    """Count the messages at ``seq`` or later that match one of ``filters`` (none: all).
 
     Filters do not overlap, so their counts add up. Up to four filters are requested in parallel.
     For more filters one consumer is cheaper: 50 filters on a bucket of 1,000,000 keys take 5 to
@@ -44,17 +58,16 @@ async def count_messages(
             for filter_subject in filters or (None,)
         )
     )
-    total = 0
-    for count in counts:
-        if count is None:
-            return await _count_with_consumer(jetstream, stream, seq, filters)
-        total += count
-    return total
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return await _count_with_consumer(jetstream, stream, seq, filters)
+    firsts = (count.first_seq for count in known if count.first_seq is not None)
+    return MessageCount(sum(count.messages for count in known), min(firsts, default=None))
 
 
 async def _count_with_direct_get(
     jetstream: JetStream, stream: str, seq: int, filter_subject: str | None
-) -> int | None:
+) -> MessageCount | None:
     """The count, or None where a Direct Get does not give a reliable one."""
     if jetstream.connection in single_reply_connections:
         return None
@@ -67,17 +80,19 @@ async def _count_with_direct_get(
         return None  # the user may still be allowed to create a consumer
     if reply.code == NOT_FOUND:
         message = await jetstream.message(stream, seq=seq, next_by_subj=filter_subject or ">")
-        return 0 if message is None else None
+        return MessageCount(0) if message is None else None
     if reply.code != EOB or not reply.page or not reply.is_from_stream(stream):
         return None
     assert reply.status is not None
     num_pending = reply.status.num_pending
-    return None if num_pending is None else len(reply.page) + num_pending
+    if num_pending is None:
+        return None
+    return MessageCount(len(reply.page) + num_pending, int(reply.page.sequences[0]))
 
 
 async def _count_with_consumer(
     jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]
-) -> int:
+) -> MessageCount:
     async with temporary_consumer(
         jetstream,
         stream,
@@ -87,4 +102,4 @@ async def _count_with_consumer(
         opt_start_seq=seq,
         headers_only=True,
     ) as consumer:
-        return consumer.num_pending
+        return MessageCount(consumer.num_pending)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from nats_stream_source.aio.tasks import gather_limited
@@ -39,8 +38,8 @@ from nats_stream_source.spark.formats.splits import (
     Split,
     removal_settings,
 )
+from nats_stream_source.spark.planning.limits import Limits
 from nats_stream_source.spark.planning.range_shares import group_splits
-from nats_stream_source.spark.planning.splitter import RangeSplitter
 from nats_stream_source.spark.planning.start_position import (
     check_past,
     resolve_start,
@@ -59,7 +58,6 @@ class BatchPlanner:
 
     Args:
         cores: the number of tasks that run in parallel; by default the driver's cores.
-        timer: the time in seconds, for the time limit of ranks.
     """
 
     def __init__(
@@ -68,13 +66,11 @@ class BatchPlanner:
         connection: ReusableConnection,
         *,
         cores: int | None = None,
-        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options
         self._adapter = format_adapter(options)
         self._states = StreamStates(self._adapter, connection, time.monotonic)
         self._cores = cores or os.cpu_count() or 1
-        self._timer = timer
         self._min_partitions = options.common.min_partitions or 1
 
     async def tasks(self) -> list[tuple[BatchSplit, ...]]:
@@ -191,10 +187,7 @@ class BatchPlanner:
             report_aged_out(adapter, info, start + 1, min(info.first_seq - 1, end))
         if end <= start:
             return []
-        splitter = RangeSplitter(adapter.common, self._cores, self._timer)
-        ends = await splitter.split_ends(
-            view.jetstream, info, view.scope.effective_filters, start, end, min_splits
-        )
+        ends = await Limits(self._cores).split_ends(view, start, end, min_splits)
         starts = [start, *ends[:-1]]
         return [
             _batch_split(view, BatchReadKind.RANGE, first, last, missing_is_loss=missing_is_loss)

@@ -114,6 +114,16 @@ class MatchFinder:
         return hits
 
 
+def should_advance(position: int, first_seq: int, last_seq: int) -> bool:
+    """Whether a query without matching rows should advance its offset to ``last_seq``.
+
+    Without this, retention would pass the offset of a query whose filter rarely matches, and the
+    query would report a data loss although it lost no message. Advancing costs an empty
+    micro-batch, so it waits until the position lies in the older half of the stream.
+    """
+    return position < last_seq and position - first_seq < last_seq - position
+
+
 def _matches(message: StoredMessage, filters: Sequence[str]) -> bool:
     return any(overlap(message.subject, subject_filter) for subject_filter in filters)
 

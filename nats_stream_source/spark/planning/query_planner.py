@@ -39,7 +39,7 @@ from nats_stream_source.spark.formats.offsets import (
     Position,
 )
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.planning.range_math import RangeLimit
+from nats_stream_source.spark.planning.limits import RangeLimit
 from nats_stream_source.spark.planning.range_shares import (
     NOTHING,
     Demand,
@@ -70,7 +70,6 @@ class QueryPlanner:
     Args:
         clock, sleep: the time in seconds, and a wait of some; tests replace both.
         cores: the number of tasks that run in parallel; by default the driver's cores.
-        timer: the time in seconds, for the time limit of ranks.
     """
 
     def __init__(
@@ -80,14 +79,12 @@ class QueryPlanner:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         cores: int | None = None,
-        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._adapter = adapter
         self._set = adapter.stream_set
         self._connection = connection
         self._states = StreamStates(adapter, connection, clock)
         self._cores = cores or os.cpu_count() or 1
-        self._timer = timer
         self._backoff = PollBackoff(clock, sleep)
         options = adapter.common
         self._min_partitions = options.min_partitions or 1
@@ -241,9 +238,7 @@ class QueryPlanner:
 
     def _planner(self, name: str) -> StreamPlanner:
         if name not in self._planners:
-            self._planners[name] = StreamPlanner(
-                self._adapter, self._connection, self._cores, self._timer
-            )
+            self._planners[name] = StreamPlanner(self._adapter, self._connection, self._cores)
         return self._planners[name]
 
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:

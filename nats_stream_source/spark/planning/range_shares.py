@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nats_stream_source.spark.planning.range_math import ROWS_PER_SPLIT, RangeLimit
+from nats_stream_source.spark.planning.limits import ROWS_PER_SPLIT, RangeLimit
 
 OPEN_COST = 5_000
 """Rows that a task reads in the time that it takes to open one more split."""

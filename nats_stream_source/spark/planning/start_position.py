@@ -18,7 +18,6 @@ from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.offsets import Position
-from nats_stream_source.spark.planning.range_math import first_after, run_search
 from nats_stream_source.spark.planning.stream_view import StreamView
 
 log = field_logger(__name__)
@@ -63,12 +62,15 @@ async def seq_before_time(jetstream: JetStream, info: StreamInfo, time: int) -> 
     clock was set back, the result is one of the sequences where a message of an earlier timestamp
     precedes one of a later timestamp.
     """
-
-    async def is_at_or_after(seq: int) -> bool:
-        message = await jetstream.message(info.name, seq=seq, next_by_subj=">")
-        return message is None or nanoseconds(message.time) >= time
-
-    return max(0, await run_search(first_after(info.first_seq, info.last_seq), is_at_or_after) - 1)
+    low, high = info.first_seq, info.last_seq + 1
+    while low < high:
+        middle = (low + high) // 2
+        message = await jetstream.message(info.name, seq=middle, next_by_subj=">")
+        if message is None or nanoseconds(message.time) >= time:
+            high = middle
+        else:
+            low = middle + 1
+    return max(0, low - 1)
 
 
 async def report_ignored_start(view: StreamView, adapter: FormatAdapter, resumed: Position) -> None:

@@ -1,8 +1,8 @@
 """Plans the ranges of one stream: their ends and their splits. It runs on the driver.
 
 Every decision uses responses of the stream leader (``STREAM.INFO``, ``STREAM.MSG.GET``).
-``spark.planning.match_finder`` detects new messages, ``spark.planning.splitter`` limits the range
-and cuts it into splits.
+``spark.planning.match_finder`` detects new messages, ``spark.planning.limits`` limits the range and
+cuts it into splits.
 
 The start position of a query, and which of its rows are initial values (End-Of-Initial-Data), is
 decided once per process and carried by every offset (``origin``, ``initial_through``):
@@ -32,8 +32,6 @@ Before it plans, the planner compares the stream with the offset to detect data 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
@@ -44,9 +42,8 @@ from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.offsets import Position, range_between
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.data_loss import DataLossCheck, timestamp_at
-from nats_stream_source.spark.planning.match_finder import MatchFinder
-from nats_stream_source.spark.planning.range_math import RangeLimit, should_advance
-from nats_stream_source.spark.planning.splitter import RangeSplitter
+from nats_stream_source.spark.planning.limits import Limits, RangeLimit
+from nats_stream_source.spark.planning.match_finder import MatchFinder, should_advance
 from nats_stream_source.spark.planning.start_position import resolve_start
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -83,7 +80,6 @@ class StreamPlanner:
 
     Args:
         cores: the number of tasks that run in parallel; by default the driver's cores.
-        timer: the time in seconds, for the time limit of ranks.
     """
 
     def __init__(
@@ -91,11 +87,10 @@ class StreamPlanner:
         adapter: FormatAdapter,
         connection: ReusableConnection,
         cores: int | None = None,
-        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._adapter = adapter
         self._data_loss_check = DataLossCheck(adapter, connection)
-        self._splitter = RangeSplitter(adapter.common, cores or os.cpu_count() or 1, timer)
+        self._limits = Limits(cores or os.cpu_count() or 1)
         self._match_finder = MatchFinder()
 
     async def plan(
@@ -159,9 +154,7 @@ class StreamPlanner:
         expiry_allowed_through = self._data_loss_check.expiry_allowed_through(first, end)
         ends = [last]
         if not last_per_subject:
-            ends = await self._splitter.split_ends(
-                view.jetstream, info, scope.effective_filters, first, last, min_splits
-            )
+            ends = await self._limits.split_ends(view, first, last, min_splits)
         splits = []
         for split_end in ends:
             splits.append(
@@ -261,9 +254,7 @@ class StreamPlanner:
                 empty = await _position_at(view, start, last, None, 0)
                 return empty, empty
             end, end_time = newest
-        limited_end, rows, total = await self._splitter.limit(
-            view.jetstream, info, filters, start_seq, end, limit
-        )
+        limited_end, rows, total = await self._limits.limit(view, start_seq, end, limit)
         delivered = _delivered(view, start, limited_end, rows)
         time = end_time if limited_end == end else None
         planned = await _position_at(view, start, limited_end, time, delivered)
@@ -279,9 +270,7 @@ class StreamPlanner:
         through = start.initial_through
         count = view.info.subjects
         if self._adapter.user_filters:
-            count = await self._splitter.count_subjects(
-                view.jetstream, view.info, view.scope.effective_filters
-            )
+            count = await self._limits.count_subjects(view)
         end = await _position_at(view, start, through, None, count)
         return end, replace(end, stream_seq=last, consumer_seq=count + last - through)
 

@@ -10,7 +10,6 @@ from nats_stream_source.embedded import NatsServer
 from tests.faults.mirror.partial_mirror import (
     ENTRIES,
     PARTS,
-    allow_slow_ranks,
     answers_with_a_part,
     asked_a_mirror,
     check_balance,
@@ -32,14 +31,13 @@ from tests.support.recorded_stream import RecordedStream
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("what", BATCHES)
 def test_a_partial_mirror_that_answers_direct_gets(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, what: str, part: str
+    shared_server: NatsServer, what: str, part: str
 ) -> None:
     """What is cut into several tasks asks for ranks, and the mirror's are too few.
 
     "now" and "as of" are one task each: they ask for no rank, and send no Direct Get at all, so the
     mirror has no say.
     """
-    allow_slow_ranks(monkeypatch)
     recorded = RecordedStream(recorded_kind(what), shared_server.url).create(max_msgs_per_subject=1)
     junk = write_with_holes(recorded)
     answers_with_a_part(recorded, PARTS[part])

@@ -9,7 +9,6 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.faults.mirror.partial_mirror import (
     PARTS,
-    allow_slow_ranks,
     answers_with_a_part,
     asked_a_mirror,
     check_balance,
@@ -23,14 +22,13 @@ from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_a_partial_mirror_that_answers_direct_gets(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: str, part: str
+    shared_server: NatsServer, kind: str, part: str
 ) -> None:
     """Limits and splits ask for ranks; the mirror counts too few, and nobody believes it.
 
     The stream keeps one message a subject: if it kept more, current values would be one micro-batch
     without a rank.
     """
-    allow_slow_ranks(monkeypatch)
     recorded = RecordedStream(kind, shared_server.url).create(max_msgs_per_subject=1)
     junk = write_with_holes(recorded)
     answers_with_a_part(recorded, PARTS[part])
@@ -51,7 +49,7 @@ def test_a_partial_mirror_that_answers_direct_gets(
             assert asked_a_mirror(proxy)
         recorded.check(query.rows, lost=lost)
         assert max(sizes) <= limit
-        assert min(sizes[:-1]) >= 0.9 * limit
+        assert min(sizes[:-1]) >= limit / 2
 
         with (
             Proxy(shared_server.port) as proxy,

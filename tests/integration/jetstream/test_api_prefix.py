@@ -247,8 +247,8 @@ async def test_a_new_bucket_has_no_prefix_in_its_subjects(place: Place) -> None:
 async def test_a_rank(place: Place) -> None:
     """Without an import for several answers there is no EOB: a consumer is asked instead."""
     async with connected(place.settings) as jetstream:
-        assert await count_messages(jetstream, "KV_map", 1001, ("$KV.map.k7",)) == 10
-        assert await count_messages(jetstream, "KV_map", 1001, ()) == ROWS - 1000
+        assert (await count_messages(jetstream, "KV_map", 1001, ("$KV.map.k7",))).messages == 10
+        assert (await count_messages(jetstream, "KV_map", 1001, ())).messages == ROWS - 1000
     assert consumers(place.owner, "map") == []
 
 

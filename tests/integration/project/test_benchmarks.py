@@ -132,13 +132,15 @@ def test_planner(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> No
     """On the smallest bucket that it takes."""
     monkeypatch.setattr(planner, "_SECONDS", 0.2)
     fill(nats_server, 20_000, 2000)
-    plans, rests = planner.measure(nats_server, 2)
+    plans, divisions, rests = planner.measure(nats_server, 2)
     places = {"beginning", "half", "99 %", "last 5000"}
     assert {(one.filters, one.where) for one in plans} == {
         (filters, where) for filters in KEYS for where in places
     }
     assert all(one.rows > 0 and one.requests > 0 for one in plans)
     assert all(one.limit is None or one.rows <= one.limit for one in plans)
+    assert [one.filters for one in divisions] == list(KEYS)
+    assert all(one.largest <= 2 * one.smallest for one in divisions if one.filters != "one narrow")
     assert [(one.filters, one.writes) for one in rests] == [
         *((filters, 0) for filters in KEYS),
         ("one narrow", 200),

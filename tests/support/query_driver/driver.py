@@ -93,7 +93,6 @@ class QueryDriver:
         offsets: the offsets of the completed micro-batches of a query that restarts.
         clock: the planner's clock in seconds, by which it spaces the polls of an idle query.
         cores: the number of cores, by which the planner cuts a range into splits.
-        timer: the clock in seconds by which the planner measures its own requests.
         outage_timeout: seconds; 0 since most tests of servers that are away expect the error.
         last_now: returns the last sequence of the stream, for :attr:`MicroBatch.known`.
         empty_polls: empty polls after which the query is idle.
@@ -111,7 +110,6 @@ class QueryDriver:
         *,
         clock: Callable[[], float] = time.monotonic,
         cores: int | None = None,
-        timer: Callable[[], float] = time.perf_counter,
         outage_timeout: float = 0.0,
         last_now: Callable[[], int] = lambda: 0,
         empty_polls: int = _EMPTY_POLLS,
@@ -122,7 +120,7 @@ class QueryDriver:
         runner = Runner(options.connection)
         self._reader._runner = runner
         self._reader._planner = QueryPlanner(
-            format_adapter(options), runner.connection, clock, cores=cores, timer=timer
+            format_adapter(options), runner.connection, clock, cores=cores
         )
         self._last_now = last_now
         self._empty_polls = empty_polls
@@ -290,8 +288,7 @@ def new_query(
 ) -> QueryDriver:
     """Return a query whose planner does not wait between polls.
 
-    The planner's clock advances by a second with each call, so the planner never spaces its polls,
-    and its timer stands still, so that requests do not count as slow.
+    The planner's clock advances by a second with each call, so the planner never spaces its polls.
 
     Args:
         offset: the position of a query that restarts.
@@ -303,7 +300,6 @@ def new_query(
         [] if offset is None else [offset],
         clock=lambda: float(next(ticks)),
         cores=cores,
-        timer=lambda: 0.0,
         empty_polls=1,
     )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.spark.planning.range_math import ROWS_PER_SPLIT, RangeLimit
+from nats_stream_source.spark.planning.limits import ROWS_PER_SPLIT, RangeLimit
 from nats_stream_source.spark.planning.range_shares import (
     NOTHING,
     OPEN_COST,

@@ -19,7 +19,9 @@ async def counts(url: str, bucket: str, *asked: tuple[int, tuple[str, ...]]) -> 
     connection = await Connection.open(ConnectionSettings(servers=(url,)))
     try:
         jetstream = JetStream(connection)
-        return [await count_messages(jetstream, f"KV_{bucket}", seq, f) for seq, f in asked]
+        return [
+            (await count_messages(jetstream, f"KV_{bucket}", seq, f)).messages for seq, f in asked
+        ]
     finally:
         await connection.close()
 

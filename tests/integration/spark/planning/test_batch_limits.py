@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import threading
 from collections.abc import Sequence
 
@@ -10,9 +12,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.spark.planning import row_counter
+from nats_stream_source.jetstream.direct_get.count import MessageCount
+from nats_stream_source.spark.planning import limits
 from tests.integration.spark.planning.planners import ends, planning
 from tests.support.nats.buckets import create_bucket, put, put_many
+from tests.support.nats.subscriptions import connected
 from tests.support.query_driver.one_stream import OneStreamPlanner
 
 pytestmark = pytest.mark.servers
@@ -41,50 +45,62 @@ async def test_initial_values_of_a_bucket_with_history_are_one_batch(
     )
 
 
-async def test_limits_count_rows_on_a_bucket_of_mostly_holes(nats_server: NatsServer) -> None:
+class Counts:
+    """The sequences from which the planner had messages counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sequences: list[int] = []
+        original = limits.count_messages
+
+        async def count(
+            jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]
+        ) -> MessageCount:
+            self.sequences.append(seq)
+            return await original(jetstream, stream, seq, filters)
+
+        monkeypatch.setattr(limits, "count_messages", count)
+
+
+KEYS = 1000
+WRITES = 10_000
+LIMIT = 60
+
+
+@pytest.mark.parametrize("keys", ["", "a.*", "a.*,b.*,c.*,d.*,e.*"])
+async def test_limit_with_nine_tenths_removed(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    chance = random.Random(1)
+    names = [f"{'abcdef'[key % 6]}.{key}" for key in range(KEYS)]
+    written = [names[chance.randrange(KEYS)] for _ in range(WRITES)]
     create_bucket(nats_server.url, "b", history=1)
-    put_many(nats_server.url, "b", ((f"k{i % 100}", b"v") for i in range(5000)))
-    put_many(nats_server.url, "b", ((f"k{i % 50}", b"v") for i in range(5000)))
-    put(nats_server.url, "b", "k99", b"v")  # 50 rows around 5,000, 50 around 10,000
-    last = 10_001
-    live = [*range(4951, 5000), *range(9951, last + 1)]
-
-    async with planning(nats_server.url, "b", maxRowsPerTrigger="20") as planner:
+    put_many(nats_server.url, "b", ((name, b"v") for name in written))
+    read = tuple(keys.replace("*", "").split(","))
+    last = {name: seq for seq, name in enumerate(written, start=1) if name.startswith(read)}
+    counts = Counts(monkeypatch)
+    options = {"maxRowsPerTrigger": str(LIMIT)} | ({"keys": keys} if keys else {})
+    async with planning(nats_server.url, "b", **options) as planner:
         found = await ends(planner)
-    assert found[-1] == last
-    starts = [0, *found[:-1]]
-    rows = [sum(1 for s in live if a < s <= b) for a, b in zip(starts, found, strict=True)]
-    assert max(rows) <= 20
-    assert sum(rows) == 100
-    assert len(found) <= 12
+    rows = [
+        sum(start < seq <= end for seq in last.values())
+        for start, end in itertools.pairwise([0, *found])
+    ]
+    assert sum(rows) == len(last)
+    assert max(rows) <= LIMIT
+    assert min(rows[:-1]) >= LIMIT / 2
+    assert len(counts.sequences) <= 3 * len(rows)
 
 
-async def test_a_limit_needs_no_rank_where_nearly_all_sequences_have_a_row(
+async def test_limit_with_few_removed_sends_no_count(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank takes longer than all the rest, and could not make the micro-batches fewer."""
-    ranks: list[int] = []
-    ask = row_counter.count_messages
-
-    async def asked(jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]) -> int:
-        ranks.append(seq)
-        return await ask(jetstream, stream, seq, filters)
-
-    monkeypatch.setattr(row_counter, "count_messages", asked)
+    counts = Counts(monkeypatch)
     create_bucket(nats_server.url, "b", history=1)
     put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(1000)))
     put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(500, 520)))
     async with planning(nats_server.url, "b", maxRowsPerTrigger="102") as planner:
-        assert await ends(planner) == [
-            *range(102, 1020, 102),
-            1020,
-        ]
-    assert not ranks
-    # Half of all sequences: now it is worth a question.
-    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(0, 1000, 2)))
-    async with planning(nats_server.url, "b", maxRowsPerTrigger="102") as planner:
-        assert len(await ends(planner)) < 1520 // 102
-    assert ranks
+        assert await ends(planner) == [*range(102, 1020, 102), 1020]
+    assert not counts.sequences
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])
@@ -148,28 +164,47 @@ async def test_a_limit_in_bytes(nats_server: NatsServer) -> None:
     assert await limited(None, 1) == [1] * 100  # at least one row
 
 
-@pytest.mark.parametrize("limit", [1, 5, 20])
-async def test_a_limit_under_steady_writes_moves_on(ten: str, limit: int) -> None:
-    """Ranks of different moments contradict each other; no batch is empty for that."""
-    acknowledged = 10
+@pytest.mark.parametrize("limit", [1, 5, 50])
+async def test_limit_while_others_write_is_not_exceeded(
+    nats_server: NatsServer, limit: int
+) -> None:
+    """Each range advances, and has at most the limit at the time at which it was planned."""
+    url = nats_server.url
+    create_bucket(url, "b", history=1)
+    chance = random.Random(1)
+
+    def entries(count: int) -> list[tuple[str, bytes]]:
+        return [(f"k{chance.randrange(300)}", b"v") for _ in range(count)]
+
+    put_many(url, "b", entries(3000))
+    acknowledged = 3000
     enough = threading.Event()
 
     def write() -> None:
         nonlocal acknowledged
         while not enough.is_set():
-            revisions = put_many(ten, "b", ((f"k{i % 10}", b"w") for i in range(200)))
-            acknowledged = revisions[-1]
+            acknowledged = put_many(url, "b", entries(50))[-1]
 
-    async with planning(ten, "b", maxRowsPerTrigger=str(limit)) as planner:
+    async with (
+        planning(url, "b", maxRowsPerTrigger=str(limit)) as planner,
+        connected(url) as jetstream,
+    ):
         start = await planner.initial_offset()
         writing = asyncio.create_task(asyncio.to_thread(write))
         try:
             planned = 0
-            while planned < 20 or acknowledged == 10:
+            while planned < 20 or acknowledged == 3000:
                 planned += 1
                 known = acknowledged
                 end = await planner.latest_offset(start)
                 assert end.stream_seq > start.stream_seq or known <= start.stream_seq
+                rows, seq = 0, start.stream_seq
+                while message := await jetstream.message("KV_b", seq=seq + 1, next_by_subj=">"):
+                    seq = message.seq
+                    if seq > end.stream_seq:
+                        break
+                    rows += 1
+                assert rows <= limit
                 start = end
         finally:
             enough.set()

@@ -1,0 +1,264 @@
+"""Limits a range by rows and bytes, and cuts it into splits of about as many rows.
+
+A limit is an upper bound. Rows never exceed sequences, so a range of ``limit`` sequences needs no
+request. Where holes (messages that were removed or do not match) would leave it with much fewer
+rows, the server counts: what is left, what follows an estimated end, and what follows another end
+where the first estimate was wrong.
+
+A count has all messages from a sequence on (``jetstream.direct_get.count``). The rows of a range
+are the difference of two counts, between which others write and the stream is compacted:
+
+- the first count is an upper bound: a message that it has can only be removed later;
+- the second count minus the messages written since is a lower bound. ``STREAM.INFO`` after the
+  second count has the number that were written.
+
+A replica that lags counts too few. The leader reports its lag in operations, each of which may
+store thousands of messages, so counts are not used while a replica lags. (Operations that a replica
+has logged but not applied are not reported: a count may lack the newest few messages.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from nats_stream_source.errors import ConsumerLimitError
+from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
+from nats_stream_source.spark.planning.stream_view import StreamView
+
+ROWS_PER_SPLIT = 500_000  # about a second of reading
+BYTES_PER_SPLIT = 128 << 20
+_MAX_ROUNDS = 3  # of parallel counts for the ends of splits
+_MIN_PARALLEL, _MAX_PARALLEL = 3, 7
+_BALANCE = 1.25  # of the mean: rows of a split that need no other round
+_MAX_LISTED = 10_000  # messages whose subjects are listed to count them
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLimit:
+    """The limits of a range: rows and bytes, each None without a limit."""
+
+    max_rows: int | None
+    max_bytes: int | None = None
+
+    def rows(self, mean: float) -> int | None:
+        """The maximum rows under both limits, None without; ``mean`` is the bytes of a message."""
+        if self.max_bytes is None:
+            return self.max_rows
+        by_bytes = max(1, int(self.max_bytes / max(mean, 1.0)))
+        return by_bytes if self.max_rows is None else min(self.max_rows, by_bytes)
+
+
+class Limits:
+    """Limits and cuts the ranges of one query on one stream.
+
+    Args:
+        cores: the number of tasks that run in parallel: the driver's cores, since the planner's
+            process cannot read Spark's number (Spark 4.2 and 4.3). Right for ``local[*]``; on a
+            cluster ``minPartitions`` raises the number of splits.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        # Rows per sequence where the last range was counted. Only the second estimate of an end
+        # uses it: without it, two wrong estimates would follow each other in each planning.
+        self._density = 0.0
+
+    async def limit(
+        self, view: StreamView, start: int, end: int, range_limit: RangeLimit | None
+    ) -> tuple[int, int, int]:
+        """The end of ``(start, end]`` under the limits, the rows up to it, and those up to ``end``.
+
+        Under a limit that can apply, the rows are upper bounds, otherwise an estimate.
+        """
+        info, filters = view.info, view.scope.effective_filters
+        start = _before_first(info, start, end)
+        max_rows = min(end - start, info.messages)
+        limit = None if range_limit is None else range_limit.rows(_mean_size(info))
+        try:
+            if limit is None or max_rows <= limit:
+                if filters and max_rows > 1:
+                    max_rows = min(max_rows, (await _count_after(view, start)).messages)
+                return end, max_rows, max_rows
+            holes = info.last_seq - info.first_seq + 1 - info.messages
+            if (filters or 2 * holes > limit) and not info.has_lagging_replica:
+                limited = await self._limit_by_counts(view, start, end, limit)
+                if limited is not None:
+                    return limited
+        except ConsumerLimitError:
+            pass  # the readers need the consumers that are left
+        limited_end = end if limit is None else min(end, start + limit)
+        return limited_end, min(max_rows, limited_end - start), max_rows
+
+    async def _limit_by_counts(
+        self, view: StreamView, start: int, end: int, limit: int
+    ) -> tuple[int, int, int] | None:
+        """The result of :meth:`limit`; None where the counts are not an upper bound."""
+        info = view.info
+        total = await _count_after(view, start)
+        low, low_rows, is_counted = total.gap_end(start, end), 0, False
+        # At most all sequences after `end` have a row; most have one, since they are recent.
+        high, high_rows = end, total.messages - (info.last_seq - end)
+        # An estimate that is a third too low or too high still holds; few rows vary by chance.
+        target = max(1.0, 0.75 * limit - math.sqrt(limit))
+        density, decay = 0.0, _decay(info)
+        for _ in range(2):
+            holes = high - low - (high_rows - low_rows)
+            if total.messages <= limit or low == end or 2 * holes <= limit - low_rows:
+                break
+            share = (target - low_rows) / max(high_rows - low_rows, 1)
+            middle = _between(low, high, share, decay)
+            if density:
+                middle = min(middle, low + math.ceil((target - low_rows) / density))
+            if middle <= low + limit - low_rows:
+                break
+            rest = await _count_after(view, middle)
+            rows = max(0, total.messages - rest.messages)
+            # The estimate was wrong unless this ends the loop.
+            decay, density, self._density = 0.0, self._density, rows / (middle - start)
+            if rows > limit:
+                high, high_rows = middle, rows
+            else:
+                low, low_rows, is_counted = rest.gap_end(middle, end), rows, True
+                if 2 * rows >= limit:
+                    break
+        now = await view.jetstream.stream_info(info.name)
+        if now.has_lagging_replica or now.created != info.created or now.last_seq < info.last_seq:
+            return None
+        max_rows = min(end - start, total.messages)
+        if max_rows <= limit:
+            return end, max_rows, max_rows
+        if is_counted:
+            low_rows += now.last_seq - info.last_seq
+        if low_rows > limit:
+            return None
+        if 2 * low_rows < limit:
+            # The sequences after `low` have at most one row each.
+            reached = min(end, low + limit - low_rows)
+            low, low_rows = reached, low_rows + reached - low
+        return low, low_rows, max_rows
+
+    async def split_ends(
+        self, view: StreamView, start: int, end: int, min_splits: int
+    ) -> list[int]:
+        """The ends of the splits of ``(start, end]``; the last one is ``end``."""
+        info = view.info
+        low = _before_first(info, start, end)
+        most = end - start if info.consumers_left is None else min(end - start, info.consumers_left)
+
+        def number(rows: int) -> int:
+            nbytes = rows * _mean_size(info)
+            return split_count(most, rows, nbytes, at_least=min_splits, cores=self._cores)
+
+        rows = min(end - low, info.messages)
+        if number(rows) == 1:
+            return [end]
+        knots, decay, count = {low: 0, end: rows}, _decay(info), number(0)
+        try:
+            total = await _count_after(view, low)
+            # A count goes to the stream's end, which may be beyond that of the range.
+            beyond = (await _count_after(view, end)).messages if end < info.last_seq else 0
+            rows = min(rows, max(0, total.messages - beyond))
+            knots, count = {total.gap_end(low, end - 1): 0, end: rows}, number(rows)
+            parts = min(max(count, _MIN_PARALLEL + 1), _MAX_PARALLEL + 1, end - low)
+            for _ in range(_MAX_ROUNDS if count > 1 else 0):
+                middles = _cut(knots, parts, decay)
+                rests = await asyncio.gather(*(_count_after(view, middle) for middle in middles))
+                up_to = [rows - max(0, rest.messages - beyond) for rest in rests]
+                knots |= zip(middles, up_to, strict=True)
+                if max(b - a for a, b in pairwise([0, *up_to, rows])) <= _BALANCE * rows / parts:
+                    break
+                decay = 0.0  # the estimate was wrong
+        except ConsumerLimitError:
+            pass
+        ends, last = [], start
+        for i, seq in enumerate(_cut(knots, count, decay), start=1):
+            last = min(max(seq, last + 1), end - (count - i))  # each split has a sequence
+            ends.append(last)
+        return [*ends, end]
+
+    async def count_subjects(self, view: StreamView) -> int:
+        """The number of subjects that match the filters; an estimate where they are too many."""
+        info, filters = view.info, view.scope.effective_filters
+        try:
+            messages = (await _count_after(view, 0)).messages
+        except ConsumerLimitError:
+            messages = 0
+        if messages > _MAX_LISTED:
+            return messages * info.subjects // max(info.messages, 1)
+        found = await asyncio.gather(*(view.jetstream.subjects(info.name, one) for one in filters))
+        return sum(map(len, found))
+
+
+def split_count(most: int, rows: int, nbytes: float, *, at_least: int, cores: int) -> int:
+    """The number of splits of a range: one, unless it is large or ``at_least`` is higher.
+
+    A split costs a consumer, a task, and the messages that the server sends beyond its end before
+    the consumer is deleted: up to 20 MB. So a range has at most ``cores`` splits, each with 500,000
+    rows or 128 MiB; with ``minPartitions`` at least that many. ``most`` is an upper bound.
+    """
+    wanted = min(cores, max(rows // ROWS_PER_SPLIT, int(nbytes) // BYTES_PER_SPLIT))
+    return max(1, min(max(wanted, at_least), most))
+
+
+async def _count_after(view: StreamView, seq: int) -> MessageCount:
+    info, filters = view.info, view.scope.effective_filters
+    if not filters and seq < info.first_seq:
+        return MessageCount(info.messages, info.first_seq)
+    return await count_messages(view.jetstream, info.name, seq + 1, filters)
+
+
+def _before_first(info: StreamInfo, start: int, end: int) -> int:
+    """``start``, or the sequence before the first message of ``(start, end]``."""
+    return max(start, min(info.first_seq, end) - 1)
+
+
+def _mean_size(info: StreamInfo) -> float:
+    return info.nbytes / max(info.messages, 1)
+
+
+def _decay(info: StreamInfo) -> float:
+    """By how much the share of remaining messages falls with age, per sequence: an estimate.
+
+    Where keys are overwritten at random, the share of entries that are left falls exponentially
+    with their age, from 1 at the stream's end. ``1 / share - share`` is within 6 % of the exponent
+    over all sequences.
+    """
+    sequences = info.last_seq - info.first_seq + 1
+    share = info.messages / max(sequences, 1)
+    return (1 / share - share) / sequences if 0 < share < 1 else 0.0
+
+
+def _between(low: int, high: int, share: float, decay: float) -> int:
+    """The sequence between ``low`` and ``high`` up to which about ``share`` of the rows lie."""
+    steps = decay * (high - low)
+    if steps < 1e-6:
+        seq = low + int((high - low) * share)
+    else:
+        # exp(-steps) is the density at `low`, 1 that at `high`.
+        density = math.exp(-steps) - share * math.expm1(-steps)
+        seq = high + int(math.log(max(density, 1e-300)) / decay)
+    return max(min(seq, high - 1), low + 1)
+
+
+def _cut(knots: Mapping[int, int], count: int, decay: float) -> list[int]:
+    """The inner ends of ``count`` parts with about as many rows each.
+
+    Args:
+        knots: the rows up to some sequences, counted at several points in time.
+    """
+    sequences = sorted(knots)
+    up_to = list(accumulate((knots[seq] for seq in sequences), max))
+    ends = []
+    for i in range(1, count):
+        target = up_to[-1] * i / count
+        above = max(1, bisect_left(up_to, target))
+        low, low_rows = sequences[above - 1], up_to[above - 1]
+        share = (target - low_rows) / max(up_to[above] - low_rows, 1)
+        ends.append(_between(low, sequences[above], share, decay))
+    return ends
