@@ -8,7 +8,10 @@ error has the form *operation failed: observed, expected; action*, and never con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TypeAlias
+
+Number: TypeAlias = "int | None"
+Settings: TypeAlias = "Sequence[str] | None"
 
 
 class NatsSourceError(Exception):
@@ -20,12 +23,18 @@ class NatsSourceError(Exception):
             change. ``options.hints`` appends the names of the options or flags to the text.
     """
 
-    code: ClassVar[int | None] = None
-    err_code: ClassVar[int | None] = None
+    code: int | None = None
+    err_code: int | None = None
     settings: tuple[str, ...] = ()
 
-    def __init__(self, *args: object, settings: Sequence[str] | None = None) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, message: str, code: Number = None, err_code: Number = None, settings: Settings = None
+    ) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        if err_code is not None:
+            self.err_code = err_code
         if settings is not None:
             self.settings = tuple(settings)
 
@@ -91,20 +100,6 @@ class RequestTimeoutError(NatsSourceError):
 
 class ApiError(NatsSourceError):
     """JetStream responded with an error that does not have its own class."""
-
-    def __init__(
-        self,
-        message: str,
-        code: int | None = None,
-        err_code: int | None = None,
-        *,
-        settings: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(message, settings=settings)
-        if code is not None:
-            self.code = code  # type: ignore[misc]
-        if err_code is not None:
-            self.err_code = err_code  # type: ignore[misc]
 
 
 class JetStreamNotEnabledError(ApiError):
@@ -176,7 +171,7 @@ class KeyDeletedError(KeyNotFoundError):
     """
 
     def __init__(
-        self, message: str, revision: int, operation: str, *, settings: Sequence[str] | None = None
+        self, message: str, revision: int, operation: str, *, settings: Settings = None
     ) -> None:
         super().__init__(message, settings=settings)
         self.revision = revision
@@ -213,15 +208,9 @@ class WrongLastSequenceError(PublishError):
     err_code = 10071
 
     def __init__(
-        self,
-        message: str,
-        code: int | None = None,
-        err_code: int | None = None,
-        last_seq: int | None = None,
-        *,
-        settings: Sequence[str] | None = None,
+        self, message: str, code: Number = None, err_code: Number = None, last_seq: Number = None
     ) -> None:
-        super().__init__(message, code, err_code, settings=settings)
+        super().__init__(message, code, err_code)
         self.last_seq = last_seq
 
 
@@ -367,16 +356,9 @@ class StatusError(SubscriptionError):
     """
 
     def __init__(
-        self,
-        message: str,
-        code: int | None = None,
-        description: str = "",
-        *,
-        settings: Sequence[str] | None = None,
+        self, message: str, code: Number = None, description: str = "", *, settings: Settings = None
     ) -> None:
-        super().__init__(message, settings=settings)
-        if code is not None:
-            self.code = code  # type: ignore[misc]
+        super().__init__(message, code, settings=settings)
         self.description = description
 
 

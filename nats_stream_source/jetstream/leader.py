@@ -33,6 +33,7 @@ from typing import Any
 from nats_stream_source.aio.retry import Backoff, is_transient, retry
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection
+from nats_stream_source.err_codes import UNKNOWN_FIELD
 from nats_stream_source.errors import (
     ApiError,
     MinLastSequenceError,
@@ -43,7 +44,6 @@ from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInf
 
 _CONFIRM_DELAY = 1.0  # seconds; a deposed leader that hears of the new one steps down in ms
 _UNREACHABLE = 1 << 62  # a sequence that no stream reaches
-_UNKNOWN_FIELD = 10025  # err_code of 2.12 and later for a request with an unknown field
 _BACKOFF = Backoff(0.01, 0.25)  # between two requests to the leader
 
 _supported: weakref.WeakKeyDictionary[Connection, tuple[int, bool]] = weakref.WeakKeyDictionary()
@@ -164,7 +164,7 @@ async def leader_message(
         except ApiError as error:
             if error.err_code == MinLastSequenceError.err_code:
                 raise MinLastSequenceError(f"{error}: a deposed leader responded") from error
-            if error.err_code != _UNKNOWN_FIELD:
+            if error.err_code != UNKNOWN_FIELD:
                 raise
             # The leader is another, older server than the one that was probed.
     return await jetstream.message(stream, **request)

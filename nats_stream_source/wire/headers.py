@@ -17,15 +17,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.ascii_integers import bytes_at
 
 KV_OPERATION = "KV-Operation"
 MARKER_REASON = "Nats-Marker-Reason"
 
+_NO_RESPONDERS = b"NATS/1.0 %d" % UNAVAILABLE
 _OPERATIONS = {"DEL": "DEL", "PURGE": "PURGE"}
 _REASONS = {"MaxAge": "PURGE", "Purge": "PURGE", "Remove": "DEL"}
 _FIRST_LINE = re.compile(rb"NATS/1\.0(?:[ \t]+(\d{3})(?:[ \t]+([^\r\n]*?))?)?[ \t]*")
+
+
+def is_no_responders(block: bytes) -> bool:
+    """Whether a header block has the status of a subject without responders."""
+    return block.startswith(_NO_RESPONDERS)
 
 
 @dataclass(frozen=True, slots=True)

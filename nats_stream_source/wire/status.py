@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     ConflictStatusError,
     ConsumerDeletedError,
@@ -28,7 +29,6 @@ CONTROL = 100
 NO_MESSAGES = 404
 REQUEST_TIMEOUT = 408
 CONFLICT = 409
-NO_RESPONDERS = 503
 
 _MAX_DIGITS = 20  # of an unsigned 64-bit integer
 
@@ -122,7 +122,7 @@ def status_error(status: ConsumerStatus, where: str) -> StatusError:
     text = f"{where}: status {status.code} {status.description}".rstrip()
     if status.code == CONFLICT:
         kind: type[StatusError] = _CONFLICTS.get(status.description, ConflictStatusError)
-    elif status.code == NO_RESPONDERS:
+    elif status.code == UNAVAILABLE:
         kind = NoRespondersStatusError
         text += ": no responders, as for a deleted consumer or stream"
     else:

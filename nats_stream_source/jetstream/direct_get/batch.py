@@ -34,6 +34,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     BadRequestError,
     DataLossError,
@@ -61,7 +62,7 @@ from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream, compare
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.direct_get.reply import EOB, NOBODY, NOT_FOUND
+from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
 log = field_logger(__name__)
 
@@ -134,7 +135,7 @@ class _BatchReader:
         while end is None or self._position < end:
             reply = await self._request_page(messages_read)
             requests_sent += 1
-            if reply is None or reply.code == NOBODY or not self._is_usable(reply):
+            if reply is None or reply.code == UNAVAILABLE or not self._is_usable(reply):
                 break
             page = reply.page
             if page:

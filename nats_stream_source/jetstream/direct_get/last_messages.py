@@ -23,6 +23,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
 from nats_stream_source.jetstream.direct_get.batch import consumer_pages, verify_stream_unchanged
@@ -35,7 +36,7 @@ from nats_stream_source.jetstream.direct_get.request import DirectGetReply, too_
 from nats_stream_source.jetstream.leader import stream_info_after
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.direct_get.reply import EOB, NOBODY, NOT_FOUND
+from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
 MAX_SUBJECTS = 1024
 _MAX_IN_FLIGHT = 64  # concurrent message requests to the leader
@@ -223,7 +224,7 @@ class _CompleteReader(LastMessagesReader):
                 if subjects == request.subjects:
                     raise
                 return None  # the boundary message's subject may exceed the limit by one
-            if reply is None or reply.code == NOBODY:
+            if reply is None or reply.code == UNAVAILABLE:
                 return None
             if reply.code == NOT_FOUND and not await self._leader_has_more(up_to):
                 return reply

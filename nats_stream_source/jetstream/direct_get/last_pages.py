@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import BadRequestError, PermissionDeniedError, ServerTooOldError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.arguments import (
@@ -26,7 +27,7 @@ from nats_stream_source.jetstream.direct_get.request import (
     single_reply_connections,
 )
 from nats_stream_source.jetstream.subjects import covers
-from nats_stream_source.wire.direct_get.reply import EOB, NOBODY, NOT_FOUND
+from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
 MAX_ATTEMPTS = 4  # Direct Gets for one page: each may be handled by another server
 
@@ -95,7 +96,7 @@ class LastMessagesReader:
                 return
             if reply is None or not (reply.page or reply.code == EOB):
                 failed_attempts += 1
-                if failed_attempts >= MAX_ATTEMPTS or reply is None or reply.code == NOBODY:
+                if failed_attempts >= MAX_ATTEMPTS or reply is None or reply.code == UNAVAILABLE:
                     self.incomplete = True
                     return
                 continue

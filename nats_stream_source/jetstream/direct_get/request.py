@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.connection.connection import Connection
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     ApiError,
     BadRequestError,
@@ -29,7 +30,6 @@ from nats_stream_source.wire.direct_get.reply import (
     BAD_REQUEST,
     EOB,
     MIN_LAST_SEQUENCE,
-    NOBODY,
     NOT_FOUND,
     TOO_MANY,
     DirectGetResponse,
@@ -173,7 +173,7 @@ def raise_for_status(
         MinLastSequenceError: 412. TooManySubjectsError: 413. ApiError: any other code.
     """
     status = reply.status
-    if status is None or status.code in (EOB, NOT_FOUND, NOBODY):
+    if status is None or status.code in (EOB, NOT_FOUND, UNAVAILABLE):
         return
     message = (
         f"could not read from stream {stream!r} with Direct Get: server responded "

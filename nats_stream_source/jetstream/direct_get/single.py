@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.aio.retry import is_transient
+from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     MessageNotFoundError,
     NatsSourceError,
@@ -29,7 +30,7 @@ from nats_stream_source.jetstream.direct_get.request import (
 )
 from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.direct_get.reply import NOBODY, NOT_FOUND
+from nats_stream_source.wire.direct_get.reply import NOT_FOUND
 
 _MIN_ATTEMPTS = 4  # Direct Gets where the leader fails at once; one of three replicas may be paused
 _RETRY_PAUSE = 1.0  # seconds after an insufficient reply in which only the leader is queried
@@ -231,7 +232,7 @@ class SingleMessageReader:
             reply = await send_request(connection, f"{subject}.{request.appended_subject}", None)
         else:
             reply = await send_request(connection, subject, request.body)
-        if reply.code == NOBODY:
+        if reply.code == UNAVAILABLE:
             # A starting server reports 503 too; only the stream's configuration shows that Direct
             # Get is permanently off.
             self.disabled = not await self._allows_direct()

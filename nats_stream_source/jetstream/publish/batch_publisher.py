@@ -51,6 +51,7 @@ from nats_stream_source.jetstream.publish.rejection import (
 from nats_stream_source.jetstream.publish.window import Chunk, Window
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
 
@@ -63,7 +64,6 @@ _CHUNK_BYTES = 16 << 20  # of messages that are encoded at once
 PONG_TIMEOUT = 2.0  # seconds
 _MAX_RESPONSE_WAIT = 0.5  # seconds; how often a lost connection is noticed at the latest
 _BACKOFF = Backoff(0.05, 1.0)
-NO_RESPONDERS = b"NATS/1.0 503"
 
 
 class BatchPublisher:
@@ -316,7 +316,7 @@ class BatchPublisher:
         if chunk.done[index]:
             return
         subject = chunk.messages.subject(index)
-        if frames.kind[i] == FrameKind.HMSG and frames.header(i).startswith(NO_RESPONDERS):
+        if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
             self._go_back = no_stream_error(subject)
             return
         payload = frames.payload(i)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from nats_stream_source import err_codes
 from nats_stream_source.errors import (
     AckLostError,
     FastIngestNotSupportedError,
@@ -36,7 +37,6 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.batch_publisher import (
     MAX_IN_FLIGHT,
-    NO_RESPONDERS,
     PONG_TIMEOUT,
     BatchPublisher,
 )
@@ -44,15 +44,13 @@ from nats_stream_source.jetstream.publish.pub_ack import no_stream_error, publis
 from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
 from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk, Window
 from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import fast_ingest
 from nats_stream_source.wire.publish.fast_ingest import BatchResponse, ResponseKind
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 
 MAX_OUTSTANDING_ACKS = 3
 """ADR-50 allows 1 to 3."""
-
-_DISABLED = 10205
-_UNKNOWN_BATCH, _TOO_MANY_BATCHES = 10208, 10211
 
 
 class FastIngestPublisher(BatchPublisher):
@@ -109,7 +107,7 @@ class FastIngestPublisher(BatchPublisher):
             if found is None or (place := self._window.locate(sum(found) - 1)) is None:
                 continue
             chunk, index, current = place
-            if frames.kind[i] == FrameKind.HMSG and frames.header(i).startswith(NO_RESPONDERS):
+            if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
                 if current:
                     self._end_batch(chunk, index, no_stream_error(chunk.messages.subject(index)))
                 continue
@@ -172,14 +170,15 @@ class FastIngestPublisher(BatchPublisher):
     def _process_error(self, chunk: Chunk, index: int, response: BatchResponse) -> None:
         assert response.error is not None
         error = publish_error(chunk.messages.subject(index), response.error)
-        if error.err_code == _DISABLED:
+        if error.err_code == FastIngestNotSupportedError.err_code:
             self._failure = FastIngestNotSupportedError(
                 f"could not publish to stream {self._stream!r}: it does not accept fast ingest; "
-                f"set allow_batched in its configuration (code {error.code}, err_code {_DISABLED})"
+                f"set allow_batched in its configuration (code {error.code}, err_code "
+                f"{error.err_code})"
             )
-        elif error.err_code == _UNKNOWN_BATCH:
+        elif error.err_code == err_codes.UNKNOWN_BATCH:
             self._end_batch(chunk, index)
-        elif error.err_code == _TOO_MANY_BATCHES or is_transient_rejection(error):
+        elif error.err_code == err_codes.TOO_MANY_BATCHES or is_transient_rejection(error):
             self._end_batch(chunk, index, error)
         else:
             self._failure = error

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nats_stream_source.err_codes import WRONG_LAST_SEQUENCE_OF_OLD_SERVERS
 from nats_stream_source.errors import (
     MessageTooLargeError,
     NoStreamError,
@@ -29,13 +30,10 @@ EXPECTED_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
 ROLLUP = "Nats-Rollup"
 TTL = "Nats-TTL"
 
-_ERRORS_BY_CODE: dict[int, type[PublishError]] = {
-    10054: MessageTooLargeError,
-    10077: StreamFullError,
-    10166: TtlNotSupportedError,
+_ERRORS_BY_CODE: dict[int | None, type[PublishError]] = {
+    error.err_code: error for error in (MessageTooLargeError, StreamFullError, TtlNotSupportedError)
 }
-# The description of the second one, of older servers, contains no sequence.
-_WRONG_LAST_SEQUENCE = (10071, 10164)
+_WRONG_LAST_SEQUENCE = (WrongLastSequenceError.err_code, WRONG_LAST_SEQUENCE_OF_OLD_SERVERS)
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
 
 

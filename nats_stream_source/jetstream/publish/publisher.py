@@ -39,7 +39,9 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck, no_stream_error
 from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
+from nats_stream_source.wire.publish.headers import header_block
 
 __all__ = ["IN_FLIGHT", "ROLLUP", "PubAck", "Publisher"]
 
@@ -50,8 +52,6 @@ _MAX_LOOP_DELAY = 0.1  # seconds; a wait that ends later shows that the event lo
 _NO_STREAM_BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
 _NO_STREAM_ATTEMPTS = 3
 
-_NO_RESPONDERS = b"NATS/1.0 503"
-_HEADER_NAME = re.compile(r"[!-9;-~]+")
 _NO_SUBJECT = re.compile(r"\s")  # anything else is left to the server, as by nats-py
 _COLUMNS_PAY = 16  # frames; as many cost the same one by one
 
@@ -162,7 +162,7 @@ class Publisher:
         """
         connection = self._connection
         client = connection.client
-        block = _header_block(headers) if headers else b""
+        block = header_block(headers) if headers else b""
         size = len(payload) + len(block)
         if self._failure is not None:
             raise self._failure
@@ -323,7 +323,7 @@ class Publisher:
             if message is None:
                 continue
             serial = int(token)
-            if kind == FrameKind.HMSG and bytes(buffer[header:begin]).startswith(_NO_RESPONDERS):
+            if kind == FrameKind.HMSG and is_no_responders(bytes(buffer[header:begin])):
                 self._complete(serial, error=no_stream_error(message.subject))
                 continue
             payload = bytes(buffer[begin:end])
@@ -389,25 +389,3 @@ class Publisher:
                 settings=("request_timeout",),
             )
             self._complete(serial, error=error)
-
-
-def _header_block(headers: Mapping[str, str]) -> bytes:
-    """The header block of a message (ADR-4).
-
-    Raises:
-        ConfigurationError: a header cannot be sent unchanged.
-    """
-    lines = ["NATS/1.0\r\n"]
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            raise ConfigurationError(
-                f"invalid header name {name!r}: expected visible ASCII characters without ':'"
-            )
-        if "\r" in value or "\n" in value or value != value.strip():
-            raise ConfigurationError(
-                f"invalid value of header {name!r}: expected a string without line breaks and "
-                f"without surrounding whitespace"
-            )
-        lines.append(f"{name}: {value}\r\n")
-    lines.append("\r\n")
-    return "".join(lines).encode()

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nats_stream_source.err_codes import TRANSIENT_REJECTIONS, UNAVAILABLE
 from nats_stream_source.errors import ApiError
 from nats_stream_source.wire.publish.frames import MessageColumns
-
-_TRANSIENT = (
-    10008,  # JetStream system temporarily unavailable
-    10158,  # the first message with this id is not stored on a majority of replicas yet
-    10163,  # the expected last sequence of the subject is temporarily unavailable
-    10167,  # too many requests
-)
-_UNAVAILABLE = 503  # without an err_code: a replica that is not the leader any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +39,7 @@ def raise_rejection(rejection: Rejection) -> None:
 
 def is_transient_rejection(error: ApiError) -> bool:
     """Whether the stream may store the message when it is sent again."""
-    if error.err_code in _TRANSIENT:
+    if error.err_code in TRANSIENT_REJECTIONS:
         return True
-    return error.code == _UNAVAILABLE and not error.err_code
+    # Without an err_code: a replica that is not the leader any more.
+    return error.code == UNAVAILABLE and not error.err_code

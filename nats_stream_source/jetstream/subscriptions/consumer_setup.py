@@ -15,6 +15,7 @@ from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.err_codes import CONSUMER_NAME_IN_USE
 from nats_stream_source.errors import (
     ApiError,
     ConnectError,
@@ -38,7 +39,6 @@ log = field_logger(__name__)
 CREATOR_METADATA_KEY = "nats-stream-source.creator"
 """Metadata key of the token that identifies the creator of a durable consumer."""
 
-_NAME_IN_USE = frozenset((10013, 10105, 10148))  # err_codes
 _LOOKUP_ATTEMPTS = 5  # for a consumer that is reported as bound
 _LOOKUP_BACKOFF = Backoff(0.05, 0.05)
 _PONG_TIMEOUT = 5.0  # seconds
@@ -99,7 +99,7 @@ async def create_consumer(
     try:
         response = await jetstream.add_consumer(stream, config)
     except ApiError as error:
-        if request.durable is None or error.err_code not in _NAME_IN_USE:
+        if request.durable is None or error.err_code not in CONSUMER_NAME_IN_USE:
             raise
         info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
         validate_consumer(request, info)

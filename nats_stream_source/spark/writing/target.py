@@ -7,6 +7,7 @@ from typing import Any
 
 from nats_stream_source.errors import (
     ApiError,
+    BucketExistsError,
     BucketNotFoundError,
     ConfigurationError,
     FastIngestNotSupportedError,
@@ -29,7 +30,6 @@ from nats_stream_source.spark.runner import Runner
 log = field_logger(__name__)
 
 _NANOSECONDS = 1_000_000_000  # per second
-_STREAM_EXISTS = 10058
 _SHORT_WINDOW = 120 * _NANOSECONDS  # the server's default; a restart may take longer than less
 
 
@@ -145,7 +145,7 @@ async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> N
     try:
         await jetstream.call(f"STREAM.CREATE.{options.stream}", config)
     except ApiError as error:
-        if error.err_code != _STREAM_EXISTS:
+        if error.err_code != BucketExistsError.err_code:
             raise
 
 

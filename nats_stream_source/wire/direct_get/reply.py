@@ -15,7 +15,7 @@ from nats_stream_source.wire.frames import Frames
 
 __all__ = ["DirectGetResponse", "DirectGetStatus", "ReplyColumns", "StoredReply"]
 
-EOB, NOT_FOUND, BAD_REQUEST, MIN_LAST_SEQUENCE, TOO_MANY, NOBODY = 204, 404, 408, 412, 413, 503
+EOB, NOT_FOUND, BAD_REQUEST, MIN_LAST_SEQUENCE, TOO_MANY = 204, 404, 408, 412, 413
 
 
 class DirectGetResponse:

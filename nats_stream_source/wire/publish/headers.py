@@ -6,11 +6,14 @@ A block is ``NATS/1.0``, one line ``name: value`` for each value, and an empty l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from nats_stream_source.errors import ConfigurationError
 
 _BINARY = pa.binary()
 _NAME = r"^[!-9;-~]+$"
@@ -91,6 +94,28 @@ def blocks(fields: Sequence[pa.Array]) -> pa.Array | None:
             present = pc.or_(present, one.is_valid())
         joined = pc.if_else(present, joined, pa.scalar(None, _BINARY))
     return joined
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """The header block of a message (ADR-4).
+
+    Raises:
+        ConfigurationError: a header cannot be sent unchanged.
+    """
+    lines = ["NATS/1.0\r\n"]
+    for name, value in headers.items():
+        if not re.fullmatch(_NAME, name):
+            raise ConfigurationError(
+                f"invalid header name {name!r}: expected visible ASCII characters without ':'"
+            )
+        if "\r" in value or "\n" in value or value != value.strip():
+            raise ConfigurationError(
+                f"invalid value of header {name!r}: expected a string without line breaks and "
+                f"without surrounding whitespace"
+            )
+        lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode()
 
 
 def replace_value(block: bytes, name: str, value: str) -> bytes:

@@ -39,7 +39,7 @@ def raising(last: Callable[[], Exception]) -> Callable[[], None]:
 
 
 FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
-    "transient": (lambda: errors.ConnectError(), "ConnectError"),
+    "transient": (lambda: errors.ConnectError(""), "ConnectError"),
     "loss": (lambda: errors.DataLossError("gone"), DATA_LOSS),
     "bug": (lambda: KeyError("Nats-Stream"), UNEXPECTED),
     "bug that names an error": (lambda: ValueError("DataLossError: ConnectError: x"), UNEXPECTED),

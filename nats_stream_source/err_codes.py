@@ -1,0 +1,20 @@
+"""NATS's numbers of failures without an error class; ``errors.py`` has those of the classes."""
+
+from __future__ import annotations
+
+UNAVAILABLE = 503
+"""Status: no responders, or a server that cannot process the request at the moment."""
+
+# err_codes of JetStream
+UNKNOWN_FIELD = 10025  # of a request, from 2.12 on
+CONSUMER_NAME_IN_USE = frozenset((10013, 10105, 10148))
+WRONG_LAST_SEQUENCE_OF_OLD_SERVERS = 10164  # the description contains no sequence
+TRANSIENT_REJECTIONS = frozenset(
+    (
+        10008,  # JetStream system temporarily unavailable
+        10158,  # the first message with this id is not stored on a majority of replicas yet
+        10163,  # the expected last sequence of the subject is temporarily unavailable
+        10167,  # too many requests
+    )
+)
+UNKNOWN_BATCH, TOO_MANY_BATCHES = 10208, 10211  # of fast ingest
