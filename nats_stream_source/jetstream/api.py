@@ -131,6 +131,11 @@ class StreamInfo:
         return bool(self.config.get("num_replicas", 1) > 1)
 
     @property
+    def mean_size(self) -> float:
+        """The mean size of a message in the store, in bytes."""
+        return self.nbytes / max(self.messages, 1)
+
+    @property
     def has_lagging_replica(self) -> bool:
         """Whether a replica lags that may respond to requests."""
         led = 0

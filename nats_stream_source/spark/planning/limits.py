@@ -3,14 +3,10 @@
 A limit is an upper bound. Rows never exceed sequences, so a range of ``limit`` sequences needs no
 request. Where holes (messages that were removed or do not match) would leave it with much fewer
 rows, the server counts: what is left, what follows an estimated end, and what follows another end
-where the first estimate was wrong.
-
-A count has all messages from a sequence on (``jetstream.direct_get.count``). The rows of a range
-are the difference of two counts, between which others write and the stream is compacted:
-
-- the first count is an upper bound: a message that it has can only be removed later;
-- the second count minus the messages written since is a lower bound. ``STREAM.INFO`` after the
-  second count has the number that were written.
+where the estimate was wrong. The rows of a range are the difference of two counts, between which
+others write and the stream is compacted. The first count is an upper bound: a message that it has
+can only be removed. The second one minus the messages written since is a lower bound; their number
+is in ``STREAM.INFO`` after it.
 
 A replica that lags counts too few. The leader reports its lag in operations, each of which may
 store thousands of messages, so counts are not used while a replica lags. (Operations that a replica
@@ -58,9 +54,8 @@ class Limits:
     """Limits and cuts the ranges of one query on one stream.
 
     Args:
-        cores: the number of tasks that run in parallel: the driver's cores, since the planner's
-            process cannot read Spark's number (Spark 4.2 and 4.3). Right for ``local[*]``; on a
-            cluster ``minPartitions`` raises the number of splits.
+        cores: the driver's cores, since the planner's process cannot read the number of tasks that
+            run in parallel (Spark 4.2 and 4.3); on a cluster ``minPartitions`` raises it.
     """
 
     def __init__(self, cores: int) -> None:
@@ -77,9 +72,9 @@ class Limits:
         Under a limit that can apply, the rows are upper bounds, otherwise an estimate.
         """
         info, filters = view.info, view.scope.effective_filters
-        start = _before_first(info, start, end)
+        start = max(start, min(info.first_seq, end) - 1)
         max_rows = min(end - start, info.messages)
-        limit = None if range_limit is None else range_limit.rows(_mean_size(info))
+        limit = None if range_limit is None else range_limit.rows(info.mean_size)
         try:
             if limit is None or max_rows <= limit:
                 if filters and max_rows > 1:
@@ -146,14 +141,18 @@ class Limits:
     async def split_ends(
         self, view: StreamView, start: int, end: int, min_splits: int
     ) -> list[int]:
-        """The ends of the splits of ``(start, end]``; the last one is ``end``."""
+        """The ends of the splits of ``(start, end]``; the last one is ``end``.
+
+        One split, unless the range is large or ``min_splits`` is higher.
+        """
         info = view.info
-        low = _before_first(info, start, end)
+        low = max(start, min(info.first_seq, end) - 1)
         most = end - start if info.consumers_left is None else min(end - start, info.consumers_left)
 
         def number(rows: int) -> int:
-            nbytes = rows * _mean_size(info)
-            return split_count(most, rows, nbytes, at_least=min_splits, cores=self._cores)
+            """A split costs a consumer, a task, and up to 20 MB sent beyond its end."""
+            full = max(rows // ROWS_PER_SPLIT, int(rows * info.mean_size) // BYTES_PER_SPLIT)
+            return max(1, min(max(min(self._cores, full), min_splits), most))
 
         rows = min(end - low, info.messages)
         if number(rows) == 1:
@@ -195,17 +194,6 @@ class Limits:
         return sum(map(len, found))
 
 
-def split_count(most: int, rows: int, nbytes: float, *, at_least: int, cores: int) -> int:
-    """The number of splits of a range: one, unless it is large or ``at_least`` is higher.
-
-    A split costs a consumer, a task, and the messages that the server sends beyond its end before
-    the consumer is deleted: up to 20 MB. So a range has at most ``cores`` splits, each with 500,000
-    rows or 128 MiB; with ``minPartitions`` at least that many. ``most`` is an upper bound.
-    """
-    wanted = min(cores, max(rows // ROWS_PER_SPLIT, int(nbytes) // BYTES_PER_SPLIT))
-    return max(1, min(max(wanted, at_least), most))
-
-
 async def _count_after(view: StreamView, seq: int) -> MessageCount:
     info, filters = view.info, view.scope.effective_filters
     if not filters and seq < info.first_seq:
@@ -213,21 +201,10 @@ async def _count_after(view: StreamView, seq: int) -> MessageCount:
     return await count_messages(view.jetstream, info.name, seq + 1, filters)
 
 
-def _before_first(info: StreamInfo, start: int, end: int) -> int:
-    """``start``, or the sequence before the first message of ``(start, end]``."""
-    return max(start, min(info.first_seq, end) - 1)
-
-
-def _mean_size(info: StreamInfo) -> float:
-    return info.nbytes / max(info.messages, 1)
-
-
 def _decay(info: StreamInfo) -> float:
-    """By how much the share of remaining messages falls with age, per sequence: an estimate.
+    """The exponential decay, per sequence, of entries whose keys are overwritten at random.
 
-    Where keys are overwritten at random, the share of entries that are left falls exponentially
-    with their age, from 1 at the stream's end. ``1 / share - share`` is within 6 % of the exponent
-    over all sequences.
+    All are left at the stream's end. ``1 / share - share`` is within 6 % of the whole exponent.
     """
     sequences = info.last_seq - info.first_seq + 1
     share = info.messages / max(sequences, 1)
@@ -247,11 +224,7 @@ def _between(low: int, high: int, share: float, decay: float) -> int:
 
 
 def _cut(knots: Mapping[int, int], count: int, decay: float) -> list[int]:
-    """The inner ends of ``count`` parts with about as many rows each.
-
-    Args:
-        knots: the rows up to some sequences, counted at several points in time.
-    """
+    """The inner ends of ``count`` parts with about as many rows each; ``knots`` has known rows."""
     sequences = sorted(knots)
     up_to = list(accumulate((knots[seq] for seq in sequences), max))
     ends = []

@@ -377,7 +377,7 @@ class QueryPlanner:
         demands = []
         for name, one in planned.items():
             info = views[name].info
-            nbytes = one.rows * info.nbytes / max(1, info.messages)
+            nbytes = one.rows * info.mean_size
             demands.append(Demand(one.rows, nbytes, one.whole))
         limits = share_limits(self._limit, demands, self._turn)
         self._turn = (self._turn + sum(limit != NOTHING for limit in limits)) % max(1, len(limits))

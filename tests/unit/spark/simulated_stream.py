@@ -46,13 +46,14 @@ class SimulatedStream:
         names_first: bool = True,
         max_consumers: int = -1,
         message_size: int = 100,
+        cores: int = 2,
     ) -> None:
         self.stored = sorted(stored)
         self.last_seq = last_seq or max(self.stored, default=0)
         self.replicas: tuple[Replica, ...] = ()
         self.leader_since: str | None = None
         self.created = "2026-11-25T10:00:00Z"
-        self.limits = limits.Limits(cores=2)
+        self.limits = limits.Limits(cores)
         self.counts: list[int] = []
         self.infos = 0
         self._matches = matches

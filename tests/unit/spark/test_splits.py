@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ConsumerLimitError
-from nats_stream_source.spark.planning.limits import BYTES_PER_SPLIT, ROWS_PER_SPLIT, split_count
+from nats_stream_source.spark.planning.limits import BYTES_PER_SPLIT, ROWS_PER_SPLIT
 from tests.unit.spark.simulated_stream import SimulatedStream
 from tests.unit.spark.test_limits import CHANGES, DENSE, STREAMS, changes, every
 
@@ -17,27 +17,26 @@ ROWS, BYTES = ROWS_PER_SPLIT, BYTES_PER_SPLIT
 
 
 @pytest.mark.parametrize(
-    ("most", "rows", "nbytes", "at_least", "cores", "splits"),
+    ("last", "size", "min_splits", "cores", "splits"),
     [
-        (1, 1, 10, 1, 8, 1),
-        (ROWS, ROWS, 10, 1, 8, 1),
-        (2 * ROWS, 2 * ROWS - 1, 10, 1, 8, 1),
-        (2 * ROWS, 2 * ROWS, 10, 1, 8, 2),
-        (100 * ROWS, 100 * ROWS, 10, 1, 8, 8),
-        (100 * ROWS, 100, 10, 1, 8, 1),  # mostly deleted sequences
-        (100, 100, 5 * BYTES, 1, 8, 5),
-        (100, 100, 10, 3, 8, 3),
-        (100, 100, 10, 30, 8, 30),
-        (2, 2, 10, 30, 8, 2),
-        (100 * ROWS, 100 * ROWS, 10, 3, 8, 8),
-        (2, 2, 5 * BYTES, 1, 8, 2),
-        (1, 0, 0, 1, 1, 1),
+        (ROWS, 1, 1, 8, 1),
+        (2 * ROWS - 1, 1, 1, 8, 1),
+        (2 * ROWS, 1, 1, 8, 2),
+        (10 * ROWS, 1, 1, 8, 8),
+        (10 * ROWS, 1, 3, 2, 3),
+        (100, BYTES // 16, 1, 8, 6),
+        (2, 3 * BYTES, 1, 8, 2),
+        (100, 1, 30, 8, 30),
     ],
 )
-def test_split_count(
-    most: int, rows: int, nbytes: int, at_least: int, cores: int, splits: int
-) -> None:
-    assert split_count(most, rows, nbytes, at_least=at_least, cores=cores) == splits
+def test_number_of_splits(last: int, size: int, min_splits: int, cores: int, splits: int) -> None:
+    stream = SimulatedStream(range(1, last + 1), message_size=size, cores=cores)
+    assert len(stream.split_ends(0, last, min_splits)) == splits
+
+
+def test_range_of_removed_messages_is_one_split() -> None:
+    stream = SimulatedStream([1, 100 * ROWS], cores=8)
+    assert stream.split_ends(0, stream.last_seq, 1) == [stream.last_seq]
 
 
 @pytest.mark.parametrize("step", [None, 3], ids=["all", "filter"])
