@@ -42,7 +42,7 @@ venv := .venv
 stamp := $(venv)/.set-up
 python := $(venv)/bin/python
 preflight := nats_stream_source/demo/preflight.py
-compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx)
+compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx nats_stream_source/wire/*/compiled_*.pyx)
 built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
 security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
 # The fault tests: tests/faults, all files with tests marked `faults`, and the files listed here.

@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent
-COMPILED = ("nats_stream_source.wire.compiled_scan", "nats_stream_source.wire.compiled_slices")
+COMPILED = (
+    "nats_stream_source.wire.framing.compiled_scan",
+    "nats_stream_source.wire.compiled_slices",
+)
 LIMITED_API = 0x030B0000
 """Lowest Python of the stable ABI that the compiled modules use: 3.11 added memory views to it."""
 _RELATIVE = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")

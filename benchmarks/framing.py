@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nats_stream_source.wire import scanner
+from nats_stream_source.wire.framing import scanner
 
 _HEADER = b"NATS/1.0\r\nNats-Expected-Stream: KV_bench\r\nTrace: 000000000012\r\n\r\n"
 _MIN_FRAMES = 200  # of a measurement: a smaller block is framed several times
@@ -93,10 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds = parser.parse_args(arguments).rounds
     for case in CASES:
         best = measure(case, rounds)
-        numpy = best["numpy"]
+        python = best["python"]
         compiled = best.get("compiled")
-        shown = [f"{compiled:,.0f}", f"{numpy:,.0f}", f"{numpy / compiled:.1f}"] if compiled else []
-        cells = [case.name, f"{case.frames:,}", *(shown or ["", f"{numpy:,.0f}", ""])]
+        shown = (
+            [f"{compiled:,.0f}", f"{python:,.0f}", f"{python / compiled:.1f}"] if compiled else []
+        )
+        cells = [case.name, f"{case.frames:,}", *(shown or ["", f"{python:,.0f}", ""])]
         print("| " + " | ".join(cells) + " |")
 
 

@@ -7,7 +7,7 @@ Then two readers alternate for several rounds: the bare socket (a push consumer 
 received into one buffer and counted, without parsing) and the reader (``OrderedReader`` and the
 rows of ``nats_kv``; the record batches are counted and dropped). Server and reader share the cores.
 The ratio is that of the medians; the CPU time per row of both processes explains it. Where the
-compiled frame scanner exists, the reader runs in each round with it and with numpy's. A second
+compiled frame scanner exists, the reader runs in each round with it and the definition. A second
 table has server and reader pinned to one core each, which is nearer to a cluster.
 
 In the same rounds nats-py reads fewer messages of the same kind: a push consumer whose messages go
@@ -46,7 +46,7 @@ from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire import scanner
+from nats_stream_source.wire.framing import scanner
 
 SIZES = (16, 128, 1024, 16384)
 _PINNED_SIZES = (128, 1024)
@@ -68,7 +68,7 @@ class Run:
 class Result:
     """Medians of the rounds for one kind of message.
 
-    ``scanner`` is that of ``reader``; ``numpy`` is the reader with the numpy scanner, if that is
+    ``scanner`` is that of ``reader``; ``python`` is the reader with the definition, if that is
     another one. ``callback`` and ``watch`` are nats-py's messages per second, ``watch_lost`` how
     many of its KV watch were not delivered in all rounds, ``rounds`` the ratios of the single
     rounds.
@@ -80,7 +80,7 @@ class Result:
     bare: Run
     scanner: str
     reader: Run
-    numpy: Run | None
+    python: Run | None
     callback: float
     watch: float
     watch_lost: int
@@ -161,7 +161,7 @@ def measure(
         _median(bare),
         fastest,
         _median(reader[fastest]),
-        _median(reader["numpy"]) if others else None,
+        _median(reader["python"]) if others else None,
         statistics.median(callback),
         statistics.median(watch_rates),
         lost,

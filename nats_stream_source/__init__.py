@@ -49,3 +49,10 @@ def __getattr__(name: str) -> Any:
     from nats_stream_source.spark.progress import watch_progress
 
     return watch_progress
+
+
+_loader = __spec__.loader
+if type(_loader).__name__ == "zipimporter":
+    from nats_stream_source.zip_package import find_compiled_modules
+
+    find_compiled_modules(_loader.archive)  # type: ignore[union-attr]

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.wire.frames import FrameKind, Framer
+from nats_stream_source.wire.framing.frames import Framer
+from nats_stream_source.wire.table import FrameKind
 
 _IN_FLIGHT = 4096
 _BATCH, _BATCH_BYTES = 1024, 8 << 20

@@ -52,8 +52,8 @@ def _reader_table(results: Sequence[Mapping[str, Any]]) -> str:
             f"{one['size']:,} B",
             "yes" if one["headers"] else "no",
             _rate(one["bare"]["rate"]),
-            f"{_rate(one['reader']['rate'])} ({one.get('scanner', 'numpy')})",
-            _rate(one["numpy"]["rate"]) if one.get("numpy") else "",
+            f"{_rate(one['reader']['rate'])} ({one.get('scanner', 'python')})",
+            _rate(one["python"]["rate"]) if one.get("python") else "",
             f"**{one['ratio']:.2f}**",
             f"{min(one['rounds']):.2f} to {max(one['rounds']):.2f}",
             f"{one['cpu_ratio']:.2f}",
@@ -62,8 +62,8 @@ def _reader_table(results: Sequence[Mapping[str, Any]]) -> str:
             + (f", lost {one['watch_lost']:,})" if one["watch_lost"] else ")"),
             f"{one['bare']['own_cpu']:.0f} + {one['bare']['server_cpu']:.0f}",
             f"{one['reader']['own_cpu']:.0f} + {one['reader']['server_cpu']:.0f}",
-            f"{one['numpy']['own_cpu']:.0f} + {one['numpy']['server_cpu']:.0f}"
-            if one.get("numpy")
+            f"{one['python']['own_cpu']:.0f} + {one['python']['server_cpu']:.0f}"
+            if one.get("python")
             else "",
         ]
         for one in results
@@ -73,7 +73,7 @@ def _reader_table(results: Sequence[Mapping[str, Any]]) -> str:
         "headers",
         "bare socket",
         "reader (frame scanner)",
-        "reader, numpy scanner",
+        "reader, definition",
         "reader ÷ bare socket",
         "range of rounds",
         "ratio by CPU time",
@@ -81,7 +81,7 @@ def _reader_table(results: Sequence[Mapping[str, Any]]) -> str:
         "reader ÷ nats-py KV watch",
         "CPU ns/row, bare socket + server",
         "CPU ns/row, reader + server",
-        "CPU ns/row, reader with numpy + server",
+        "CPU ns/row, reader with the definition + server",
     ]
     return _table(head, rows)
 

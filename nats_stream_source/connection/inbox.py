@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 MAX_BYTES = 256 << 20  # of an inbox; flow control limits a consumer to 32 MiB in flight
 _SPARSE = 64  # frames that fill less than 1/64 of their block are copied out of it

@@ -1,6 +1,6 @@
 """Slices of the received bytes as Arrow arrays, without a Python object for each slice.
 
-Theory of operation. With the compiled scanner (``wire/scanner.py``), ``compiled_slices`` copies the
+Theory of operation. Where it is selected (``framing/scanner.py``), ``compiled_slices`` copies the
 slices into the memory of a new array, in one pass. Otherwise Arrow does: the positions of one
 field, ``begin[0], end[0], begin[1], end[1], ...``, never decrease. So they are the offsets of an
 Arrow binary array over the received bytes. Its even elements are the field, its odd elements the
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nats_stream_source.wire import scanner
 from nats_stream_source.wire.ascii_integers import bytes_at
-from nats_stream_source.wire.frames import Buffer, Frames
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Buffer, Frames
 
 _MAX_BYTES = (1 << 31) - 1  # the offsets of Arrow's binary and string types are int32
 

@@ -1,7 +1,7 @@
 """Arrow columns from frames: subjects, payloads, header blocks.
 
 No Python object is created for a single message (``wire/arrow_slices.py``). The numbers of the
-reply subjects are in ``wire/ack_subject.py``.
+reply subjects are in ``wire/consumer/ack_subject.py``.
 """
 
 from __future__ import annotations
@@ -12,31 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scanner
-from nats_stream_source.wire.ack_subject import (
-    AckTokens,
-    ack_tokens,
-    is_delivery,
-    other_frames,
-    with_acks,
-)
 from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import MARKER_STARTS, marker_candidates, operations
 
 _NOT_ASCII = 0x80  # the lowest such byte
-
-__all__ = [
-    "AckTokens",
-    "ack_tokens",
-    "entry_operations",
-    "header_blocks",
-    "is_delivery",
-    "other_frames",
-    "payloads",
-    "subjects",
-    "with_acks",
-]
 
 
 def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Array:
@@ -87,7 +68,7 @@ def entry_operations(frames: Frames) -> pa.Array | None:
     """Return the operations of entries of a KV bucket, as ``headers.operations``; None if all PUT.
 
     Most header blocks are not those of markers, and are not copied if the compiled scanner is
-    selected (``wire/scanner.py``).
+    selected (``wire/framing/scanner.py``).
     """
     if not (frames.payload_begin > frames.header_begin).any():
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 _CONSUMER = "-"  # not a valid consumer name: no consumer delivered the messages
 

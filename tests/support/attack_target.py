@@ -28,7 +28,8 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.spark.reading import range_reader
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.wire.columns import ack_tokens, payloads
+from nats_stream_source.wire.columns import payloads
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.proxy.fault_proxy import Proxy, Verdict
 from tests.support.query_driver.batch import read_batch

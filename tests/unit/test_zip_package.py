@@ -36,6 +36,7 @@ def test_the_zip_file_holds_the_package_without_the_demo(tmp_path: Path) -> None
         for path in PACKAGE.rglob("*.py")
         if "demo" not in path.relative_to(PACKAGE).parts
     }
+    expected |= {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("compiled_*.so")}
     assert names == expected | {*FORMAT_MODULES, "nats_stream_source/py.typed"}
     assert (PACKAGE / "demo" / "job.py").exists()
 

@@ -40,7 +40,7 @@ from nats.aio.transport import TcpTransport
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 log = field_logger(__name__)
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.times import rfc3339
-from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.direct_get.columns import ReplyColumns, texts
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 P = TypeVar("P", bound="MessagePage")
 

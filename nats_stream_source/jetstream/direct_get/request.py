@@ -35,7 +35,7 @@ from nats_stream_source.wire.direct_get.reply import (
     DirectGetResponse,
     DirectGetStatus,
 )
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 IDLE_TIMEOUT = 1.0
 """Seconds without another reply after which a request ends: the responding server is paused, a

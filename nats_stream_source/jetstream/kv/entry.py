@@ -18,8 +18,9 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.columns import header_blocks, payloads, subjects
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import Headers, operations, parse_headers
 
 Operation = Literal["PUT", "DEL", "PURGE"]

@@ -52,9 +52,10 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.subjects import RESERVED, is_literal
-from nats_stream_source.wire.columns import ack_tokens, entry_operations, subjects
+from nats_stream_source.wire.columns import entry_operations, subjects
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.encode import encode_delivery
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 T = TypeVar("T")
 

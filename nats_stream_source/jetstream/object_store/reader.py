@@ -36,8 +36,8 @@ from nats_stream_source.jetstream.subjects import (
     check_bucket,
     is_literal,
 )
-from nats_stream_source.wire.ack_subject import ack_tokens
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.framing.frames import Frames
 
 _READ_ATTEMPTS = 5  # reads of an object that is replaced during the read
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.jetstream.subjects import covering, is_literal
 from nats_stream_source.wire.columns import subjects
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 _FIXED_IN = (2, 15)
 _TOKEN_PATTERNS = {"*": r"[^.]+", ">": r".+"}

@@ -49,13 +49,13 @@ from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.batches import FrameBatcher
-from nats_stream_source.wire.columns import ack_tokens, other_frames, with_acks
-from nats_stream_source.wire.cursor import Cursor, CursorAction, Rebuild, State
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens, other_frames, with_acks
+from nats_stream_source.wire.consumer.batches import FrameBatcher
+from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild, State
+from nats_stream_source.wire.consumer.last_per_subject import HeldRows
+from nats_stream_source.wire.consumer.status import ConsumerStatus
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
-from nats_stream_source.wire.held_rows import HeldRows
-from nats_stream_source.wire.status import ConsumerStatus
 
 log = field_logger(__name__)
 

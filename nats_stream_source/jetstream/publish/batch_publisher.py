@@ -50,10 +50,11 @@ from nats_stream_source.jetstream.publish.rejection import (
 )
 from nats_stream_source.jetstream.publish.window import Chunk, Window
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
+from nats_stream_source.wire.table import FrameKind
 
 __all__ = ["MAX_IN_FLIGHT", "BatchPublisher", "MessageColumns", "Rejection"]
 

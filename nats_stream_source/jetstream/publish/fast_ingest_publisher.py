@@ -43,11 +43,12 @@ from nats_stream_source.jetstream.publish.batch_publisher import (
 from nats_stream_source.jetstream.publish.pub_ack import no_stream_error, publish_error
 from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
 from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk, Window
-from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import fast_ingest
 from nats_stream_source.wire.publish.fast_ingest import BatchResponse, ResponseKind
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
+from nats_stream_source.wire.table import FrameKind
 
 MAX_OUTSTANDING_ACKS = 3
 """ADR-50 allows 1 to 3."""

@@ -38,10 +38,11 @@ from nats_stream_source.errors import (
     ProtocolError,
 )
 from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck, no_stream_error
-from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
 from nats_stream_source.wire.publish.headers import header_block
+from nats_stream_source.wire.table import FrameKind
 
 __all__ = ["IN_FLIGHT", "ROLLUP", "PubAck", "Publisher"]
 

@@ -22,9 +22,9 @@ from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import SlowConsumerError
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.wire.ack_subject import ACK_PREFIX, AckReply
-from nats_stream_source.wire.frames import FrameFields
-from nats_stream_source.wire.status import ConsumerStatus
+from nats_stream_source.wire.consumer.ack_subject import ACK_PREFIX, AckReply
+from nats_stream_source.wire.consumer.status import ConsumerStatus
+from nats_stream_source.wire.framing.frames import FrameFields
 
 DEFAULT_PENDING_BYTES = 64 << 20  # twice the largest flow-control window of a server
 

@@ -34,7 +34,7 @@ from nats_stream_source.jetstream.subscriptions.bound_consumer import BoundConsu
 from nats_stream_source.jetstream.subscriptions.buffer import DEFAULT_PENDING_BYTES, MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.status import CONFLICT, CONTROL, ConsumerStatus, status_error
+from nats_stream_source.wire.consumer.status import CONFLICT, CONTROL, ConsumerStatus, status_error
 
 log = field_logger(__name__)
 

@@ -16,7 +16,7 @@ import nats.errors
 from nats_stream_source.errors import FlowControlLostError
 from nats_stream_source.jetstream.subscriptions.bound_consumer import BoundConsumer
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.status import ConsumerStatus
+from nats_stream_source.wire.consumer.status import ConsumerStatus
 
 log = field_logger(__name__)
 

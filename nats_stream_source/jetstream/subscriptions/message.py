@@ -14,7 +14,7 @@ import nats.errors
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import AckError, NatsSourceError, RequestTimeoutError
 from nats_stream_source.jetstream.subscriptions.ack_route import AckRoute
-from nats_stream_source.wire.ack_subject import AckReply
+from nats_stream_source.wire.consumer.ack_subject import AckReply
 from nats_stream_source.wire.headers import Headers, parse_headers
 
 _ACK, _NAK, _IN_PROGRESS, _TERM = b"+ACK", b"-NAK", b"+WPI", b"+TERM"

@@ -27,8 +27,8 @@ from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.validation import SubscribeRequest
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
-from nats_stream_source.wire.ack_subject import AckReply
-from nats_stream_source.wire.frames import FrameFields, Frames
+from nats_stream_source.wire.consumer.ack_subject import AckReply
+from nats_stream_source.wire.framing.frames import FrameFields, Frames
 
 _HEARTBEAT = 0.5  # seconds
 

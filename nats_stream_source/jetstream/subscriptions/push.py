@@ -51,8 +51,8 @@ from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.flow_control import FlowControlReplies
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.gap_detector import Gap, GapDetector
-from nats_stream_source.wire.status import CONTROL, ConsumerStatus, status_error
+from nats_stream_source.wire.consumer.gap_detector import Gap, GapDetector
+from nats_stream_source.wire.consumer.status import CONTROL, ConsumerStatus, status_error
 
 log = field_logger(__name__)
 

@@ -31,7 +31,7 @@ from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
-from nats_stream_source.wire.status import ConsumerStatus
+from nats_stream_source.wire.consumer.status import ConsumerStatus
 
 _HEARTBEAT = 0.1  # seconds, the shortest interval that servers accept
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nats_stream_source.jetstream.api import JetStream, StreamInfo
     from nats_stream_source.spark.formats.splits import Split
-    from nats_stream_source.wire.frames import Frames
+    from nats_stream_source.wire.framing.frames import Frames
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from nats_stream_source.spark.formats.rows import (
     timestamp_column,
 )
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.wire.columns import ack_tokens, header_blocks, payloads, subjects
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.columns import header_blocks, payloads, subjects
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.header_columns import header_maps
 
 _START_OPTIONS = {

@@ -17,7 +17,7 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 
 def read_range(

@@ -17,8 +17,8 @@ from nats_stream_source.spark.data_loss_report import report_aged_out
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.gap_tracker import SequenceGapTracker
-from nats_stream_source.wire.columns import ack_tokens
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.framing.frames import Frames
 
 log = field_logger(__name__)
 

@@ -28,7 +28,7 @@ from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.read_verifier import is_recreated
 from nats_stream_source.wire.encode import encode_deliveries
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 MAX_SEQUENCES = 32
 """Above, a consumer is cheaper than single requests (docs/internals/performance.md)."""

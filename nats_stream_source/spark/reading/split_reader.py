@@ -34,7 +34,7 @@ from nats_stream_source.spark.reading.read_verifier import (
 )
 from nats_stream_source.spark.reading.small_range import small_range
 from nats_stream_source.spark.runner import cached_runner
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 _AHEAD = 8
 """Splits that are read at a time."""

@@ -36,7 +36,7 @@ from nats_stream_source.wire.direct_get.reference import (
     read_row,
     stored_reply,
 )
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 Table = NDArray[np.int64]
 """One column for each message; the rows are the fields of :class:`Row`."""

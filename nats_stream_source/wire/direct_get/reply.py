@@ -11,7 +11,7 @@ import numpy as np
 
 from nats_stream_source.wire.direct_get.columns import ReplyColumns, read_replies
 from nats_stream_source.wire.direct_get.reference import DirectGetStatus, StoredReply, read_status
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 __all__ = ["DirectGetResponse", "DirectGetStatus", "ReplyColumns", "StoredReply"]
 

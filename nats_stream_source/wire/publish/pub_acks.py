@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.wire.ascii_integers import bytes_at, numbers_between
-from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.table import FrameKind
 
 _MIN_POSITION = 24  # numbers_between reads so many bytes before the end of a number
 _AFTER_SEQ = b"}"

@@ -15,7 +15,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.framing.frames import Framer
 from tests.faults.attack.forged_frames import Once, bomb, token, with_block, with_reply, with_size
 from tests.support import attack_target
 from tests.support.attack_target import FORMATS, attacked, peak, read

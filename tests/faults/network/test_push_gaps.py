@@ -16,7 +16,7 @@ from nats_stream_source.errors import (
     NextTimeoutError,
 )
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, nth_delivery
 from tests.support.nats.subscriptions import connected, fill, make_consumer, make_stream
 from tests.support.proxy.fault_proxy import Delay, Outcome, Proxy, is_status

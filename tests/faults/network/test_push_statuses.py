@@ -15,7 +15,7 @@ from nats_stream_source.errors import (
     UnknownStatusError,
 )
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, hmsg, nth_delivery
 from tests.support.nats.subscriptions import connected, make_stream
 from tests.support.proxy.fault_proxy import Proxy, is_delivery

@@ -17,7 +17,7 @@ from nats_stream_source.errors import ConnectError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.kv.watch import Watch
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import consumers, create_bucket, put, put_many
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
 

@@ -14,7 +14,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.faults.process.in_process_planner import ROWS
 from tests.support.attack_target import peak
 from tests.support.nats.buckets import create_bucket, put_many

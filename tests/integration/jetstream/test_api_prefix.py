@@ -39,8 +39,8 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import api_prefix
 from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
-from nats_stream_source.wire.ack_subject import ack_tokens
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import (
     api,
     consumers,

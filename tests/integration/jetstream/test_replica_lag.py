@@ -33,8 +33,8 @@ from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.wire.ack_subject import ack_tokens
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import consumers, create_bucket, put_many, stream_info
 from tests.support.nats.cluster import Cluster, Lagging, lagging
 from tests.support.nats.topology import (

@@ -31,10 +31,10 @@ from benchmarks.support.delta_merge import MergeResult
 from benchmarks.support.planner_bucket import KEYS, fill
 from benchmarks.support.progress import progress, with_timeout
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.wire import scanner
+from nats_stream_source.wire.framing import scanner
 from tests.support.paths import ROOT
 
-MACHINE = {"cores": 2, "load": 0.1, "python": "3.11.7", "versions": {"numpy": "2.4"}}
+MACHINE = {"cores": 2, "load": 0.1, "python": "3.11.7", "versions": {"python": "2.4"}}
 OTHERS = {"share": 0.25, "load": 1.5}
 
 
@@ -71,7 +71,7 @@ def test_reader() -> None:
     assert figures["over_watch"] == one.reader.rate / one.watch > 0
     names = list(scanner.available())
     assert one.scanner == names[0]
-    assert (one.numpy is None) == (names == ["numpy"])
+    assert (one.python is None) == (names == ["python"])
 
 
 def test_framing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +202,7 @@ READER = {
     "bare": {"rate": 700_000.0, "own_cpu": 70, "server_cpu": 1500},
     "scanner": "compiled",
     "reader": {"rate": 600_000.0, "own_cpu": 700, "server_cpu": 1600},
-    "numpy": {"rate": 500_000.0, "own_cpu": 900, "server_cpu": 1600},
+    "python": {"rate": 500_000.0, "own_cpu": 900, "server_cpu": 1600},
     "ratio": 0.857,
     "cpu_ratio": 0.8,
     "callback": 150_000.0,

@@ -28,7 +28,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nats_stream_source.wire.frames import FrameKind, Framer
+from nats_stream_source.wire.framing.frames import Framer
+from nats_stream_source.wire.table import FrameKind
 from tests.support.event_loop import ThreadServer, until_one_ends
 
 

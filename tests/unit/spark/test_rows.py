@@ -12,7 +12,7 @@ from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.rows import arrow_schema
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 CREATED = "2026-11-20T23:55:01.123456789Z"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire import scanner
 from nats_stream_source.wire.arrow_slices import slices
+from nats_stream_source.wire.framing import scanner
 from tests.unit.wire.reference.streams import using
 from tests.unit.wire.test_scanner import needs_compiled, run
 
@@ -113,7 +113,7 @@ def test_nothing_outside_of_the_memory_is_read_or_written() -> None:
     """Slices at each distance from the ends of guarded memory, of a length around the short one."""
     code = (
         "import numpy as np\n"
-        "from nats_stream_source.wire.scanner import compiled_slices\n"
+        "from nats_stream_source.wire.framing.scanner import compiled_slices\n"
         "from tests.unit.wire.reference.guarded import GuardedBlock\n"
         "source, target = GuardedBlock(4096), GuardedBlock(4096)\n"
         "offsets = np.empty(2, np.int32)\n"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire.batches import FrameBatcher
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.consumer.batches import FrameBatcher
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 
 def run_of(*payloads: bytes) -> Frames:

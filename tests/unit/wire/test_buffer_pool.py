@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.wire.buffer_pool import BufferPool
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.buffer_pool import BufferPool
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 VIEWS: dict[str, Callable[[np.ndarray], Any]] = {
     "the array": lambda array: array,

@@ -11,17 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import arrow_slices, scanner
-from nats_stream_source.wire.columns import (
-    AckTokens,
-    ack_tokens,
-    entry_operations,
-    header_blocks,
-    is_delivery,
-    payloads,
-    subjects,
-)
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire import arrow_slices
+from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
+from nats_stream_source.wire.consumer.ack_subject import AckTokens, ack_tokens, is_delivery
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.headers import operations
 from tests.unit.wire.reference.streams import using
 from tests.unit.wire.test_headers import OPERATIONS

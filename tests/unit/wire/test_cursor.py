@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.cursor import Cursor, CursorAction, Rebuild, State
+from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild, State
 
 
 def cursor(start: int = 10, end: int = 20) -> Cursor:

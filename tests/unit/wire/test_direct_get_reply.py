@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.direct_get.reply import DirectGetResponse, DirectGetStatus, StoredReply
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer, Frames
 
 
 def hmsg(block: bytes, payload: bytes = b"") -> bytes:

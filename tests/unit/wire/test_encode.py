@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire.columns import ack_tokens, is_delivery
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens, is_delivery
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
 
 BLOCKS = st.sampled_from([b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: MSG\r\n\r\n"])

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scan, scanner
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.framing import parse as definition
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, parse
 from tests.unit.wire.reference.streams import (
@@ -19,7 +20,6 @@ from tests.unit.wire.reference.streams import (
     cut_at,
     feed_all,
     msg,
-    scan_pays,
     using,
 )
 
@@ -59,7 +59,7 @@ def test_control_lines_are_bounded(word: bytes) -> None:
 
 
 def test_the_longest_control_line() -> None:
-    room = scan.MAX_LINE - len(b"INFO {}\r\n")
+    room = definition.MAX_LINE - len(b"INFO {}\r\n")
     fits, too_long = (b"INFO {" + b" " * n + b"}\r\n" for n in (room, room + 1))
     assert len(Framer().feed(fits)) == 1
     for chunks in ([too_long], cut_at(too_long, [5000]), cut_at(too_long, [len(too_long) - 1])):
@@ -67,11 +67,12 @@ def test_the_longest_control_line() -> None:
             feed_all(chunks)
 
 
-def test_the_longest_control_line_is_the_same_for_a_scan() -> None:
-    room = scan.MAX_LINE - len(b"MSG  1 0\r\n")
+@pytest.mark.parametrize("name", scanner.available())
+def test_control_line_at_limit_of_message(name: scanner.Scanner) -> None:
+    room = definition.MAX_LINE - len(b"MSG  1 0\r\n")
     for length, good in ((room, True), (room + 1, False)):
         stream = b"PING\r\n" + msg(b"s" * length, 1, b"")
-        with scan_pays(0):
+        with using(name):
             if good:
                 assert len(Framer().feed(stream)) == 2
             else:
@@ -99,15 +100,6 @@ def test_a_long_line_is_looked_at_once() -> None:
         counts = [len(framer.feed(stream[i : i + 10])) for i in range(0, len(stream), 10)]
     assert sum(counts) == counts[-1] == 1
     assert find_frames.call_count == 1
-
-
-def test_many_frames_are_scanned_and_large_ones_are_not() -> None:
-    small, large = msg(b"a", 1, b"x") * 500, msg(b"a", 1, bytes(50_000)) * 20
-    for stream, scanned in ((small, 1), (large, 0), (large + small, 1), (small[:600], 0)):
-        wrapped = mock.patch.object(scan, "_CandidateScan", wraps=scan._CandidateScan)
-        with using("numpy"), wrapped as scans:
-            Framer().feed(stream)
-        assert scans.call_count == scanned
 
 
 def test_blocks_are_let_go_of() -> None:

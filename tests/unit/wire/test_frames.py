@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire.frames import FrameKind, Framer, Frames
-from nats_stream_source.wire.scanner import selected
+from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.wire.framing.scanner import selected
+from nats_stream_source.wire.table import FrameKind
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.streams import (
     STREAMS,

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scan, scanner
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.framing import parse as definition
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Framer
+from nats_stream_source.wire.table import Field
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
 from tests.unit.wire.reference.streams import (
@@ -22,15 +24,12 @@ from tests.unit.wire.reference.streams import (
     BLOCK,
     NASTY,
     STREAMS,
-    WALK,
-    WAYS,
     cut_at,
     feed_all,
     msg,
     random_settings,
     random_streams,
-    reading,
-    scan_pays,
+    using,
 )
 
 NO_FRAMES = {
@@ -73,9 +72,9 @@ NO_FRAMES = {
 }
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=scanner.available())
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    with reading(WAYS[request.param]):
+    with using(request.param):
         yield request.param
 
 
@@ -108,29 +107,29 @@ def test_byte_by_byte(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_all_ways_give_the_positions_of(name: str) -> None:
+def test_positions_of_scanners_are_equal(name: str) -> None:
     assert_same_positions(b"PING\r\n" + STREAMS[name])
 
 
 def assert_same_positions(stream: bytes) -> None:
-    with reading(WALK):
-        expected = scanner.find_frames(stream)
-    for way in WAYS.values():
-        with reading(way):
-            table, position, needed = scanner.find_frames(stream)
-        np.testing.assert_array_equal(table[: scan.FIELDS], expected[0][: scan.FIELDS])
-        assert (position, needed) == expected[1:]
+    expected, *rest = definition.find_frames(stream)
+    for name in scanner.available():
+        with using(name):
+            table, *found = scanner.find_frames(stream)
+        np.testing.assert_array_equal(table[: Field.DELIVERED], expected[: Field.DELIVERED])
+        assert found == rest
 
 
-def test_a_scan_leaves_little_to_walk() -> None:
+def test_usual_lines_are_not_parsed_twice() -> None:
     stream = b"".join(
         msg(b"a" * (1 + i % 9), 10 ** (i % 5), b" \r\n." * (i % 40), *more)
         for i in range(400)
         for more in ((), (ACK,), (ACK, BLOCK), (b"", BLOCK * (1 + i % 9)))
     )
-    with scan_pays(0), mock.patch.object(scan, "parse_frame", wraps=scan.parse_frame) as walk:
+    wrapped = mock.patch.object(definition, "parse_frame", wraps=definition.parse_frame)
+    with using("python"), wrapped as slow:
         assert feed_all([stream]) == parse(stream)[0]
-    assert walk.call_count == 1
+    assert slow.call_count == 0
 
 
 def test_all_streams_in_a_row(way: str) -> None:
@@ -180,16 +179,16 @@ def test_nats_py_reads_the_same(name: str) -> None:
     assert client.others == len(controls)
 
 
-ways = st.sampled_from([*WAYS.values(), 3])
+ways = st.sampled_from(scanner.available())
 
 
 @random_settings
 @given(stream=random_streams, way=ways, data=st.data())
-def test_any_stream_in_any_chunks(stream: bytes, way: int, data: st.DataObject) -> None:
+def test_any_stream_in_any_chunks(stream: bytes, way: scanner.Scanner, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
     expected, rest = parse(stream)
     assert rest == b""
-    with reading(way):
+    with using(way):
         assert feed_all(cut_at(stream, places)) == expected
 
 
@@ -200,9 +199,9 @@ def test_a_damaged_stream_is_read_alike_by_all(stream: bytes, data: st.DataObjec
     piece = data.draw(st.one_of(st.sampled_from(NASTY), st.binary(max_size=2)))
     stream = stream[:place] + piece + stream[place + data.draw(st.integers(0, 3)) :]
     results: list[tuple[list[Frame], int] | str] = []
-    for way in WAYS.values():
+    for way in scanner.available():
         framer = Framer()
-        with reading(way):
+        with using(way):
             try:
                 results.append((seen(framer.feed(stream)), framer.pending))
             except ProtocolError:
@@ -217,5 +216,5 @@ def test_a_damaged_stream_is_read_alike_by_all(stream: bytes, data: st.DataObjec
 
 @random_settings
 @given(stream=random_streams)
-def test_all_ways_give_the_same_positions(stream: bytes) -> None:
+def test_positions_of_random_streams_are_equal(stream: bytes) -> None:
     assert_same_positions(stream)

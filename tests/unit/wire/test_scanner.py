@@ -1,4 +1,4 @@
-"""The two scanners: which one is selected, equal results, and no access outside of a block."""
+"""The scanner and its definition: selection, equal results, no access outside of a block."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +16,19 @@ from hypothesis import strategies as st
 
 from nats_stream_source.connection.frame_scanner import SCANNER_VARIABLE
 from nats_stream_source.errors import ConfigurationError, ProtocolError
-from nats_stream_source.wire import scan, scanner
-from nats_stream_source.wire.ack_subject import is_delivery, with_acks
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.consumer.ack_subject import is_delivery, with_acks
+from nats_stream_source.wire.framing import parse, scanner
+from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.wire.table import Field, Table
 from nats_stream_source.zip_package import write_archive
 from tests.support.paths import ROOT
 from tests.unit.wire.reference.streams import (
     ACK,
     BLOCK,
     STREAMS,
-    WAYS,
     msg,
     random_settings,
     random_streams,
-    reading,
     using,
 )
 
@@ -37,7 +37,7 @@ needs_compiled = pytest.mark.skipif(
 )
 REPORT = """
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
-from nats_stream_source.wire import scanner
+from nats_stream_source.wire.framing import scanner
 print(scanner.available(), select_frame_scanner(), scanner.selected())
 """
 
@@ -64,15 +64,15 @@ def frames_of(stream: bytes, name: scanner.Scanner) -> Frames:
 # -- the selection ---------------------------------------------------------------------------------
 
 
-def test_numpy_is_always_there() -> None:
-    assert scanner.available()[-1] == "numpy"
-    with using("numpy"):
-        assert scanner.selected() == "numpy"
+def test_definition_is_always_available() -> None:
+    assert scanner.available()[-1] == "python"
+    with using("python"):
+        assert scanner.selected() == "python"
 
 
 @needs_compiled
 def test_the_compiled_scanner_is_the_default() -> None:
-    assert run(REPORT) == "('compiled', 'numpy') compiled compiled"
+    assert run(REPORT) == "('compiled', 'python') compiled compiled"
 
 
 def test_the_variable_selects() -> None:
@@ -80,20 +80,37 @@ def test_the_variable_selects() -> None:
         assert run(REPORT, **{SCANNER_VARIABLE: name}).endswith(f"{name} {name}")
 
 
-def test_without_the_extension_numpy_is_selected() -> None:
-    hidden = "import sys; sys.modules['nats_stream_source.wire.compiled_scan'] = None\n"
-    assert run(hidden + REPORT) == "('numpy',) numpy numpy"
+def test_extension_missing_selects_definition() -> None:
+    hidden = "import sys; sys.modules['nats_stream_source.wire.framing.compiled_scan'] = None\n"
+    assert run(hidden + REPORT) == "('python',) python python"
 
 
-def test_a_zip_file_has_numpy(tmp_path: Path) -> None:
+@needs_compiled
+def test_zip_file_has_compiled_scanner(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "package.zip")
-    assert run(REPORT, path=archive) == "('numpy',) numpy numpy"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for _ in range(2):  # the second process finds the modules that the first one has unpacked
+        report = run(REPORT, path=archive, TMPDIR=str(scratch))
+        assert report == "('compiled', 'python') compiled compiled"
+    assert len(list(scratch.iterdir())) == 1
+
+
+@needs_compiled
+def test_zip_file_of_other_platform_uses_definition(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "package.zip")
+    with zipfile.ZipFile(archive) as source, zipfile.ZipFile(tmp_path / "other.zip", "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            target.writestr(name, b"not a library" if name.endswith(".so") else data)
+    report = run(REPORT, path=tmp_path / "other.zip", TMPDIR=str(tmp_path))
+    assert report == "('python',) python python"
 
 
 @pytest.mark.parametrize("name", ["rust", "Compiled"])
 def test_an_unknown_scanner_is_refused(name: str) -> None:
     before = scanner.selected()
-    with pytest.raises(ConfigurationError, match=f"could not select frame scanner '{name}'.*numpy"):
+    with pytest.raises(ConfigurationError, match=f"could not select frame scanner '{name}'"):
         scanner.select(name)
     assert scanner.selected() == before
 
@@ -102,7 +119,7 @@ def test_the_compiled_scanner_is_refused_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scanner, "compiled_scan", None)
-    with pytest.raises(ConfigurationError, match=r"this installation has numpy; .* C compiler"):
+    with pytest.raises(ConfigurationError, match=r"this installation has python; .* C compiler"):
         scanner.select("compiled")
 
 
@@ -141,7 +158,7 @@ def test_lines_of_servers_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> int:
         raise AssertionError("a line was parsed alone")
 
-    monkeypatch.setattr(scan, "parse_frame", refuse)
+    monkeypatch.setattr(parse, "parse_frame", refuse)
     lines = [
         msg(b"a" * (1 + i % 9), 10 ** (i % 5), b" \r\n." * (i % 40), reply, header)
         for i in range(400)
@@ -153,14 +170,14 @@ def test_lines_of_servers_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) 
     assert ((frames.acks[0] >= 0) == is_delivery(frames)).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", scanner.available())
 @pytest.mark.parametrize(
     "sizes", [[1] * 5000, [50_000, *[0] * 20_000], [*[0] * 5000, 300_000], [70_000] * 3]
 )
-def test_tables_of_any_size(way: str, sizes: list[int]) -> None:
+def test_tables_of_any_size(way: scanner.Scanner, sizes: list[int]) -> None:
     """Also where the first frames give a wrong estimate of the number of columns."""
     stream = b"".join(msg(b"a", i, bytes(size)) for i, size in enumerate(sizes))
-    with reading(WAYS[way]):
+    with using(way):
         table, position, needed = scanner.find_frames(stream)
     assert table[3].tolist() == list(range(len(sizes)))
     assert (position, needed) == (len(stream), 0)
@@ -203,9 +220,11 @@ def test_reads_of_a_block_share_a_table() -> None:
 Row = tuple[int, int, int, int]  # sid, delivered, stream_seq, consumer_seq
 
 
-def table_of(rows: list[Row]) -> scan.Table:
-    table = np.full((scan.FIELDS + scan.ACKS, len(rows)), -1, np.int64)
-    table[[3, *range(scan.FIELDS, scan.FIELDS + 3)]] = np.array(rows, np.int64).reshape(-1, 4).T
+def table_of(rows: list[Row]) -> Table:
+    table = np.full((len(Field), len(rows)), -1, np.int64)
+    table[[Field.SID, Field.DELIVERED, Field.STREAM_SEQ, Field.CONSUMER_SEQ]] = (
+        np.array(rows, np.int64).reshape(-1, 4).T
+    )
     return table
 
 
@@ -264,6 +283,12 @@ def test_rows_of_different_lengths_are_refused() -> None:
             scanner.compiled_scan.in_sequence(*several)
 
 
+@needs_compiled
+def test_fields_of_compiled_scanner_are_those_of_table() -> None:
+    assert len(Field) == scanner.compiled_scan.FIELDS
+    assert list(Field) == list(range(len(Field)))
+
+
 # -- safety ----------------------------------------------------------------------------------------
 
 
@@ -311,7 +336,7 @@ def test_nothing_outside_of_a_block_is_read(name: str) -> None:
     """A stream that ends at any byte, between two pages that end the process if they are read."""
     code = (
         "from nats_stream_source.errors import ProtocolError\n"
-        "from nats_stream_source.wire.scanner import find_frames_compiled\n"
+        "from nats_stream_source.wire.framing.scanner import find_frames_compiled\n"
         "from tests.unit.wire.reference.guarded import GuardedBlock\n"
         "from tests.unit.wire.reference.streams import STREAMS\n"
         f"stream = STREAMS[{name!r}]\n"
@@ -340,11 +365,11 @@ def test_a_bounded_run_of_the_fuzz_target() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_judged_alike(data: bytes) -> None:
     outcomes = []
-    for way in WAYS.values():
-        with reading(way):
+    for way in scanner.available():
+        with using(way):
             try:
                 table, *rest = scanner.find_frames(data)
-                outcomes.append((table[: scan.FIELDS].tolist(), rest))
+                outcomes.append((table[: Field.DELIVERED].tolist(), rest))
             except ProtocolError as error:
                 outcomes.append(([], [str(error)]))
     assert all(outcome == outcomes[0] for outcome in outcomes)

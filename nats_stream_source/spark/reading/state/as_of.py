@@ -64,8 +64,9 @@ from nats_stream_source.spark.reading.state.state_loss import (
 )
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.spark.runner import Runner, cached_runner
-from nats_stream_source.wire.columns import ack_tokens, header_blocks, subjects
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.columns import header_blocks, subjects
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import MARKER_REASON
 
 _MAX_ROWS = 1 << 20  # buffered revisions; above, they are reduced to one row per key

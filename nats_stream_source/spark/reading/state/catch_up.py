@@ -23,7 +23,7 @@ from nats_stream_source.spark.formats.splits import BatchSplit
 from nats_stream_source.spark.reading.range_reader import read_range
 from nats_stream_source.spark.reading.read_verifier import check_fingerprint, verified_stream_info
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 
 class CatchUpReader:

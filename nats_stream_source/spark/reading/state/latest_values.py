@@ -46,7 +46,7 @@ from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.encode import encode_deliveries
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 log = field_logger(__name__)
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.wire.columns import subjects
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 
 class SubjectsSeen:

@@ -25,8 +25,8 @@ from nats_stream_source.connection.nats_py.socket_tap import (
     tapped_client,
 )
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.wire.ack_subject import ack_tokens
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
 from tests.unit.wire.reference.streams import deliveries
 

@@ -10,7 +10,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.wire.batches import FrameBatcher
+from nats_stream_source.wire.consumer.batches import FrameBatcher
 from tests.integration.jetstream.kv.watches import take, watched_bucket
 
 pytestmark = pytest.mark.servers

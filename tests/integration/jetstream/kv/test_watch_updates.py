@@ -12,7 +12,7 @@ from nats_stream_source.errors import DataLossError, StreamNotFoundError
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.integration.jetstream.kv.watches import FAST, opened, take, watched_bucket
 from tests.support.nats.buckets import create_bucket, publish
 

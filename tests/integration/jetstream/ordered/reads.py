@@ -10,7 +10,7 @@ from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.wire.columns import ack_tokens
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.support.nats.buckets import stream_info
 
 Between = Callable[[OrderedReader], Coroutine[Any, Any, None]]

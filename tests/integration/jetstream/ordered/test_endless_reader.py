@@ -15,9 +15,9 @@ from nats_stream_source.errors import ConnectError, MinLastSequenceError, Stream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.wire.columns import ack_tokens
-from nats_stream_source.wire.cursor import Rebuild
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.cursor import Rebuild
+from nats_stream_source.wire.framing.frames import Frames
 from tests.support.event_loop import deadline
 from tests.support.nats.buckets import (
     api,

@@ -17,8 +17,8 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.wire.columns import ack_tokens
-from nats_stream_source.wire.cursor import CursorAction
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.cursor import CursorAction
 from tests.integration.jetstream.ordered.reads import UNHEARD, linked, read, read_range, request_for
 from tests.support.nats.buckets import api, consumers, create_bucket, delete_bucket, put_many
 from tests.support.nats.topology import wait_for_seq

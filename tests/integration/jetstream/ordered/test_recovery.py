@@ -11,8 +11,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.wire.columns import ack_tokens
-from nats_stream_source.wire.cursor import Rebuild
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.integration.jetstream.ordered.reads import ALL, UNHEARD, linked, read_range, request_for
 from tests.support.nats.buckets import api, consumers, create_bucket, put_many, stream_info
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status

@@ -20,7 +20,7 @@ from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from nats_stream_source.spark.reading.state.state_loss import Cause
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 from tests.support.nats.buckets import (
     api,
     create_bucket,

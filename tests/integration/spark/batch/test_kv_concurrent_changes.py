@@ -20,7 +20,7 @@ from nats_stream_source.spark.reading.read_verifier import verified_stream_info
 from nats_stream_source.spark.reading.state import latest_values
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (
     api,

@@ -15,7 +15,7 @@ from nats_stream_source.jetstream.ordered import merged_filter
 from nats_stream_source.jetstream.ordered.merged_filter import MergedFilter
 from nats_stream_source.jetstream.subjects import covering, covers
 from nats_stream_source.wire.columns import subjects
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.framing.frames import Framer
 from tests.support.nats.buckets import api, publish
 from tests.support.recorded_stream import RecordedStream
 

@@ -15,7 +15,7 @@ from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.reading import split_reader
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 from tests.support.nats.buckets import (
     consumers,
     create_bucket,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.publish.pub_acks import learn, parse
 
 LONG, SHORT = "_INBOX.aVUZ6Q2wVGmW8JSxrDFKLq.", "_I."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nats_stream_source.wire.frames import FrameKind, Frames
+from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.table import FrameKind
 from tests.unit.wire.reference.parser import Frame
 
 

@@ -14,9 +14,9 @@ import sys
 import time
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scanner
-from nats_stream_source.wire.ack_subject import ack_tokens, is_delivery
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens, is_delivery
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
 from tests.unit.wire.reference.streams import using

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from unittest import mock
+from contextlib import contextmanager
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from nats_stream_source.wire import scan, scanner
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame
 
@@ -31,7 +30,7 @@ def msg(subject: bytes, sid: int, payload: bytes, reply: bytes = b"", header: by
 
 
 RUN = 64
-"""So many deliveries are a run, whose ACK numbers both scanners parse with the frames."""
+"""A number of deliveries."""
 
 
 def deliveries(
@@ -84,28 +83,6 @@ def using(name: scanner.Scanner) -> Iterator[None]:
         yield
     finally:
         scanner.select(before)
-
-
-@contextmanager
-def scan_pays(frames: int) -> Iterator[None]:
-    """Scan the rest of a buffer when this many frames are expected; else parse frame by frame.
-
-    With numpy: the compiled scanner has one way.
-    """
-    with using("numpy"), mock.patch.object(scan, "_SCAN_PAYS", frames):
-        yield
-
-
-WALK, SCAN, BOTH, COMPILED = 1 << 60, 0, scan._SCAN_PAYS, -1
-WAYS = {"walk": WALK, "scan": SCAN, "both": BOTH, "compiled": COMPILED}
-"""Parse frame by frame, scan all, both as in production; or the compiled scanner, if it exists."""
-if "compiled" not in scanner.available():
-    del WAYS["compiled"]
-
-
-def reading(way: int) -> AbstractContextManager[None]:
-    """Find frames in one of the ``WAYS``."""
-    return using("compiled") if way == COMPILED else scan_pays(way)
 
 
 def feed_all(chunks: list[bytes]) -> list[Frame]:

@@ -69,7 +69,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.list_coverage import ListCoverage
+from nats_stream_source.wire.consumer.last_per_subject import Coverage
 
 
 class State(Enum):
@@ -146,7 +146,7 @@ class Cursor:
         self._deferred_reply: str | None = None
         self._window_start = start
         self._list_through = list_through
-        self._coverage = ListCoverage(start)
+        self._coverage = Coverage(start)
         self._run_start = start  # no row is missing between it and the last delivery
         self._idle_heartbeats = 0  # of the current consumer, without a delivery
         self._heartbeat_limit = _LIST_HEARTBEATS  # rebuild at so many while a list is incomplete

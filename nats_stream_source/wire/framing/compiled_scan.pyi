@@ -14,7 +14,7 @@ def in_sequence(
     """Return whether frames are consecutive deliveries of one consumer; see ``scanner``.
 
     Args:
-        sid, delivered, stream_seq, consumer_seq: rows of ``scan.Table``, contiguous.
+        sid, delivered, stream_seq, consumer_seq: rows of ``table.Field``, contiguous.
 
     Raises:
         ValueError: the rows have different lengths.
@@ -27,7 +27,7 @@ def scan(
 
     Args:
         buffer: a block that starts with a frame at ``begin``, in bytes.
-        table: the columns of ``scan.Table``: FIELDS rows, contiguous.
+        table: the columns of ``table.Field``: FIELDS rows, contiguous.
 
     Returns:
         the number of columns with frames; the position after the last frame; the length of the

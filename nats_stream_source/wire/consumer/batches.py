@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.framing.frames import Frames
 
 _LARGE_ENOUGH = 256 << 10  # bytes of a batch that may end at a buffer border
 _SPARSE = 4  # a buffer is released if its frames fill less than 1 / _SPARSE of it

@@ -8,7 +8,7 @@ A *frame* is one protocol message of a server (docs.nats.io, "Client protocol"):
 
 Theory of operation. :class:`Framer` receives the bytes in any pieces and returns :class:`Frames`:
 a table of positions into the received bytes instead of objects. So columns can be built from many
-frames at once (``wire/columns.py``). ``wire/scanner.py`` finds the frames.
+frames at once (``wire/columns.py``). ``scanner.py`` finds the frames.
 
 The bytes are received directly into a *block* of memory (:meth:`Framer.room`), one read after the
 other. So a frame that two reads divide is contiguous in memory and is not copied. Frames share
@@ -28,15 +28,16 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import scan, scanner
-from nats_stream_source.wire.buffer_pool import BufferPool
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.buffer_pool import BufferPool
+from nats_stream_source.wire.framing.parse import MAX_LINE
+from nats_stream_source.wire.table import ACK, POSITIONS, Field, FrameKind, Table
 
 Buffer: TypeAlias = bytes | memoryview
 """Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
@@ -51,22 +52,14 @@ _MIN_ROOM_SHARE = 8  # a read gets at least 1 / _MIN_ROOM_SHARE of a block
 _LF = re.compile(b"\n")
 
 
-class FrameKind(IntEnum):
-    """Kind of a frame: a message without or with a header block, or any other frame."""
-
-    CONTROL = 0
-    MSG = 1
-    HMSG = 2
-
-
 class _Row:
     """A row of the table as an attribute: int64, one element per frame."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, field: Field) -> None:
+        self._field = field
 
     def __get__(self, frames: Frames, _owner: type[Frames]) -> NDArray[np.int64]:
-        row: NDArray[np.int64] = frames.table[self._index]
+        row: NDArray[np.int64] = frames.table[self._field]
         return row
 
 
@@ -81,37 +74,36 @@ class Frames:
 
     ``acks`` are the numbers of the reply subjects that were parsed with the frames: delivered,
     stream_seq, consumer_seq, time and pending, 5 rows with one column per frame; -1 for frames
-    whose numbers were not parsed. :func:`~nats_stream_source.wire.ack_subject.with_acks` parses
-    the rest.
+    whose numbers were not parsed. ``ack_subject.with_acks`` parses the rest.
 
     Attributes:
-        table: one column per frame, one row per field; see ``scan.Table``.
+        table: one column per frame, one row per field; see ``table.Field``.
         adjacent: whether each frame is known to start where the one before it stops.
         in_sequence: whether the frames are known to be consecutive deliveries of one consumer, with
             parsed numbers; see ``scanner.in_sequence``. What it implies is not verified again.
     """
 
     buffer: Buffer
-    table: scan.Table
+    table: Table
     adjacent: bool = False
     in_sequence: bool = False
 
-    begin = _Row(0)
-    stop = _Row(1)
-    kind = _Row(2)
-    sid = _Row(3)
-    subject_begin = _Row(4)
-    subject_end = _Row(5)
-    reply_begin = _Row(6)
-    reply_end = _Row(7)
-    header_begin = _Row(8)
-    payload_begin = _Row(9)
-    payload_end = _Row(10)
+    begin = _Row(Field.BEGIN)
+    stop = _Row(Field.STOP)
+    kind = _Row(Field.KIND)
+    sid = _Row(Field.SID)
+    subject_begin = _Row(Field.SUBJECT_BEGIN)
+    subject_end = _Row(Field.SUBJECT_END)
+    reply_begin = _Row(Field.REPLY_BEGIN)
+    reply_end = _Row(Field.REPLY_END)
+    header_begin = _Row(Field.HEADER_BEGIN)
+    payload_begin = _Row(Field.PAYLOAD_BEGIN)
+    payload_end = _Row(Field.PAYLOAD_END)
 
     @property
-    def acks(self) -> scan.Table:
+    def acks(self) -> Table:
         """The parsed numbers of the reply subjects."""
-        return self.table[scan.FIELDS :]
+        return self.table[ACK]
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
@@ -147,10 +139,10 @@ class Frames:
         # Not indexing, which would return the rows in pieces.
         return Frames(self.buffer, _read_only(self.table.take(index, axis=1)))
 
-    def replace_acks(self, index: NDArray[np.int64], acks: scan.Table) -> Frames:
+    def replace_acks(self, index: NDArray[np.int64], acks: Table) -> Frames:
         """Return the frames with other numbers of the reply subjects of some of them."""
         table = self.table.copy()
-        table[scan.FIELDS :, index] = acks
+        table[ACK, index] = acks
         return Frames(self.buffer, _read_only(table), self.adjacent)
 
     def bytes_of(self, i: int) -> bytes:
@@ -177,7 +169,9 @@ class Frames:
         """Yield the fields of each frame."""
         buffer = self.buffer
         # Lists, because indexing arrays one element at a time costs more than the rest of the loop.
-        for a, b, c, d, e, f, g in zip(*self.table[4 : scan.FIELDS].tolist(), strict=True):
+        for a, b, c, d, e, f, g in zip(
+            *self.table[Field.SUBJECT_BEGIN : Field.DELIVERED].tolist(), strict=True
+        ):
             yield bytes(buffer[a:b]), bytes(buffer[c:d]), bytes(buffer[e:f]), bytes(buffer[f:g])
 
     @staticmethod
@@ -200,8 +194,8 @@ class Frames:
                 stops = part.stop[edges].tolist() + stops
             pieces += [view[b:s] for b, s in zip(begins, stops, strict=True)]
         table = np.concatenate([_NO_FRAMES.table, *(part.table for part in parts)], axis=1)
-        length = table[_STOP] - table[_BEGIN]
-        table[_POSITIONS] += np.cumsum(length) - length - table[_BEGIN]
+        length = table[Field.STOP] - table[Field.BEGIN]
+        table[POSITIONS] += np.cumsum(length) - length - table[Field.BEGIN]
         return Frames(b"".join(pieces), _read_only(table), adjacent=True)
 
     @staticmethod
@@ -221,23 +215,19 @@ class Frames:
         )
         in_sequence = all(part.in_sequence for part in filled) and all(
             one.sid[-1] == other.sid[0]
-            and one.acks[1, -1] < other.acks[1, 0]
-            and one.acks[2, -1] + 1 == other.acks[2, 0]
+            and one.table[Field.STREAM_SEQ, -1] < other.table[Field.STREAM_SEQ, 0]
+            and one.table[Field.CONSUMER_SEQ, -1] + 1 == other.table[Field.CONSUMER_SEQ, 0]
             for one, other in itertools.pairwise(filled)
         )
         return Frames(parts[0].buffer, _read_only(table), adjacent, in_sequence)
 
 
-_BEGIN, _STOP = 0, 1
-_POSITIONS = [0, 1, *range(4, scan.FIELDS)]  # of the rows that are positions
-
-
-def _read_only(table: scan.Table) -> scan.Table:
+def _read_only(table: Table) -> Table:
     table.flags.writeable = False
     return table
 
 
-def _adjacent(tables: Sequence[scan.Table]) -> scan.Table | None:
+def _adjacent(tables: Sequence[Table]) -> Table | None:
     """Return the columns of several tables as a view, if one follows the other in one array."""
     whole = tables[0].base
     if not isinstance(whole, np.ndarray) or whole.ndim != 2:
@@ -247,19 +237,17 @@ def _adjacent(tables: Sequence[scan.Table]) -> scan.Table | None:
         if table.base is not whole or _column(table, whole) != end:
             return None
         end += table.shape[1]
-    adjacent: scan.Table = whole[:, first:end]
+    adjacent: Table = whole[:, first:end]
     return adjacent
 
 
-def _column(table: scan.Table, whole: scan.Table) -> int:
+def _column(table: Table, whole: Table) -> int:
     """The column of ``whole`` at which ``table``, a view of it, starts."""
     offset: int = table.ctypes.data - whole.ctypes.data
     return offset // table.itemsize
 
 
-_NO_FRAMES = Frames(
-    b"", _read_only(np.empty((scan.FIELDS + scan.ACKS, 0), np.int64)), adjacent=True
-)
+_NO_FRAMES = Frames(b"", _read_only(np.empty((len(Field), 0), np.int64)), adjacent=True)
 
 
 class Framer:
@@ -355,7 +343,7 @@ class Framer:
         return Frames(block, _read_only(table), True, scanner.in_sequence(table))
 
     def _may_have_frame(self) -> bool:
-        if self._needed or self.pending >= scan.MAX_LINE:
+        if self._needed or self.pending >= MAX_LINE:
             return self.pending >= self._needed
         searched, self._searched = max(self._begin, self._searched), self._end
         return _LF.search(self._block, searched, self._end) is not None

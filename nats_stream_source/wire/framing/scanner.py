@@ -1,36 +1,38 @@
-"""Select the scanner that finds the frames of a block: compiled or numpy, with the same results.
+"""Select the scanner that finds the frames of a block: compiled or Python, with the same results.
 
-The compiled one (``compiled_scan.pyx``) is used where the installation has built it. Without a C
-compiler, and in a zip file for ``--py-files``, numpy is used (``wire/scan.py``). The selection is
-one of the process: ``connection/frame_scanner.py`` reads it from the environment.
+The compiled one (``compiled_scan.pyx``) is used where the installation has it, else the definition
+in Python (``parse.py``). The selection is one of the process: ``connection/frame_scanner.py`` reads
+it from the environment.
 
 Theory of operation. The compiled scanner accepts frames as servers write them, and stops at other
-bytes. ``scan.parse_frame``, the definition, parses one frame there, or raises ProtocolError. So
-both scanners accept the same frames and raise the same errors. The compiled one first finds at
+bytes. ``parse_frame``, the definition, parses one frame there, or raises ProtocolError. So both
+scanners accept the same frames and raise the same errors. The compiled one first finds at
 most ``_FIRST_COLUMNS`` frames, from which the number of columns for the whole block is estimated.
 With it, ``compiled_slices`` copies and searches the fields of frames (``wire/columns.py``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.wire import scan
-from nats_stream_source.wire.buffer_pool import BufferPool
+from nats_stream_source.wire.framing import parse
+from nats_stream_source.wire.framing.buffer_pool import BufferPool
+from nats_stream_source.wire.table import ACK, NOT_PARSED, Field, Table
 
 if TYPE_CHECKING:
-    from nats_stream_source.wire import compiled_scan
     from nats_stream_source.wire import compiled_slices as compiled_slices
+    from nats_stream_source.wire.framing import compiled_scan
 else:
     try:
-        from nats_stream_source.wire import compiled_scan, compiled_slices
+        from nats_stream_source.wire import compiled_slices
+        from nats_stream_source.wire.framing import compiled_scan
     except ImportError:
         compiled_scan = compiled_slices = None
 
-Scanner: TypeAlias = Literal["compiled", "numpy"]
+Scanner: TypeAlias = Literal["compiled", "python"]
 """Name of a scanner."""
 
 _FIRST_COLUMNS = 64
@@ -43,7 +45,7 @@ class Columns:
     """Memory for the frames of one block.
 
     The compiled scanner appends the frames of each read of the block, so they are adjacent columns
-    of one table. The numpy scanner makes a new table for each read.
+    of one table. The definition makes a new table for each read.
 
     Args:
         expected: an estimate of the number of frames.
@@ -71,22 +73,9 @@ class Columns:
         self.table, self.count = table, moved
 
 
-def _new_table(columns: int, pool: BufferPool | None = None) -> scan.Table:
-    rows = scan.FIELDS + scan.ACKS
+def _new_table(columns: int, pool: BufferPool | None = None) -> Table:
+    rows = len(Field)
     return np.empty((rows, columns), np.int64) if pool is None else pool.table(rows, columns)
-
-
-class FindFrames(Protocol):
-    """The signature of :func:`find_frames`."""
-
-    def __call__(
-        self,
-        buffer: bytes | memoryview,
-        begin: int = 0,
-        size: int | None = None,
-        columns: Columns | None = None,
-    ) -> tuple[scan.Table, int, int]:
-        """Find the complete frames."""
 
 
 def find_frames_compiled(
@@ -94,7 +83,7 @@ def find_frames_compiled(
     begin: int = 0,
     size: int | None = None,
     columns: Columns | None = None,
-) -> tuple[scan.Table, int, int]:
+) -> tuple[Table, int, int]:
     """Find frames with the compiled scanner; as :func:`find_frames`."""
     size = len(buffer) if size is None else size
     columns = columns or Columns()
@@ -110,34 +99,25 @@ def find_frames_compiled(
             columns.grow(first, int((len(buffer) - position) * found / scanned * MARGIN))
             first = 0
             continue
-        row = scan.parse_frame(buffer, position, size)
+        row = parse.parse_frame(buffer, position, size)
         if isinstance(row, int):
             needed = row
             break
-        columns.table[: scan.FIELDS, columns.count] = row
-        columns.table[scan.FIELDS :, columns.count] = -1
+        columns.table[: Field.DELIVERED, columns.count] = row
+        columns.table[ACK, columns.count] = NOT_PARSED
         columns.count += 1
-        position = row[1]
+        position = row[Field.STOP]
     return columns.table[:, first : columns.count], position, needed
 
 
-def find_frames_numpy(
-    buffer: bytes | memoryview,
-    begin: int = 0,
-    size: int | None = None,
-    columns: Columns | None = None,
-) -> tuple[scan.Table, int, int]:
-    """Find frames with numpy; as :func:`find_frames`."""
-    return scan.find_frames(buffer, begin, size)
-
-
-def in_sequence(table: scan.Table) -> bool:
+def in_sequence(table: Table) -> bool:
     """Return whether the frames are consecutive deliveries of one consumer.
 
     They have one sid, parsed ACK numbers, consecutive consumer sequences and growing stream
     sequences.
     """
-    sid, (delivered, stream_seq, consumer_seq) = table[3], table[scan.FIELDS : scan.FIELDS + 3]
+    sid, delivered = table[Field.SID], table[Field.DELIVERED]
+    stream_seq, consumer_seq = table[Field.STREAM_SEQ], table[Field.CONSUMER_SEQ]
     if _selected == "compiled":
         return compiled_scan.in_sequence(sid, delivered, stream_seq, consumer_seq)
     if not sid.size or sid.min() != sid.max() or delivered.min() < 0:
@@ -148,7 +128,7 @@ def in_sequence(table: scan.Table) -> bool:
 
 def available() -> tuple[Scanner, ...]:
     """Return the scanners of this installation, the fastest one first."""
-    return get_args(Scanner) if compiled_scan is not None else ("numpy",)
+    return get_args(Scanner) if compiled_scan is not None else ("python",)
 
 
 def selected() -> Scanner:
@@ -160,12 +140,12 @@ def select(name: str | None = None) -> Scanner:
     """Set the scanner of this process, and return its name; see ``connection/frame_scanner.py``.
 
     Args:
-        name: ``compiled`` or ``numpy``. None or empty: the fastest one of this installation.
+        name: ``compiled`` or ``python``. None or empty: the fastest one of this installation.
 
     Raises:
         ConfigurationError: this installation lacks the scanner ``name``.
     """
-    global _selected, _find
+    global _selected
     names = available()
     match = next((one for one in names if one == (name or names[0])), None)
     if match is None:
@@ -175,7 +155,6 @@ def select(name: str | None = None) -> Scanner:
             f"the package for 'compiled'"
         )
     _selected = match
-    _find = find_frames_compiled if match == "compiled" else find_frames_numpy
     return match
 
 
@@ -184,7 +163,7 @@ def find_frames(
     begin: int = 0,
     size: int | None = None,
     columns: Columns | None = None,
-) -> tuple[scan.Table, int, int]:
+) -> tuple[Table, int, int]:
     """Find the complete frames of ``buffer[begin:size]``, which starts with a frame.
 
     Args:
@@ -197,9 +176,9 @@ def find_frames(
     Raises:
         ProtocolError: the bytes at some position are not a frame.
     """
-    return _find(buffer, begin, size, columns)
+    if _selected == "compiled":
+        return find_frames_compiled(buffer, begin, size, columns)
+    return parse.find_frames(buffer, begin, size)
 
 
-_selected: Scanner
-_find: FindFrames
-select()
+_selected: Scanner = available()[0]

@@ -6,7 +6,7 @@ than the next one shows that messages were lost in transit. So does a heartbeat 
 heartbeat before the message that it counts. So a heartbeat counts only when the next one repeats
 its number and no message was received in between.
 
-The ordered consumer has stricter rules: ``wire/cursor.py``.
+The ordered consumer has stricter rules: ``wire/consumer/cursor.py``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Which part of a ``last_per_subject`` list was received, over several consumers.
+"""Initial values of ``last_per_subject`` over several consumers: coverage, and rows that wait.
 
-A rebuilt consumer starts its list again, so a list of many subjects would hardly ever arrive in one
-piece where frames are lost. Instead, all rows of all consumers are kept, together with the ranges
-of stream sequences that they cover. Two deliveries with consecutive consumer sequences cover the
-range between them: the list has no row in it. A later list has no new row in a covered range
-either, because a message that is the last of its subject now was so before, unless it is newer than
-the earlier list. So the list is complete once the covered ranges adjoin from its start to its end.
+A rebuilt consumer starts its initial values again, so those of many subjects would hardly ever
+arrive in one piece where frames are lost. Instead, all rows of all consumers are kept, together
+with the ranges of stream sequences that they cover. Two deliveries with consecutive consumer
+sequences cover the range between them: the consumer has no row in it. A later consumer has no new
+row in a covered range either, because a message that is the last of its subject now was so before,
+unless it is newer than the earlier consumer. So the initial values are complete once the covered
+ranges adjoin from their start to their end.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from bisect import bisect_left
 import numpy as np
 from numpy.typing import NDArray
 
+from nats_stream_source.wire.framing.frames import Frames
 
-class ListCoverage:
+
+class Coverage:
     """Covered ranges ``(low, high]`` of stream sequences.
 
     Attributes:
@@ -31,9 +34,6 @@ class ListCoverage:
         self._low: list[int] = []
         self._high: list[int] = []
         self._row: list[int] = []
-
-    def __repr__(self) -> str:
-        return f"<ListCoverage up to {self.prefix}, {len(self._low)} ranges beyond>"
 
     def missing(self, stream_seq: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these sequences, in rising order, are not covered."""
@@ -76,3 +76,40 @@ class ListCoverage:
             self.last_row = max(self.last_row, self._row[count])
             count += 1
         del self._low[:count], self._high[:count], self._row[:count]
+
+
+class HeldRows:
+    """Rows that wait for a missing row before them.
+
+    Frames in the order of arrival, each with its stream sequence.
+
+    Attributes:
+        nbytes: size of the frames.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._frames: list[Frames] = []
+        self._seqs: list[NDArray[np.int64]] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._frames))
+
+    def add(self, frames: Frames, stream_seq: NDArray[np.int64]) -> None:
+        """Hold ``frames``; none of their sequences is held already."""
+        if len(frames):
+            # Joined, so that a few rows do not keep the whole received block in memory.
+            self._frames.append(Frames.join([frames]))
+            self._seqs.append(stream_seq)
+            self.nbytes += frames.nbytes
+
+    def release(self, through: int) -> Frames:
+        """Remove and return the rows up to the sequence ``through``, in rising order."""
+        if not self._frames or min(int(seqs[0]) for seqs in self._seqs) > through:
+            return Frames.join([])
+        frames, seqs = Frames.join(self._frames), np.concatenate(self._seqs)
+        order = np.argsort(seqs, kind="stable")
+        count = int(np.searchsorted(seqs[order], through, side="right"))
+        self._frames, self._seqs, self.nbytes = [], [], 0
+        self.add(frames.select(order[count:]), seqs[order[count:]])
+        return Frames.join([frames.select(order[:count])])

@@ -9,12 +9,8 @@ v1 has 9 tokens. v2 has 11 and may get more at its end, so 10 tokens are an erro
 :class:`AckReply` parses one subject with all its tokens, :func:`ack_tokens` the numbers of many
 subjects at once.
 
-Theory of operation of :func:`ack_tokens`. Two ways agree on every input. ``_split`` splits all
-replies at their dots, takes the five numeric tokens of each and casts them. It is the definition,
-and only it raises errors. Replies of equal layout are parsed much faster
-(``wire/ascii_integers.py``). If the layout changes too often for that, the remaining replies are
-split. The numbers of a run of deliveries were usually parsed when their frames were found
-(``wire/delivery_scan.py``), and are in ``Frames.acks``.
+The compiled scanner parses the numbers with the frames, and they are in ``Frames.acks``. Other
+replies are split at their dots, all at once: :func:`with_acks`.
 """
 
 from __future__ import annotations
@@ -28,24 +24,17 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.ascii_integers import (
-    FIELDS,
-    V1_TOKENS,
-    V2_TOKENS,
-    Layout,
-    bytes_at,
-    is_int64,
-    layout_of,
-)
-from nats_stream_source.wire.frames import Frames
+from nats_stream_source.wire.ascii_integers import bytes_at, is_int64
+from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.table import ACK
 
 Integers = NDArray[np.int64]
 
 ACK_PREFIX = "$JS.ACK."
 _ACK_PREFIX = ACK_PREFIX.encode()
 _ACK_PREFIX_VALUE = np.frombuffer(_ACK_PREFIX, np.int64)[0]
-_BLOCK_ROWS = 2048  # so that a block fits into the processor's cache
-_LAYOUT_PAYS = 128  # frames; parsing so many by their layout costs as much as splitting them
+_V1_TOKENS, _V2_TOKENS = 9, 11
+_NUMBERS = ACK.stop - ACK.start
 _NO_DOMAIN = "_"
 _MAX_TOKEN = "18446744073709551615"  # the largest unsigned 64-bit integer
 
@@ -124,7 +113,7 @@ def with_acks(frames: Frames) -> Frames:
     if _are_parsed(frames):
         return frames
     unparsed = np.flatnonzero(frames.acks[0] < 0)
-    numbers = _parse_acks(frames.select(unparsed))
+    numbers = _split(frames.select(unparsed))
     return frames.replace_acks(unparsed, numbers)
 
 
@@ -133,51 +122,22 @@ def _are_parsed(frames: Frames) -> bool:
     return frames.in_sequence or not len(frames) or bool(frames.acks[0].min() >= 0)
 
 
-def _parse_acks(frames: Frames) -> Integers:
-    n = len(frames)
-    numbers = np.empty((FIELDS, n), np.int64)
-    done = layouts = 0
-    while done < n and layouts * _LAYOUT_PAYS <= done + 4 * _LAYOUT_PAYS:
-        layout = layout_of(frames.reply(done))
-        if layout is None:
-            break
-        done = _read_layout(layout, frames, done, numbers)
-        layouts += 1
-    if done < n:
-        numbers[:, done:] = _split(frames.select(slice(done, n)))
-    return numbers
-
-
-def _read_layout(layout: Layout, frames: Frames, begin: int, numbers: Integers) -> int:
-    """Parse the replies of this layout from ``begin`` on; return the index of the first other."""
-    others = frames.reply_end[begin:] - frames.reply_begin[begin:] != layout.length
-    stop = begin + int(others.argmax()) if others.any() else len(frames)
-    rows = 16  # a layout that ends soon must stay cheap
-    while begin < stop:
-        rows = min(4 * rows, _BLOCK_ROWS)
-        end = min(begin + rows, stop)
-        begin += layout.read(frames.buffer, frames.reply_end[begin:end], numbers[:, begin:end])
-        if begin < end:
-            break
-    return begin
-
-
 def _split(frames: Frames) -> Integers:
     frames = in_order(frames)
     replies = slices(frames.buffer, frames.reply_begin, frames.reply_end, pa.string())
     split = pc.split_pattern(replies, ".")
     offsets = split.offsets.to_numpy()
     count = offsets[1:] - offsets[:-1]
-    good = (count == V1_TOKENS) | (count >= V2_TOKENS)
+    good = (count == _V1_TOKENS) | (count >= _V2_TOKENS)
     if not (good & is_delivery(frames)).all():
         raise _frames_error(frames)
-    first = offsets[:-1] + np.where(count == V1_TOKENS, 4, 6)
-    tokens = split.values.take(pa.array((first + np.arange(FIELDS)[:, None]).ravel()))
+    first = offsets[:-1] + np.where(count == _V1_TOKENS, 4, 6)
+    tokens = split.values.take(pa.array((first + np.arange(_NUMBERS)[:, None]).ravel()))
     # The cast alone accepts "-5" and "0x5".
     if pc.ascii_is_decimal(tokens).false_count:
         raise _frames_error(frames)
     try:
-        numbers: Integers = tokens.cast(pa.int64()).to_numpy().reshape(FIELDS, len(frames))
+        numbers: Integers = tokens.cast(pa.int64()).to_numpy().reshape(_NUMBERS, len(frames))
     except pa.ArrowInvalid:
         raise _frames_error(frames) from None
     return numbers
@@ -191,11 +151,11 @@ def _frames_error(frames: Frames) -> ProtocolError:
         count = len(tokens)
         if not reply.startswith(_ACK_PREFIX):
             problem = "it does not start with '$JS.ACK.'"
-        elif count != V1_TOKENS and count < V2_TOKENS:
+        elif count != _V1_TOKENS and count < _V2_TOKENS:
             problem = f"{count} tokens, expected 9 or at least 11"
         else:
-            first = 4 if count == V1_TOKENS else 6
-            invalid = [t for t in tokens[first : first + FIELDS] if not is_int64(t)]
+            first = 4 if count == _V1_TOKENS else 6
+            invalid = [t for t in tokens[first : first + _NUMBERS] if not is_int64(t)]
             if not invalid:
                 continue
             problem = f"token {invalid[0]!r} is not an integer"
@@ -240,12 +200,12 @@ class AckReply:
         count = len(tokens)
         if not subject.startswith(ACK_PREFIX):
             raise _subject_error(subject, "it does not start with '$JS.ACK.'")
-        if count != V1_TOKENS and count < V2_TOKENS:
+        if count != _V1_TOKENS and count < _V2_TOKENS:
             raise _subject_error(subject, f"{count} tokens, expected 9 or at least 11")
         domain: str | None = None
         account_hash: str | None = None
         first = 2
-        if count >= V2_TOKENS:
+        if count >= _V2_TOKENS:
             domain, account_hash = tokens[2:4]
             first = 4
         names = tokens[2 : first + 2]

@@ -1,26 +1,24 @@
-"""Runs of deliveries: fast, and never another reading than the plain one."""
+"""Deliveries of one consumer: read alike by the scanner, the definition and a plain parser."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeAlias
+from collections.abc import Iterator
 from unittest import mock
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire import ascii_integers, delivery_scan, scan, scanner
-from nats_stream_source.wire.ack_subject import ack_tokens, is_delivery
-from nats_stream_source.wire.frames import Framer
+from nats_stream_source.wire.consumer.ack_subject import ack_tokens, is_delivery
+from nats_stream_source.wire.framing import parse as definition
+from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.fuzz import fuzz
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
-from tests.unit.wire.reference.streams import scan_pays, using
+from tests.unit.wire.reference.streams import using
 
 FAKE = b"\r\nMSG x 1 5\r\nhello\r\nPING\r\n"
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -56,23 +54,10 @@ def many(count: int = 150, first: int = 1, **more: object) -> bytes:
     return b"".join(delivery(seq, **more) for seq in range(first, first + count))  # type: ignore[arg-type]
 
 
-@contextmanager
-def runs_pay(frames: int = 0) -> Iterator[None]:
-    """Runs from the first frame on, and never given up for a scan (at 0)."""
-    with scan_pays(0), mock.patch.object(scan, "_RUN_PAYS", frames):
+@pytest.fixture(params=scanner.available())
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with using(request.param):
         yield
-
-
-Way: TypeAlias = Callable[[], AbstractContextManager[None]]
-WAYS: dict[str, Way] = {"runs": runs_pay, "compiled": lambda: using("compiled")}
-if "compiled" not in scanner.available():
-    del WAYS["compiled"]
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Way:
-    """Runs, or the compiled scanner."""
-    return WAYS[request.param]
 
 
 def check(stream: bytes, chunks: list[bytes] | None = None) -> int:
@@ -136,16 +121,14 @@ ALIKE = {
 
 @pytest.mark.parametrize("selected", scanner.available())
 @pytest.mark.parametrize("name", ALIKE)
-def test_runs_are_read_as_plainly_and_with_their_numbers(
-    name: str, selected: scanner.Scanner
-) -> None:
+def test_deliveries_are_read_with_their_numbers(name: str, selected: scanner.Scanner) -> None:
     stream = ALIKE[name]
-    wrapped = mock.patch.object(scan, "parse_frame", wraps=scan.parse_frame)
-    with using(selected), wrapped as walk:
+    wrapped = mock.patch.object(definition, "parse_frame", wraps=definition.parse_frame)
+    with using(selected), wrapped as slow:
         known = check(stream)
-    deliveries = stream.count(b" $JS.ACK.") if b"x1" not in stream else known
-    assert known == deliveries
-    assert walk.call_count < 16  # a few at most begin a run or stand between
+    if selected == "compiled":
+        assert known == stream.count(b" $JS.ACK.")
+    assert slow.call_count < 16  # the lines between deliveries
 
 
 OTHERS = {
@@ -165,33 +148,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_where_runs_do_not_pay_they_are_given_up(name: str) -> None:
-    with (
-        using("numpy"),
-        mock.patch.object(
-            delivery_scan.DeliveryScanner,
-            "read",
-            autospec=True,
-            side_effect=delivery_scan.DeliveryScanner.read,
-        ) as read,
-    ):
-        check(OTHERS[name])
-    assert read.call_count < 20
+def test_deliveries_among_others(name: str, way: None) -> None:
+    check(OTHERS[name])
 
 
-@pytest.mark.parametrize("name", [*ALIKE, *OTHERS])
-def test_runs_alone(name: str, way: Way) -> None:
-    """The same though a run is tried for every single frame, and all is done in small pieces."""
-    small = mock.patch.multiple(delivery_scan, _MAX_ROWS=50, _SLICE=1000)
-    with way(), small:
-        check((ALIKE | OTHERS)[name])
-
-
-def test_cut_at_every_byte(way: Way) -> None:
+def test_cut_at_every_byte(way: None) -> None:
     stream = many(3) + b"PING\r\n" + many(3, 4, header=BLOCK, value=FAKE) + delivery(9, value=b"")
-    with way():
-        for place in range(len(stream) + 1):
-            check(stream, [stream[:place], stream[place:]])
+    for place in range(len(stream) + 1):
+        check(stream, [stream[:place], stream[place:]])
 
 
 def test_large_payloads_among_small_ones() -> None:
@@ -249,7 +213,7 @@ def outcome(stream: bytes) -> tuple[list[Frame], int] | str:
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_in_one_line_is_seen(name: str, way: Way) -> None:
+def test_damage_in_one_line_is_seen(name: str, way: None) -> None:
     old, new = DAMAGE[name]
     line = delivery(50)
     assert old in line
@@ -259,31 +223,27 @@ def test_damage_in_one_line_is_seen(name: str, way: Way) -> None:
         expected: tuple[list[Frame], int] | str = frames, len(rest)
     except NotNatsError:
         expected = "no frame"
-    with way():
-        assert outcome(stream) == expected
+    assert outcome(stream) == expected
 
 
-def test_a_line_without_a_key_is_seen(way: Way) -> None:
+def test_a_line_without_a_key_is_seen(way: None) -> None:
     line = delivery(50, value=bytes(5000)).replace(b"$KV.b.key ", b" ")
-    with way():
-        assert outcome(many(49, value=bytes(5000)) + line) == "no frame"
+    assert outcome(many(49, value=bytes(5000)) + line) == "no frame"
 
 
 @pytest.mark.parametrize("header", [(b" 18 ", b"x18 "), (b" 18 ", b" 99 "), (b"HMSG ", b"HMSGx")])
-def test_damage_in_a_line_with_headers_is_seen(header: tuple[bytes, bytes], way: Way) -> None:
+def test_damage_in_a_line_with_headers_is_seen(header: tuple[bytes, bytes], way: None) -> None:
     line = delivery(50, header=BLOCK)
     assert header[0] in line
     stream = many(49, header=BLOCK) + line.replace(*header, 1) + many(70, 51, header=BLOCK)
-    with way():
-        assert outcome(stream) == "no frame"
+    assert outcome(stream) == "no frame"
     with pytest.raises(NotNatsError):
         parse(stream)
 
 
-def test_a_length_whose_digit_is_none_is_seen(way: Way) -> None:
+def test_a_length_whose_digit_is_none_is_seen(way: None) -> None:
     line = delivery(50, value=bytes(10)).replace(b" 10\r\n", b" :\r\n")
-    with way():
-        assert outcome(many(49, value=b"123456789") + line) == "no frame"
+    assert outcome(many(49, value=b"123456789") + line) == "no frame"
 
 
 @pytest.mark.parametrize("number", [b"10:1", b"9223372036854775808", b"9795226905622377057"])
@@ -330,22 +290,17 @@ others = st.sampled_from(
     [b"PING\r\n", b"INFO {}\r\n", b"-ERR 'x'\r\n", message(b"_I", 7, b"", b"$JS.FC.a", HEARTBEAT)]
 )
 streams = st.lists(st.one_of(alike, alike, deliveries, others), max_size=8).map(b"".join)
-pays = st.sampled_from([0, 3, 60])
 some = settings(max_examples=120, deadline=None)
 
 
 @some
-@given(stream=streams, pays=pays, rows=st.sampled_from([3, 64, 4096]), data=st.data())
-def test_any_deliveries_in_any_chunks(
-    stream: bytes, pays: int, rows: int, data: st.DataObject
-) -> None:
+@given(stream=streams, data=st.data())
+def test_deliveries_in_random_chunks(stream: bytes, data: st.DataObject) -> None:
     places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
     edges = [0, *places, len(stream)]
     chunks = [stream[a:b] for a, b in itertools.pairwise(edges)]
-    with runs_pay(pays), mock.patch.object(delivery_scan, "_MAX_ROWS", rows):
-        check(stream, chunks)
-    if "compiled" in WAYS:
-        with using("compiled"):
+    for name in scanner.available():
+        with using(name):
             check(stream, chunks)
 
 
@@ -360,19 +315,9 @@ def test_damaged_deliveries_are_read_alike(stream: bytes, data: st.DataObject) -
         expected: tuple[list[Frame], int] | str = frames, len(rest)
     except NotNatsError:
         expected = "no frame"
-    for way in WAYS.values():
-        with way():
+    for name in scanner.available():
+        with using(name):
             assert outcome(stream) == expected
-
-
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50))
-def test_number_before(values: list[int]) -> None:
-    text = b"x" * 8 + b"".join(b" %d" % value for value in values)
-    ends = np.cumsum([1 + len(str(value)) for value in values]) + 8
-    digits, found, good = ascii_integers.number_before(text, ends)
-    assert good.tolist() == [value < 10**7 for value in values]
-    assert found[good].tolist() == [value for value in values if value < 10**7]
-    assert digits[good].tolist() == [len(str(value)) for value in values if value < 10**7]
 
 
 def test_a_bounded_run_of_the_fuzz_target() -> None:

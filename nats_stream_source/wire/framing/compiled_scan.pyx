@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Find the frames of a block in one pass: the compiled counterpart of ``wire/scan.py``.
+"""Find the frames of a block in one pass: the compiled counterpart of ``parse.py``.
 
 ``scan`` accepts MSG and HMSG frames as servers write them: one space between the fields, no other
 byte up to 32 within them, a complete payload followed by CRLF. It stops at any other byte and
-leaves the frame there to ``scan.parse_frame``, the definition. So it raises no ProtocolError. The
+leaves the frame there to ``parse.parse_frame``, the definition. So it raises no ProtocolError. The
 work for a frame depends on the length of its control line only: payloads are not read.
 
 The control lines of one consumer's deliveries repeat each other: the same sid, the same ACK subject
@@ -22,7 +22,7 @@ seven bits of each byte, so that no carry reaches the next byte, and marks bytes
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 FIELDS = 16
-"""Rows of the table: those of ``scan.Table``."""
+"""Rows of the table: those of ``table.Field``."""
 
 cdef enum:
     _FIELDS = 16

@@ -1,0 +1,1 @@
+"""Received bytes as frames: the definition of a frame, and the compiled scanner."""
