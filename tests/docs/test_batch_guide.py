@@ -17,7 +17,7 @@ from tests.support.query_driver.batch import read_batch
 GUIDE = (ROOT / "docs/batch.md").read_text()
 
 
-def test_the_examples(
+def test_examples_run(
     spark: SparkSession, shared_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = shared_server.url

@@ -75,7 +75,7 @@ def test_reads_the_lag(run: tuple[str, Path]) -> None:
     ]
 
 
-def test_the_sample_is_what_the_source_writes_today(run: tuple[str, Path]) -> None:
+def test_sample_equals_current_checkpoint(run: tuple[str, Path]) -> None:
     fixed = ("stream", "epoch", "origin", "stream_seq", "consumer_seq", "initial_through", "filter")
     sample, today = (
         [[offset[name] for name in fixed] for offset in offsets(checkpoint)]
@@ -85,14 +85,14 @@ def test_the_sample_is_what_the_source_writes_today(run: tuple[str, Path]) -> No
     assert all(offset["time"] and offset["created"] for offset in offsets(EXAMPLE / "checkpoint"))
 
 
-def test_the_readme_shows_the_sample() -> None:
+def test_readme_shows_sample() -> None:
     shown = re.search(r"```json\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
     assert shown is not None
     line = (EXAMPLE / "checkpoint/offsets/1").read_text().splitlines()[2]
     assert json.loads(shown[1]) == json.loads(line)
 
 
-def test_the_readme_explains_every_field() -> None:
+def test_readme_explains_every_field() -> None:
     explained = set(re.findall(r"`(\w+)`", (EXAMPLE / "README.md").read_text()))
     line = (EXAMPLE / "checkpoint/offsets/1").read_text().splitlines()[2]
     assert json.loads(line).keys() <= explained

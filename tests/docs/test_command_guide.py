@@ -35,7 +35,7 @@ def fixed(text: str) -> list[str]:
     return text.replace("<microseconds>;", "<time>;").splitlines()
 
 
-def test_the_commands(
+def test_commands_run(
     nats_server: NatsServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -66,7 +66,7 @@ def test_the_commands(
         assert fixed(output) == fixed(printed.rstrip("\n") + "\n")
 
 
-def test_every_flag_of_the_page_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     flags = set(re.findall(r"(?<![-|])--[a-z][a-z-]+", PAGE))
     helps = ""
     for command in ("ls", "peek", "inspect", "bench"):

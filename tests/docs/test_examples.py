@@ -32,7 +32,7 @@ def run(program: list[str], directory: Path) -> None:
 
 
 @pytest.mark.delta
-def test_the_notebook(tmp_path: Path) -> None:
+def test_notebook_runs(tmp_path: Path) -> None:
     """Headless, with a kernel of this Python; its own assertions compare table and bucket."""
     pytest.importorskip("nbclient", reason="the extra `dev` installs it")
     pytest.importorskip("ipykernel", reason="the extra `dev` installs it")
@@ -48,11 +48,11 @@ def test_the_notebook(tmp_path: Path) -> None:
     assert "then|now" in shown
 
 
-def test_the_notebook_is_stored_without_outputs() -> None:
+def test_notebook_is_stored_without_outputs() -> None:
     cells = json.loads((EXAMPLES / "follow_a_bucket.ipynb").read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
-def test_the_plot_of_the_lag(tmp_path: Path) -> None:
+def test_lag_plot_is_drawn(tmp_path: Path) -> None:
     run([str(EXAMPLES / "plot_lag.py"), "lag.svg", "--phase", "1"], tmp_path)
     assert "query stopped" in (tmp_path / "lag.svg").read_text()

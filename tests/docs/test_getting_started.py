@@ -28,7 +28,7 @@ def page_server(tmp_path: Path) -> Iterator[NatsServer]:
         yield server
 
 
-def test_the_examples(
+def test_examples_run(
     spark: SparkSession,
     page_server: NatsServer,
     tmp_path: Path,
@@ -51,7 +51,7 @@ def test_the_examples(
     assert names["spark"] is spark
 
 
-def test_the_extras_of_the_install_command_exist() -> None:
+def test_extras_of_install_command_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     extras = re.findall(r"nats-stream-source\[(\w+)\]", PAGE)
     assert extras

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 GUIDE = (ROOT / "docs/jetstream.md").read_text()
 
 
-def test_the_examples(shared_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(shared_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(example, names)
@@ -29,7 +29,7 @@ def test_the_examples(shared_server: NatsServer, capsys: pytest.CaptureFixture[s
     assert "2 b'IAH'" in printed
 
 
-def test_all_public_names_are_there() -> None:
+def test_public_names_are_listed() -> None:
     assert all(hasattr(layer, name) for name in layer.__all__)
 
 

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 PAGE = (ROOT / "docs/operations.md").read_text()
 
 
-def test_the_command_that_counts_rebuilds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebuild_count_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "consumer rebuilt stream=KV_fleet start=0 end=9 position=1 reason={} attempt=1\n"
     reasons = ("gap", "gap", '"missed heartbeat"')
     (tmp_path / "executor-1.stderr").write_text("".join(map(lines.format, reasons)))
@@ -31,7 +31,7 @@ def test_the_command_that_counts_rebuilds(tmp_path: Path, monkeypatch: pytest.Mo
     assert counted.stdout == printed.rstrip("\n") + "\n"
 
 
-def test_the_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     watching, handling = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     added: list[Any] = []
     names: dict[str, Any] = {
@@ -61,7 +61,7 @@ def _report() -> dict[str, Any]:
     return REPORT
 
 
-def test_every_line_it_names_is_logged() -> None:
+def test_log_lines_of_page_are_logged() -> None:
     section = PAGE.partition("An idle query logs nothing. What")[2].partition("### Where")[0]
     texts = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(texts) == 20

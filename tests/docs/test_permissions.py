@@ -138,7 +138,7 @@ def compare(server: NatsServer, user: str) -> tuple[int, int]:
     return len(gone), last_seq
 
 
-def test_a_query_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_permissions_suffice(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     assert read(server, "nats_kv") == ENTRIES
     assert not caplog.records  # no fall-back was taken
     assert not violations(server, "nats_kv")
@@ -150,13 +150,13 @@ def read_several(server: NatsServer, user: str, **named: str) -> int:
     return follow(NatsKvDataSource(given))
 
 
-def test_a_pattern_needs_no_more(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_pattern_permissions_suffice(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     assert read_several(server, "several", bucketPattern="fl.*") == ENTRIES
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not violations(server, "several")
 
 
-def test_a_pattern_needs_the_list(server: NatsServer) -> None:
+def test_pattern_without_list_permission_fails(server: NatsServer) -> None:
     user = f"several-{subjects('several').index('$JS.API.STREAM.LIST')}"
     with pytest.raises(PermissionDeniedError, match=r"\$JS\.API\.STREAM\.LIST"):
         read_several(server, user, bucketPattern="fl.*")
@@ -188,7 +188,7 @@ STREAMS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("named", STREAMS.values(), ids=STREAMS)
-def test_a_stream_needs_no_more(
+def test_stream_query_permissions_suffice(
     server: NatsServer, named: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {**options(server, "nats_stream"), **named}
@@ -200,7 +200,7 @@ def test_a_stream_needs_no_more(
     assert not violations(server, "nats_stream")
 
 
-def test_without_the_list_of_streams_a_subject_cannot_be_looked_up(server: NatsServer) -> None:
+def test_subject_lookup_without_list_permission_fails(server: NatsServer) -> None:
     user = f"nats_stream-{subjects('nats_stream').index('$JS.API.STREAM.NAMES')}"
     given = options(server, user)
     with pytest.raises(PermissionDeniedError, match=r"STREAM\.NAMES"):
@@ -217,7 +217,7 @@ BATCHES: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("state", BATCHES.values(), ids=BATCHES)
-def test_a_batch_needs_no_more(
+def test_batch_permissions_suffice(
     server: NatsServer, state: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {**options(server, "nats_kv"), "bucket": "fleet", **state}
@@ -253,19 +253,19 @@ FALLBACKS = {
 }
 
 
-def test_all_lines_are_accounted_for() -> None:
+def test_permission_lines_are_all_tested() -> None:
     assert {subject for _, subject in REQUIRED} | set(FALLBACKS) == set(subjects("nats_kv"))
 
 
 @pytest.mark.parametrize(("user", "subject"), REQUIRED, ids=[name for _, name in REQUIRED])
-def test_what_is_missing_is_named(server: NatsServer, user: str, subject: str) -> None:
+def test_missing_permission_is_named(server: NatsServer, user: str, subject: str) -> None:
     named = subject.replace(".>", ".")
     with pytest.raises(PermissionDeniedError, match=re.escape(named)):
         read(server, user)
 
 
 @pytest.mark.parametrize("subject", FALLBACKS)
-def test_what_is_missing_is_done_without(
+def test_missing_optional_permission_is_tolerated(
     server: NatsServer, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     user = f"nats_kv-{subjects('nats_kv').index(subject)}"
@@ -285,7 +285,7 @@ def test_reconcile_needs_no_more(server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("reconcile"))])
-def test_what_reconcile_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+def test_reconcile_missing_permission_is_named(server: NatsServer, i: int, subject: str) -> None:
     with pytest.raises(PermissionDeniedError, match=re.escape(subject.replace(".>", "."))):
         compare(server, f"reconcile-{i}")
 
@@ -333,14 +333,14 @@ def test_writing_needs_no_more(server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("write_kv"))])
-def test_what_writing_a_bucket_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+def test_bucket_write_missing_permission_is_named(server: NatsServer, i: int, subject: str) -> None:
     if "STREAM.CREATE" not in subject:
         with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
             write(server, f"write_kv-{i}", revision=10**6)
 
 
 @pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("write_stream"))])
-def test_what_writing_a_stream_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+def test_stream_write_missing_permission_is_named(server: NatsServer, i: int, subject: str) -> None:
     if "STREAM.CREATE" not in subject:
         with pytest.raises(PermissionDeniedError, match=re.escape(subject.rstrip(">"))):
             write_stream(server, f"write_stream-{i}")
@@ -389,20 +389,22 @@ async def use_keys(server: NatsServer, user: str, key: str = "a.own") -> None:
         await connection.close()
 
 
-def test_a_key_value_program_needs_no_more(server: NatsServer) -> None:
+def test_key_value_program_permissions_suffice(server: NatsServer) -> None:
     asyncio.run(use_keys(server, "key_value"))
     assert not violations(server, "key_value")
 
 
 @pytest.mark.parametrize(("i", "subject"), [*enumerate(subjects("key_value"))])
-def test_what_a_key_value_program_misses_is_named(server: NatsServer, i: int, subject: str) -> None:
+def test_key_value_program_missing_permission_is_named(
+    server: NatsServer, i: int, subject: str
+) -> None:
     """Not the permission to read every key, where that of one key is missing."""
     named = subject.replace("a.>", "a.own").replace(".>", ".")
     with pytest.raises(PermissionDeniedError, match=re.escape(f"'{named}")):
         asyncio.run(use_keys(server, f"key_value-{i}"))
 
 
-def test_the_demos_writer_needs_no_more(tmp_path: Path) -> None:
+def test_demo_writer_permissions_suffice(tmp_path: Path) -> None:
     config = tmp_path / "server.conf"
     config.write_text(
         f"authorization {{ users: [ {{ user: w, password: w, {BLOCKS['writer']} }} ] }}"
@@ -417,7 +419,7 @@ def test_the_demos_writer_needs_no_more(tmp_path: Path) -> None:
         assert "Violation" not in server.log
 
 
-def test_a_spark_query_needs_no_more(
+def test_spark_query_permissions_suffice(
     spark: SparkSession, server: NatsServer, tmp_path: Path
 ) -> None:
     rows: list[int] = []

@@ -112,7 +112,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
         ("the note is noted", None),
     ],
 )
-def test_what_is_banned(text: str, phrase: str | None) -> None:
+def test_banned_phrases_are_found(text: str, phrase: str | None) -> None:
     match = _BANNED.search(text)
     assert (match[0] if match else None) == phrase
 

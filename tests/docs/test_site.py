@@ -91,7 +91,7 @@ def test_roles_of_docstrings_are_not_shown() -> None:
     assert on_page_content("see :func:<code>f</code> at 12:30") == "see <code>f</code> at 12:30"
 
 
-def test_every_error_is_in_the_reference_with_its_numbers() -> None:
+def test_errors_are_in_reference_with_numbers() -> None:
     table = error_table()
     classes = [
         error
@@ -131,7 +131,7 @@ def documented() -> Iterator[tuple[str, Callable[..., Any]]]:
                         yield f"{name}.{method}", function
 
 
-def test_each_documented_argument_is_one_parameter() -> None:
+def test_documented_arguments_are_parameters() -> None:
     """The strict build of the site fails on `seq, start_time: …`, which is not a parameter."""
     unknown = []
     for name, function in documented():

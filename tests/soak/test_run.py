@@ -88,7 +88,7 @@ def test_short_soak_passes_and_missing_rows_are_found() -> None:
 
 
 @pytest.mark.faults
-def test_every_query_stops_after_a_power_loss() -> None:
+def test_queries_stop_after_power_loss() -> None:
     lines: list[str] = []
     settings = Settings(seed=3, minutes=0.4, topology="power-loss", rate=150, spark=False)
     outcome = run(settings, lines.append)

@@ -9,7 +9,7 @@ import pytest
 from nats_stream_source.embedded import free_port
 
 
-def test_a_free_port_is_for_who_asks_for_its_number() -> None:
+def test_free_port_belongs_to_its_caller() -> None:
     port = free_port()
     # Wants it without SO_REUSEADDR, as the system chooses for who wants any port.
     with socket.socket() as anybody, pytest.raises(OSError, match="in use"):
@@ -18,7 +18,7 @@ def test_a_free_port_is_for_who_asks_for_its_number() -> None:
         assert server.getsockname()[1] == port
 
 
-def test_nothing_listens_there() -> None:
+def test_free_port_has_no_listener() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", free_port()), timeout=10).close()
 

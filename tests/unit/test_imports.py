@@ -28,7 +28,7 @@ def test_finding_the_source_and_its_columns_needs_little() -> None:
     assert not imported(code) & set(HEAVY)
 
 
-def test_a_reader_needs_no_planner() -> None:
+def test_reader_needs_no_planner() -> None:
     modules = imported(
         "from nats_stream_source.spark.reading import split_reader\n"
         "from nats_stream_source.spark.reading.state import as_of, latest_values"
@@ -37,7 +37,7 @@ def test_a_reader_needs_no_planner() -> None:
 
 
 @pytest.mark.parametrize("name", ["connect", "subscribe"])
-def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str) -> None:
+def test_function_is_not_hidden_by_its_module(name: str) -> None:
     imported(
         "from nats_stream_source.jetstream import _MODULES\n"
         "import importlib\n"
@@ -48,7 +48,7 @@ def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str) -> None:
     )
 
 
-def test_every_public_name_is_there() -> None:
+def test_public_names_exist() -> None:
     imported(
         "import nats_stream_source.jetstream as package\n"
         "for name in package.__all__: getattr(package, name)\n"

@@ -58,7 +58,7 @@ def uses(tree: ast.Module, names: set[str]) -> Iterator[str]:
                 yield f"{node.lineno}: class {node.name}"
 
 
-def test_only_the_adapter_uses_private_names_of_nats_py() -> None:
+def test_private_names_of_nats_py_only_in_adapter() -> None:
     names = private_names_of_nats_py()
     assert {"_subs", "_transport", "_process_op_err"} <= names
     found = [
@@ -70,7 +70,7 @@ def test_only_the_adapter_uses_private_names_of_nats_py() -> None:
     assert found == []
 
 
-def test_a_use_is_found() -> None:
+def test_private_name_use_is_found() -> None:
     code = """
 from nats.aio.client import Client, _secret
 class Own(Client): ...

@@ -35,7 +35,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("import nats_stream_source.delta.reconcile", "delta"),
     ],
 )
-def test_the_error_names_the_extra_to_install(code: str, extra: str) -> None:
+def test_error_names_extra_to_install(code: str, extra: str) -> None:
     done = python(code)
     assert done.returncode == 1
     package = "pyspark"  # also for the extra `delta`, which includes it
@@ -45,7 +45,7 @@ def test_the_error_names_the_extra_to_install(code: str, extra: str) -> None:
     )
 
 
-def test_another_missing_module_is_reported_as_it_is() -> None:
+def test_missing_module_of_other_kind_is_reported() -> None:
     code = """
 class Broken:
     def find_spec(self, name, path=None, target=None):
@@ -59,7 +59,7 @@ import nats_stream_source.delta
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: broken"
 
 
-def test_a_missing_package_is_an_import_error() -> None:
+def test_missing_package_is_an_import_error() -> None:
     code = """
 try:
     import nats_stream_source.delta
@@ -83,7 +83,7 @@ for name in jetstream.__all__:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_demo_names_what_is_missing() -> None:
+def test_demo_names_missing_packages() -> None:
     done = python("from nats_stream_source.cli.main import main; sys.exit(main(['demo']))")
     assert done.returncode == 1
     assert done.stderr == (

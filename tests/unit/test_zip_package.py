@@ -28,7 +28,7 @@ def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_zip_file_holds_the_package_without_the_demo(tmp_path: Path) -> None:
+def test_zip_file_has_package_without_demo(tmp_path: Path) -> None:
     with zipfile.ZipFile(write_archive(tmp_path / "package.zip")) as archive:
         names = set(archive.namelist())
     expected = {
@@ -41,7 +41,7 @@ def test_the_zip_file_holds_the_package_without_the_demo(tmp_path: Path) -> None
     assert (PACKAGE / "demo" / "job.py").exists()
 
 
-def test_only_the_demo_command_imports_the_demo() -> None:
+def test_demo_is_imported_by_its_command_only() -> None:
     importers = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,7 +52,7 @@ def test_only_the_demo_command_imports_the_demo() -> None:
     assert {parts for parts in importers if parts[0] != "demo"} == {("cli", "main.py")}
 
 
-def test_the_demo_command_reports_that_the_demo_is_missing(tmp_path: Path) -> None:
+def test_demo_command_reports_missing_demo(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "package.zip")
     done = run(archive, "-m", "nats_stream_source", "demo")
     assert done.returncode == 1
@@ -60,7 +60,7 @@ def test_the_demo_command_reports_that_the_demo_is_missing(tmp_path: Path) -> No
     assert "pip install 'nats-stream-source[demo]'" in done.stderr
 
 
-def test_the_deprecated_module_warns_and_writes_the_zip_file(tmp_path: Path) -> None:
+def test_deprecated_module_warns_and_writes_zip_file(tmp_path: Path) -> None:
     archive = tmp_path / "package.zip"
     done = run(PACKAGE.parent, "-m", "nats_stream_source.archive", str(archive))
     assert (done.returncode, done.stdout) == (0, f"{archive}\n")

@@ -69,7 +69,7 @@ def offsets(checkpoint: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("version", "name"), ALL)
-def test_it_goes_on(
+def test_checkpoint_resumes(
     spark: SparkSession,
     restored: Callable[[str], str],
     tmp_path: Path,
@@ -97,7 +97,7 @@ def test_it_goes_on(
 @pytest.mark.parametrize(
     ("version", "name"), [one for one in ALL if str(one.values[0]).endswith("-epochs")]
 )
-def test_a_loss_that_was_accepted_is_none_any_more(
+def test_data_loss_accepted_is_not_reported_again(
     spark: SparkSession,
     restored: Callable[[str], str],
     tmp_path: Path,
@@ -125,7 +125,7 @@ def change_offsets(checkpoint: Path, change: dict[str, Any]) -> None:
         path.write_text("\n".join([*lines, json.dumps({**json.loads(offset), **change})]))
 
 
-def test_an_offset_with_more_fields_is_read(
+def test_offset_with_unknown_fields_is_read(
     spark: SparkSession, restored: Callable[[str], str], tmp_path: Path
 ) -> None:
     """A later version of the same format may say more; what it says is not needed."""
@@ -137,7 +137,7 @@ def test_an_offset_with_more_fields_is_read(
     assert go_on(spark, url, case, checkpoint) == known["missing"]
 
 
-def test_a_newer_format_is_refused(
+def test_newer_offset_format_is_refused(
     spark: SparkSession, restored: Callable[[str], str], tmp_path: Path
 ) -> None:
     version = LATEST

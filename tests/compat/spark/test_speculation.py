@@ -120,7 +120,7 @@ def _last_stage(spark: SparkSession) -> int:
 
 @pytest.mark.parametrize("message_id", ["auto", "none"])
 @pytest.mark.parametrize("kind", [KV, STREAM])
-def test_a_speculative_attempt(
+def test_speculative_attempt_wins(
     speculating: SparkSession, nats_server: NatsServer, tmp_path: Path, kind: str, message_id: str
 ) -> None:
     """With ids each row is stored once; without, at least once, each with its value."""

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def test_the_package_comes_from_the_archive(spark: SparkSession) -> None:
+def test_package_comes_from_archive(spark: SparkSession) -> None:
     """On the driver and on the workers, or the other tests would show nothing about shipping."""
 
     def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,7 +45,7 @@ def test_the_package_comes_from_the_archive(spark: SparkSession) -> None:
         assert "nats_stream_source.zip/nats_stream_source/" in file
 
 
-def test_a_worker_is_killed_under_a_query(scene: Scene, tmp_path: Path) -> None:
+def test_worker_killed_while_query_runs(scene: Scene, tmp_path: Path) -> None:
     """Its task runs again on the other worker, and every row comes once.
 
     Last in this place: afterwards the cluster has one worker less.

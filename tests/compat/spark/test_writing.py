@@ -44,7 +44,7 @@ def kind(request: pytest.FixtureRequest, nats_server: NatsServer) -> str:
     return str(request.param)
 
 
-def test_a_batch(spark: SparkSession, nats_server: NatsServer, kind: str) -> None:
+def test_batch_is_written(spark: SparkSession, nats_server: NatsServer, kind: str) -> None:
     servers = {"servers": nats_server.url}
     source = spark.read.format(KV).options(**servers, bucket="origin", includeHistory="true")
     writer = frame_for(kind, source.load()).write.format(kind).mode("append")
@@ -52,7 +52,7 @@ def test_a_batch(spark: SparkSession, nats_server: NatsServer, kind: str) -> Non
     assert stored(nats_server, kind) == ROWS
 
 
-def test_a_query_whose_micro_batch_comes_again(
+def test_micro_batch_written_twice(
     spark: SparkSession, nats_server: NatsServer, kind: str, tmp_path: Path
 ) -> None:
     servers: dict[str, Any] = {"servers": nats_server.url}

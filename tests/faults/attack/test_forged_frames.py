@@ -103,7 +103,7 @@ SLOW = ("size: 2000000000", "garbage", "size: one too large", "size: 99999999999
 
 
 @pytest.mark.parametrize("name", [*DELIVERIES, *HEADERS])
-def test_one_bad_delivery(proxy: Proxy, name: str) -> None:
+def test_forged_delivery_is_refused(proxy: Proxy, name: str) -> None:
     """One bad delivery in the middle of a range: it is asked for again, or refused."""
     fault = Once(is_delivery, (DELIVERIES | HEADERS)[name], always=False, at=100)
     with peak() as memory:
@@ -195,7 +195,7 @@ def test_heartbeats_without_a_number(proxy: Proxy, name: bytes) -> None:
     assert run_attack(proxy, verdict, lambda: lies) == "ConsumerLostError"
 
 
-def test_what_is_announced_is_not_reserved() -> None:
+def test_announced_size_is_not_allocated() -> None:
     """Room is made for 64 MiB at once, and then for as much again as has come."""
     framer = Framer()
     framer.feed(b"MSG a 1 2000000000\r\n")
@@ -210,7 +210,7 @@ def test_what_is_announced_is_not_reserved() -> None:
 # -- what publishers may do ---------------------------------------------------------------------
 
 
-def test_a_value_of_8_mib(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_value_of_8_mib_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The largest that a server should be set to; many are many batches, not much memory."""
     config = tmp_path_factory.mktemp("large") / "server.conf"
     config.write_text("max_payload: 8MB\nmax_pending: 64MB\n")
@@ -234,7 +234,7 @@ def test_a_value_of_8_mib(tmp_path_factory: pytest.TempPathFactory) -> None:
             del rows
 
 
-def test_every_legal_byte_in_a_subject(shared_server: NatsServer) -> None:
+def test_subject_with_every_legal_byte_is_read(shared_server: NatsServer) -> None:
     """A server takes any bytes but blanks and dots at the wrong place; UTF-8 comes as it is."""
     url = shared_server.url
     create_bucket(url, "bytes")

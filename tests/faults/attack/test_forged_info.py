@@ -99,7 +99,7 @@ AFTERWARDS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", AFTERWARDS)
-def test_after_the_greeting(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_info_after_greeting_is_handled(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """A server that answers nothing, and sends this instead."""
     with caplog.at_level(logging.DEBUG), peak() as memory:  # noqa: SIM117
         with Rogue(after_pong=AFTERWARDS[name]) as rogue:
@@ -132,7 +132,7 @@ def fails(rogue: Rogue, size: int, seconds: float, **options: str) -> str:
     ],
     ids=["PING", "PONG", "OK", "INFO", "messages of nobody", "messages"],
 )
-def test_without_end(endless: bytes) -> None:
+def test_info_without_end_is_refused(endless: bytes) -> None:
     """A server that never stops: the read ends in time, and memory stays where it was."""
     with peak() as memory, Rogue(endless=endless) as rogue:
         fails(rogue, 1_000_000, 1.0)
@@ -169,7 +169,7 @@ async def test_servers_that_are_announced_without_end() -> None:
     [b"hello\r\n", b"INFO {]\r\n", b"INFO []\r\n", b"MSG \xff 1 1\r\nx\r\n", b"-ERR '\xff'\r\n"],
     ids=repr,
 )
-async def test_a_connection_outlives_what_cannot_be_read(
+async def test_connection_survives_unreadable_info(
     shared_server: NatsServer, garbage: bytes
 ) -> None:
     """It is made anew; who has it need not know."""
@@ -200,7 +200,7 @@ async def test_a_connection_outlives_what_cannot_be_read(
 
 
 @pytest.mark.parametrize("name", ["a list", "not NATS", "nested", "max_payload is a text"])
-async def test_a_connection_outlives_a_greeting_that_is_none(name: str) -> None:
+async def test_connection_survives_invalid_greeting(name: str) -> None:
     """At a reconnect: the next attempt is made, and the one after that."""
 
     async def work(rogue: Rogue) -> None:
@@ -282,7 +282,7 @@ class Elsewhere(Rogue):
             self.received.append(bytearray(await inner.readuntil(b"\r\n")))
 
 
-async def test_where_tls_is_asked_for_nobody_on_the_way_says_where_to_go(tmp_path: Path) -> None:
+async def test_tls_connection_ignores_unencrypted_info(tmp_path: Path) -> None:
     """A password is not sent to a host that only the greeting, which is in the clear, named."""
     ca = Authority(tmp_path, "ca")
     server, other = ca.issue("server"), ca.issue("other", ("localhost", "127.0.0.1", "127.0.0.2"))
@@ -318,7 +318,7 @@ async def test_where_tls_is_asked_for_nobody_on_the_way_says_where_to_go(tmp_pat
     assert SECRET.encode() not in elsewhere.everything
 
 
-async def test_in_the_clear_a_cluster_is_followed() -> None:
+async def test_plain_connection_follows_cluster_info() -> None:
     """Without TLS whoever answers is the server, and says where the cluster's others are."""
     with Rogue(greeting(), host="127.0.0.2") as other:
         there = f"127.0.0.2:{other.port}"

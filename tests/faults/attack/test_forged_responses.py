@@ -162,7 +162,7 @@ ASKED = [
 
 @pytest.mark.parametrize(("reading", "kind"), ASKED)
 @pytest.mark.parametrize("whole", WHOLE, ids=lambda text: f"{text[:12]!r}, {len(text)}")
-def test_what_is_no_answer(
+def test_invalid_response_is_refused(
     proxy: Proxy, sound: dict[str, bytes], reading: str, kind: str, whole: bytes
 ) -> None:
     # That a consumer is deleted is not waited for at any price: the server does it by itself.
@@ -172,7 +172,7 @@ def test_what_is_no_answer(
 
 @pytest.mark.parametrize("value", [..., *VALUES], ids=repr)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_place_of_every_answer(
+def test_response_damaged_at_every_position(
     proxy: Proxy, sound: dict[str, bytes], kind: str, value: Any
 ) -> None:
     for at in places(json.loads(sound[kind])):
@@ -194,7 +194,7 @@ def damaged(at: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize("at", [("state", "first_seq"), ("state", "last_seq"), ("created",)])
-def test_what_cannot_be_is_said(proxy: Proxy, at: tuple[str, ...]) -> None:
+def test_impossible_response_is_reported(proxy: Proxy, at: tuple[str, ...]) -> None:
     liar = ForgedReplies("stream_info", damaged(at, -1))
     assert _outcome(proxy, liar, patience=PATIENCE[-1]) == "ProtocolError"
     assert liar.lies

@@ -187,6 +187,6 @@ def test_mutated_sessions(proxy: Proxy, target: str, whole: bool) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("whole", [False, True], ids=["bytes", "whole frames"])
 @pytest.mark.parametrize("target", ATTACK_TARGETS)
-def test_many_mutated_sessions(proxy: Proxy, target: str, whole: bool) -> None:
+def test_mutated_sessions_fail_with_named_errors(proxy: Proxy, target: str, whole: bool) -> None:
     few = FEW.get(target, 1)
     _fuzz(proxy, target, range(few, MANY.get(target, 16)), whole=whole)

@@ -78,7 +78,7 @@ def acks_that_are_none() -> Verdict:
         ("nats_stream", acks_that_are_none),
     ],
 )
-def test_the_query_fails_and_the_session_goes_on(
+def test_query_fails_and_session_continues(
     spark: SparkSession, proxy: Proxy, tmp_path: Path, kind: str, attack: Callable[[], Verdict]
 ) -> None:
     proxy.verdict = attack()
@@ -94,7 +94,7 @@ def test_the_query_fails_and_the_session_goes_on(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("attack", [answers_that_are_none, acks_that_are_none])
-def test_a_batch_fails_and_the_session_goes_on(
+def test_batch_fails_and_session_continues(
     spark: SparkSession, proxy: Proxy, attack: Callable[[], Verdict]
 ) -> None:
     proxy.verdict = attack()

@@ -68,7 +68,7 @@ def test_half_read(
     assert len(rows) == COUNT
 
 
-def test_a_task_is_half_of_nothing_else(cluster: Cluster) -> None:
+def test_task_is_half_read_at_leader_change(cluster: Cluster) -> None:
     """What :func:`test_half_read` takes for granted of tasks: one, or four of the same size."""
     for what in BATCHES:
         recorded = create_replicated(cluster, recorded_kind(what), 100)

@@ -52,7 +52,7 @@ def damaged(cluster: WatchedCluster, kind: str) -> tuple[RecordedStream, NatsSer
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_lacks_is_read_at_the_leader(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_damaged_replica_is_bypassed_at_leader(watched_cluster: WatchedCluster, kind: str) -> None:
     """It is given consumers, and none of them is read; its replica is not mended by that."""
     recorded, follower = damaged(watched_cluster, kind)
     placements = Placements(watched_cluster.name_of(follower))
@@ -77,7 +77,9 @@ def test_batches(watched_cluster: WatchedCluster, what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_consumers_may_not_be_deleted(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_damaged_replica_where_consumers_cannot_be_deleted(
+    watched_cluster: WatchedCluster, kind: str
+) -> None:
     """What was placed elsewhere goes away by itself, later; nobody listens, so it sends nothing."""
     recorded = create_replicated(watched_cluster, kind, COUNT, SIZE)
     for _ in range(8):

@@ -109,7 +109,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Small]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_follower(small: Small, kind: str) -> None:
+def test_follower_disk_full_while_query_runs(small: Small, kind: str) -> None:
     """The query is at that very server, which only passes on what the others say."""
     recorded = small.create(kind)
     with (
@@ -133,7 +133,7 @@ def test_a_follower(small: Small, kind: str) -> None:
 
 
 @pytest.mark.parametrize("what", BATCHES)
-def test_a_batch(small: Small, what: str) -> None:
+def test_follower_disk_full_while_batch_runs(small: Small, what: str) -> None:
     recorded = small.create(recorded_kind(what))
     with recorded.writing(small.others(), SIZE) as writing:
         had = small.fill(recorded, writing)

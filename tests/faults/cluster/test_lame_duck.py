@@ -62,7 +62,7 @@ class LameDuck:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_split_that_is_half_read(
+def test_lame_duck_while_split_is_read(
     watched_cluster: WatchedCluster,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -30,7 +30,7 @@ FAULTS_IN_TURN = (
 
 @pytest.mark.parametrize("fault", FAULTS_IN_TURN)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
-def test_another_leader(
+def test_leader_changes_while_query_runs(
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

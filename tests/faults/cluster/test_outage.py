@@ -17,7 +17,7 @@ AWAY = 15.0
 """Seconds; servers notice after 10 that the majority is lost."""
 
 
-def test_no_majority(cluster: Cluster) -> None:
+def test_majority_missing_while_query_runs(cluster: Cluster) -> None:
     url = cluster.url
     create_bucket(url, "b", 64, num_replicas=3)
     cluster.wait_ready("KV_b")

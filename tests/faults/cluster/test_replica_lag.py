@@ -38,7 +38,7 @@ def write_more(recorded: RecordedStream, lag: Behind, count: int = MORE) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_splits_consumer_is_on_it(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_split_consumer_on_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
     """It is given up for one that the leader has, and all rows come while the follower lags."""
 
     def test(recorded: RecordedStream, lag: Behind) -> bool:
@@ -63,7 +63,7 @@ def test_the_splits_consumer_is_on_it(watched_cluster: WatchedCluster, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_planner_is_connected_to_it(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_planner_connected_to_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
     """It does not speak for the stream: the planner waits for the leader."""
 
     def test(recorded: RecordedStream, lag: Behind) -> bool:
@@ -92,7 +92,7 @@ def test_the_planner_is_connected_to_it(watched_cluster: WatchedCluster, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_small_range_is_not_asked_of_it(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_small_range_avoids_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
     """The leader has it; no consumer is placed anywhere, and nobody waits."""
 
     def test(recorded: RecordedStream, lag: Behind) -> bool:
@@ -141,7 +141,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_it_counts_rows_for_a_limit(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_limit_counted_by_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
     """Whoever counts, no micro-batch has more rows than the limit."""
     limit = 150
 
@@ -179,7 +179,7 @@ def test_it_counts_rows_for_a_limit(watched_cluster: WatchedCluster, kind: str) 
 
 
 @pytest.mark.parametrize("what", BATCHES)
-def test_a_batch(watched_cluster: WatchedCluster, what: str) -> None:
+def test_batch_read_with_lagging_replica(watched_cluster: WatchedCluster, what: str) -> None:
     """Its tasks take other consumers, too."""
 
     def test(recorded: RecordedStream, lag: Behind) -> bool:

@@ -55,7 +55,9 @@ def keep(servers: list[NatsServer], directory: Path) -> Callable[[], None]:
 
 @pytest.mark.parametrize("after", [0, 2 * MORE], ids=["", "more"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_three(own_cluster: WatchedCluster, tmp_path: Path, kind: str, after: int) -> None:
+def test_restored_store_on_all_replicas(
+    own_cluster: WatchedCluster, tmp_path: Path, kind: str, after: int
+) -> None:
     """With ``after`` more writes before the checkpoint is used again."""
     recorded = create_replicated(own_cluster, kind, OLD)
     put_back = keep(list(own_cluster.servers.values()), tmp_path)
@@ -86,7 +88,7 @@ def test_all_three(own_cluster: WatchedCluster, tmp_path: Path, kind: str, after
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_of_three(
+def test_restored_store_on_one_replica(
     own_cluster: WatchedCluster,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

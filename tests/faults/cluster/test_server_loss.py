@@ -154,7 +154,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "fault"), CASES)
-def test_in_the_middle_of_a_split(cluster: Cluster, kind: str, fault: str) -> None:
+def test_server_lost_while_split_is_read(cluster: Cluster, kind: str, fault: str) -> None:
     recorded = new_recorded(cluster, kind, COUNT)
     ends: list[Callable[[], None]] = []
     through: list[NatsServer] = []
@@ -246,7 +246,7 @@ def leads(server: NatsServer, stream: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_no_majority_for_a_while(cluster: Cluster, kind: str) -> None:
+def test_majority_lost_for_a_while(cluster: Cluster, kind: str) -> None:
     """Two of three are stopped: nothing can be decided. When one is back, all goes on.
 
     A leader that has not noticed yet still answers; so they are stopped until it has, and the query

@@ -51,7 +51,7 @@ def leads(url: str, stream: str) -> str | None:
 
 @pytest.mark.parametrize("accept", [False, True], ids=["fail", "accept"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restart_at_the_old_leader(
+def test_split_brain_restart_at_old_leader(
     watched_cluster: WatchedCluster, kind: str, accept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The planner asks until the leader has a majority again; nothing is lost, nothing twice."""
@@ -129,9 +129,7 @@ class OlderResponses:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_leader_that_was_deposed_and_has_just_heard_of_the_others(
-    watched_cluster: WatchedCluster, kind: str
-) -> None:
+def test_deposed_leader_before_it_has_caught_up(watched_cluster: WatchedCluster, kind: str) -> None:
     """For a moment it has a majority again, and not yet what that has: it does not say so twice.
 
     It is too short a moment to be met for sure, so its answer is made from the present leader's.
@@ -149,7 +147,7 @@ def test_a_leader_that_was_deposed_and_has_just_heard_of_the_others(
     recorded.check(first.rows + second.rows)
 
 
-def test_a_leader_that_says_twice_that_it_has_less(watched_cluster: WatchedCluster) -> None:
+def test_leader_reports_lower_sequence_twice(watched_cluster: WatchedCluster) -> None:
     recorded = create_replicated(watched_cluster, "kv", OLD + MORE)
     with recorded.query() as first:
         first.until(recorded.last)

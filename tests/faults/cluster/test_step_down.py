@@ -51,7 +51,9 @@ CHANGES: dict[str, Change] = {"stream": of_the_stream, "meta group": of_the_meta
 
 @pytest.mark.parametrize("whose", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_leader_steps_down(watched_cluster: WatchedCluster, kind: str, whose: str) -> None:
+def test_leader_steps_down_while_query_runs(
+    watched_cluster: WatchedCluster, kind: str, whose: str
+) -> None:
     recorded = create_replicated(watched_cluster, kind, COUNT, size=1000)
     changes: list[tuple[NatsServer, NatsServer]] = []
 
@@ -91,7 +93,9 @@ def test_a_leader_steps_down(watched_cluster: WatchedCluster, kind: str, whose: 
 
 @pytest.mark.parametrize("whose", CHANGES)
 @pytest.mark.parametrize("what", BATCHES)
-def test_a_batch(watched_cluster: WatchedCluster, what: str, whose: str) -> None:
+def test_leader_steps_down_while_batch_runs(
+    watched_cluster: WatchedCluster, what: str, whose: str
+) -> None:
     """Another leader when it is planned, and another one in the middle of its first task."""
     recorded = create_replicated(watched_cluster, recorded_kind(what), COUNT, size=1000)
     changes: list[tuple[NatsServer, NatsServer]] = []
@@ -110,7 +114,7 @@ def test_a_batch(watched_cluster: WatchedCluster, what: str, whose: str) -> None
 
 
 @pytest.mark.parametrize("limit", [None, "10"], ids=["found nothing", "no time for the end"])
-def test_what_the_old_leader_did_not_have(
+def test_messages_unknown_to_old_leader(
     watched_cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch, limit: str | None
 ) -> None:
     """It may answer a question that was put while another one took over (forced here).

@@ -16,7 +16,7 @@ from tests.support.nats.tmpfs import small_disk
 pytestmark = [pytest.mark.faults, pytest.mark.delta]
 
 
-def test_the_disk_of_the_table_is_full(spark: SparkSession, tmp_path: Path) -> None:
+def test_table_disk_full(spark: SparkSession, tmp_path: Path) -> None:
     def batch(revision: int, size: int) -> None:
         value = bytes(index * 7 % 251 for index in range(size))
         entry = put("a", revision, value=value * 64)

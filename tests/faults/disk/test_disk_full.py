@@ -50,7 +50,7 @@ def test_full(tmp_path: Path, kind: str, said: str) -> None:
         assert recorded.consumers() == []
 
 
-def test_a_stream_that_refuses_more(nats_server: NatsServer) -> None:
+def test_stream_full_refuses_writes(nats_server: NatsServer) -> None:
     """``discard: new``: the writer is refused, readers notice nothing."""
     recorded = RecordedStream("kv", nats_server.url).create(max_bytes=1_000_000)
     with recorded.writing([nats_server.url], size=10_000) as writing:

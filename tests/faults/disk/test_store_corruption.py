@@ -35,7 +35,9 @@ def last_block(directory: Path) -> Path:
     return max(directory.glob("msgs/*.blk"), key=lambda file: int(file.stem))
 
 
-def test_the_end_is_lost_which_was_read(nats_server: NatsServer, recorded: RecordedStream) -> None:
+def test_store_loses_read_messages_at_end(
+    nats_server: NatsServer, recorded: RecordedStream
+) -> None:
     with recorded.query() as first:
         first.until(recorded.last)
     damage(nats_server, recorded, lambda directory: flip(last_block(directory), 0.5))
@@ -54,7 +56,7 @@ def test_the_end_is_lost_which_was_read(nats_server: NatsServer, recorded: Recor
     recorded.check(second.rows, after=left)
 
 
-def test_what_was_not_read_is_lost(nats_server: NatsServer, recorded: RecordedStream) -> None:
+def test_store_loses_unread_messages(nats_server: NatsServer, recorded: RecordedStream) -> None:
     """In the middle: as if it had been deleted, and so it is in no message of the server."""
     damage(nats_server, recorded, lambda directory: flip(directory / "msgs" / "1.blk", 0.5))
     state = recorded.state()
@@ -69,7 +71,7 @@ def test_what_was_not_read_is_lost(nats_server: NatsServer, recorded: RecordedSt
     assert set(range(COUNT + 1, COUNT + MORE + 1)) <= read
 
 
-def test_the_whole_stream_is_gone(nats_server: NatsServer, recorded: RecordedStream) -> None:
+def test_store_loses_whole_stream(nats_server: NatsServer, recorded: RecordedStream) -> None:
     """A server that cannot read a stream's own description does not have it any more."""
     gone = (StreamNotFoundError, BucketNotFoundError)
     with recorded.query() as first:

@@ -43,7 +43,9 @@ FAULTS: dict[str, Callable[[Adr19Server], FrameFault]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_the_middle_of_a_split(accounts: Adr19Server, kind: str, fault: str) -> None:
+def test_import_interrupted_while_split_is_read(
+    accounts: Adr19Server, kind: str, fault: str
+) -> None:
     recorded = RecordedStream(kind, accounts.exporter).create()
     recorded.write(COUNT, size=1000)
     done = FAULTS[fault](accounts)

@@ -30,9 +30,7 @@ from tests.support.recorded_stream import RecordedStream
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("what", BATCHES)
-def test_a_partial_mirror_that_answers_direct_gets(
-    shared_server: NatsServer, what: str, part: str
-) -> None:
+def test_partial_mirror_serves_direct_get(shared_server: NatsServer, what: str, part: str) -> None:
     """What is cut into several tasks asks for ranks, and the mirror's are too few.
 
     "now" and "as of" are one task each: they ask for no rank, and send no Direct Get at all, so the
@@ -65,7 +63,7 @@ def domains() -> Iterator[HubAndLeaf]:
 
 
 @pytest.mark.parametrize("what", BATCHES)
-def test_a_mirror_that_is_behind(domains: HubAndLeaf, what: str) -> None:
+def test_lagging_mirror_serves_batch(domains: HubAndLeaf, what: str) -> None:
     """What it has is read, all of it; the rest when it has that."""
     recorded = RecordedStream(recorded_kind(what), domains.hub.url).create()
     recorded.write(500)

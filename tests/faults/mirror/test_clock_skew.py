@@ -38,7 +38,7 @@ def mirrored(domains: HubAndLeaf, recorded: RecordedStream, history: int) -> Non
     make_mirror(domains.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more)
 
 
-def test_a_bucket_that_keeps_one_revision(domains: HubAndLeaf) -> None:
+def test_bucket_with_one_revision_under_clock_skew(domains: HubAndLeaf) -> None:
     """A restart after each micro-batch, at checkpoints whose messages are superseded later."""
     hub, leaf = domains.hub.url, domains.leaf.url
     recorded = RecordedStream("kv current", hub, hot=300).create(history=1)
@@ -134,7 +134,7 @@ def without_delta(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("jumped", ["kv"], indirect=True)
-def test_as_of_a_time(jumped: Jumped) -> None:
+def test_as_of_time_under_clock_skew(jumped: Jumped) -> None:
     """The state at a place where times pass that one; the state of a sequence, never a mixture."""
     for moment in moments(jumped):
         rows = without_delta(jumped.read(asOfTime=moment.isoformat()))
@@ -147,7 +147,7 @@ def test_as_of_a_time(jumped: Jumped) -> None:
         jumped.read(asOfTime=ahead.isoformat())
 
 
-def test_a_batch_from_a_time_on(jumped: Jumped) -> None:
+def test_start_time_under_clock_skew(jumped: Jumped) -> None:
     """All that comes after such a place, also what has an earlier time, in its order."""
     more = {"includeHistory": "true"} if jumped.recorded.is_kv else {}
     for moment in moments(jumped):
@@ -158,7 +158,7 @@ def test_a_batch_from_a_time_on(jumped: Jumped) -> None:
 
 
 @pytest.mark.parametrize("jumped", ["stream"], indirect=True)
-def test_a_batch_up_to_a_time(jumped: Jumped) -> None:
+def test_end_time_under_clock_skew(jumped: Jumped) -> None:
     """All that comes before such a place."""
     for moment in moments(jumped):
         rows = jumped.read(endTime=moment.isoformat())
@@ -166,7 +166,7 @@ def test_a_batch_up_to_a_time(jumped: Jumped) -> None:
         assert jumped.meets(len(rows), moment)
 
 
-def test_a_query_that_begins_at_a_time(jumped: Jumped) -> None:
+def test_query_start_time_under_clock_skew(jumped: Jumped) -> None:
     """Where it begins is decided once; restarts go on by sequence."""
     for moment in (jumped.times[seq - 1] for seq in (50, 150, 350, 450)):
         options = {"startTime": moment.isoformat(), "maxRowsPerTrigger": "100"}

@@ -49,7 +49,7 @@ FAULTS: dict[str, Callable[[HubAndLeaf], None]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
-def test_in_the_middle_of_a_split(both: HubAndLeaf, kind: str, fault: str) -> None:
+def test_leaf_node_lost_while_split_is_read(both: HubAndLeaf, kind: str, fault: str) -> None:
     both.wait_joined()
     recorded = RecordedStream(kind, both.hub.url).create()
     recorded.write(COUNT, size=1000)

@@ -21,9 +21,7 @@ from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
-def test_a_partial_mirror_that_answers_direct_gets(
-    shared_server: NatsServer, kind: str, part: str
-) -> None:
+def test_partial_mirror_serves_direct_get(shared_server: NatsServer, kind: str, part: str) -> None:
     """Limits and splits ask for ranks; the mirror counts too few, and nobody believes it.
 
     The stream keeps one message a subject: if it kept more, current values would be one micro-batch
@@ -73,7 +71,7 @@ def domains() -> Iterator[HubAndLeaf]:
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_a_mirror_that_is_behind(domains: HubAndLeaf, kind: str) -> None:
+def test_lagging_mirror_serves_query(domains: HubAndLeaf, kind: str) -> None:
     """What it has is read; the rest when it comes, and none of it is a loss."""
     recorded = RecordedStream(kind, domains.hub.url).create()
     recorded.write(500)

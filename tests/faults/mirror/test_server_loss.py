@@ -130,7 +130,7 @@ class Away:
 
 @pytest.mark.parametrize(("read_from", "whose", "how"), CASES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_the_middle_of_a_split(
+def test_mirror_server_lost_while_split_is_read(
     both: HubAndLeaf, kind: str, read_from: str, whose: str, how: str
 ) -> None:
     relayed = Relayed(both, read_from)
@@ -152,7 +152,7 @@ def test_in_the_middle_of_a_split(
 
 @pytest.mark.parametrize(("read_from", "whose", "how"), BATCH_CASES)
 @pytest.mark.parametrize("what", BATCHES)
-def test_in_the_middle_of_a_batch(
+def test_mirror_server_lost_while_batch_is_read(
     both: HubAndLeaf, what: str, read_from: str, whose: str, how: str
 ) -> None:
     relayed = Relayed(both, read_from)

@@ -52,7 +52,7 @@ FAULTS: dict[str, Callable[[RecordedStream, NatsServer], FrameFault]] = {
         "stream",
     ],
 )
-def test_a_batch_in_trouble(shared_server: NatsServer, what: str, fault: str) -> None:
+def test_batch_under_frame_faults(shared_server: NatsServer, what: str, fault: str) -> None:
     recorded = RecordedStream(recorded_kind(what), shared_server.url).create()
     recorded.write(COUNT, size=1000)
     options = batch_options(recorded, what)
@@ -101,7 +101,7 @@ def test_flow_control_of_a_batch_is_swallowed(
     assert large.consumers() == []
 
 
-def test_all_answers_of_a_batch_to_flow_control_are_swallowed(
+def test_batch_without_flow_control_responses(
     large: RecordedStream, shared_server: NatsServer, what: str
 ) -> None:
     fault = Published("$JS.FC.")

@@ -84,14 +84,14 @@ async def answers(connection: Connection) -> bool:
     return True
 
 
-def test_the_private_names_of_nats_py_are_as_they_are_needed() -> None:
+def test_private_names_of_nats_py_exist() -> None:
     assert list(inspect.signature(Client._process_err).parameters) == ["self", "err_msg"]
     assert list(inspect.signature(Client._process_op_err).parameters) == ["self", "e"]
     assert "self._pongs.pop(0)" in inspect.getsource(Client._process_pong)
     assert "await self._error_cb(err)" in inspect.getsource(Client._process_err)
 
 
-async def test_a_ping_that_was_given_up_harms_nobody(nats_server: NatsServer) -> None:
+async def test_ping_abandoned_does_not_affect_others(nats_server: NatsServer) -> None:
     async with opened(nats_server.url) as connection:
         cancelled = 0
         for turns in range(6):
@@ -109,7 +109,7 @@ async def test_a_ping_that_was_given_up_harms_nobody(nats_server: NatsServer) ->
         assert connection.reconnects == 0
 
 
-async def test_a_renewal_does_not_need_nats_pys_read_loop(shared_server: NatsServer) -> None:
+async def test_renewal_does_not_need_read_loop_of_nats_py(shared_server: NatsServer) -> None:
     async with opened(shared_server.url) as connection:
         loop = connection.client._reading_task
         assert loop is not None
@@ -121,7 +121,7 @@ async def test_a_renewal_does_not_need_nats_pys_read_loop(shared_server: NatsSer
         assert connection.reconnects == 1
 
 
-async def test_a_user_who_is_refused_for_a_while(guarded: WatchedSocket) -> None:
+async def test_user_refused_for_a_while_reconnects(guarded: WatchedSocket) -> None:
     """All who wait get the reason, in bounded time; once it is put right, the connection lives."""
     # All who wait wait for so long.
     async with as_me(guarded, connect_timeout=3.0) as connection:
@@ -163,7 +163,7 @@ async def test_permissions_that_come_back(guarded: WatchedSocket) -> None:
         assert await kv.put("a", b"2") == 2
 
 
-async def test_a_subscription_too_many(guarded: WatchedSocket) -> None:
+async def test_subscription_limit_exceeded(guarded: WatchedSocket) -> None:
     """It is not there; those that are go on."""
     guarded.server.stop()
     guarded.write(more="max_subscriptions: 5")
@@ -180,7 +180,7 @@ async def test_a_subscription_too_many(guarded: WatchedSocket) -> None:
         assert connection.reconnects == 0
 
 
-async def test_a_request_that_is_too_large(shared_server: NatsServer) -> None:
+async def test_request_too_large(shared_server: NatsServer) -> None:
     async with opened(shared_server.url) as connection:
         config = KeyValueConfig("big", metadata={"a": "x" * (2 << 20)})
         with pytest.raises(MessageTooLargeError, match="max_payload of 1048576 bytes"):
@@ -188,7 +188,7 @@ async def test_a_request_that_is_too_large(shared_server: NatsServer) -> None:
         assert await answers(connection)
 
 
-async def test_nothing_begins_on_a_connection_that_is_closed(shared_server: NatsServer) -> None:
+async def test_closed_connection_refuses_requests(shared_server: NatsServer) -> None:
     """Also not while it is being closed: nobody would end it."""
     async with opened(shared_server.url) as connection:
         kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("late"))
@@ -204,7 +204,7 @@ async def test_nothing_begins_on_a_connection_that_is_closed(shared_server: Nats
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_renewal_under_way_ends_with_the_connection(
+async def test_renewal_ends_with_connection(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long nats-py takes to reconnect: no task is left that nobody awaits."""

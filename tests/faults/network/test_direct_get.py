@@ -90,7 +90,7 @@ class Dropping:
     [is_eob, lambda f: is_answer(f, 1), lambda f: is_answer(f, 17), lambda f: is_answer(f, 20)],
     ids=["EOB", "first", "in the middle", "last of a page"],
 )
-async def test_a_frame_of_a_batch_is_dropped(
+async def test_batch_frame_dropped(
     proxy: Proxy, matches: Callable[[bytes], bool], times: int
 ) -> None:
     proxy.verdict = Dropping(matches, times)
@@ -103,7 +103,7 @@ async def test_a_frame_of_a_batch_is_dropped(
 @pytest.mark.parametrize("times", [1, 1000], ids=["once", "always"])
 @pytest.mark.parametrize("matches", [is_eob, lambda f: is_answer(f, 38)], ids=["EOB", "message"])
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
-async def test_a_frame_of_a_multi_subject_answer_is_dropped(
+async def test_multi_subject_frame_dropped(
     proxy: Proxy, matches: Callable[[bytes], bool], times: int, complete: bool
 ) -> None:
     proxy.verdict = Dropping(matches, times)
@@ -116,7 +116,7 @@ async def test_a_frame_of_a_multi_subject_answer_is_dropped(
     assert last.up_to_seq == (40 if complete or matches is is_eob else 37)
 
 
-async def test_the_connection_is_lost_between_two_pages(proxy: Proxy) -> None:
+async def test_connection_lost_between_pages(proxy: Proxy) -> None:
     async with direct_get(proxy.url, "S") as get:
         found = []
         async for page in get.pages(batch=10):
@@ -126,7 +126,7 @@ async def test_the_connection_is_lost_between_two_pages(proxy: Proxy) -> None:
         assert (found, get.jetstream.connection.reconnects) == (WHOLE, 2)
 
 
-async def test_the_connection_is_lost_within_a_page(proxy: Proxy) -> None:
+async def test_connection_lost_within_page(proxy: Proxy) -> None:
     """What had arrived stays, and the next page begins after it."""
     lost = 0
 
@@ -145,7 +145,7 @@ async def test_the_connection_is_lost_within_a_page(proxy: Proxy) -> None:
     assert (lost, reconnects, len(proxy.dropped)) == (1, 1, 1)
 
 
-async def test_the_connection_is_lost_for_good(proxy: Proxy) -> None:
+async def test_connection_lost_permanently(proxy: Proxy) -> None:
     async with direct_get(proxy.url, "S") as get:
         found: list[int] = []
 
@@ -159,7 +159,7 @@ async def test_the_connection_is_lost_for_good(proxy: Proxy) -> None:
         assert found == WHOLE[:10]
 
 
-async def test_a_late_answer_of_another_request_is_not_mixed_in(proxy: Proxy) -> None:
+async def test_late_response_is_not_mixed_in(proxy: Proxy) -> None:
     """The first request is given up; its answers are let through while the second one waits."""
     held: list[bytes] = []
 
@@ -192,7 +192,7 @@ async def test_a_late_answer_of_another_request_is_not_mixed_in(proxy: Proxy) ->
         assert second.code == 204
 
 
-async def test_no_answer_to_a_single_read(proxy: Proxy) -> None:
+async def test_single_read_without_response(proxy: Proxy) -> None:
     """The leader is asked when nobody answers a Direct Get."""
     proxy.verdict = Dropping(lambda frame: is_answer(frame, 5), 2)
 
@@ -205,7 +205,7 @@ def is_of_leader(frame: bytes) -> bool:
     return b"io.nats.jetstream.api.v1.stream_msg_get_response" in frame
 
 
-async def test_the_leader_does_not_respond_to_a_single_read(proxy: Proxy) -> None:
+async def test_single_read_without_leader(proxy: Proxy) -> None:
     """The Direct Get is repeated: another server may handle it. The leader is not needed."""
     direct = Dropping(lambda frame: is_answer(frame, 5), 2)
     proxy.verdict = lambda frame: direct(frame) and not is_of_leader(frame)
@@ -216,7 +216,7 @@ async def test_the_leader_does_not_respond_to_a_single_read(proxy: Proxy) -> Non
     assert sum(map(is_of_leader, proxy.dropped)) == 1
 
 
-async def test_the_upstream_of_a_mirror_does_not_respond_to_a_single_read(proxy: Proxy) -> None:
+async def test_single_read_without_upstream_of_mirror(proxy: Proxy) -> None:
     """The mirror has the message, and receives every other request or so."""
     fill(proxy.url, "UP")
     make_mirror(proxy.url, "DOWN", "UP", allow_direct=True, mirror_direct=True)
@@ -238,7 +238,7 @@ async def test_the_upstream_of_a_mirror_does_not_respond_to_a_single_read(proxy:
     "block",
     [b"NATS/1.0\r\nNats-Stream: S\r\n\r\n", b"NATS/2.0 204\r\n\r\n", b"NATS/1.0\r\nx\r\n\r\n"],
 )
-async def test_an_answer_that_is_none(proxy: Proxy, block: bytes) -> None:
+async def test_invalid_response_is_refused(proxy: Proxy, block: bytes) -> None:
     def verdict(frame: bytes) -> bool | bytes:
         if not is_answer(frame, 5):
             return True
@@ -256,7 +256,7 @@ async def test_an_answer_that_is_none(proxy: Proxy, block: bytes) -> None:
             await seqs(get.batch())
 
 
-async def test_a_batch_that_its_reader_leaves(filled: NatsServer) -> None:
+async def test_batch_left_by_reader(filled: NatsServer) -> None:
     """Neither a page that is given up nor a cancelled one leaves anything subscribed."""
     async with direct_get(filled.url, "S") as get:
         batch = get.batch(batch=5)
@@ -305,7 +305,7 @@ async def test_through_an_import_that_lets_one_message_through() -> None:
             assert last == [37, 38, 39, 40]
 
 
-async def test_a_follower_that_stands_still() -> None:
+async def test_follower_paused() -> None:
     """A paused replica answers nothing. Reads are answered all the same, and whole."""
     with Cluster(4) as cluster:
         fill(cluster.url, num_replicas=3)
@@ -328,7 +328,7 @@ async def test_a_follower_that_stands_still() -> None:
 
 
 @pytest.mark.faults
-async def test_a_leader_that_stands_still() -> None:
+async def test_leader_paused() -> None:
     """Single reads do not need it: the other replicas have the messages."""
     with Cluster(3) as cluster:
         fill(cluster.url, num_replicas=3)
@@ -341,7 +341,7 @@ async def test_a_leader_that_stands_still() -> None:
                 assert {one.seq for one in found} == {9}
 
 
-async def test_a_mirror_that_lags() -> None:
+async def test_mirror_lags() -> None:
     """A mirror behind a slow line: what it has not got is never reported missing."""
     with hub_and_leaf() as pair:
         fill(pair.hub.url)

@@ -75,7 +75,7 @@ def test_messages_are_lost(recorded: RecordedStream, shared_server: NatsServer, 
     assert set(proxy.created) == set(proxy.deleted)
 
 
-def test_a_tenth_of_all_messages_is_lost(shared_server: NatsServer) -> None:
+def test_tenth_of_messages_dropped(shared_server: NatsServer) -> None:
     """A rebuild every ten messages: each makes progress, so none is one too many."""
     recorded = RecordedStream("stream", shared_server.url).create()
     recorded.write(400)
@@ -94,7 +94,7 @@ DISORDER = {
 
 
 @pytest.mark.parametrize("how", DISORDER)
-def test_a_message_comes_otherwise(
+def test_message_altered(
     recorded: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "slow":
@@ -117,7 +117,7 @@ def test_cut_in_the_middle_of_a_frame(
     assert proxy.connections > 2  # the planner's, the reader's, and the reader's next
 
 
-def test_the_connection_is_reset_again_and_again(
+def test_connection_reset_repeatedly(
     recorded_messages: RecordedStream, shared_server: NatsServer
 ) -> None:
     fault = Sequences([400, 800], CutAt(0))
@@ -126,7 +126,7 @@ def test_the_connection_is_reset_again_and_again(
     assert proxy.connections > 3
 
 
-def test_a_slow_line(
+def test_line_slow(
     recorded_messages: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slower than flow control expects it: nothing is given up."""
@@ -136,14 +136,14 @@ def test_a_slow_line(
 
 
 @pytest.mark.faults
-def test_a_line_of_a_modem(recorded_messages: RecordedStream, shared_server: NatsServer) -> None:
+def test_line_at_modem_rate(recorded_messages: RecordedStream, shared_server: NatsServer) -> None:
     proxy = read_through(recorded_messages, shared_server, rate=100_000)
     assert proxy.asked("$JS.FC.")
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_slow_line_that_is_full(shared_server: NatsServer, kind: str) -> None:
+def test_line_slow_and_full(shared_server: NatsServer, kind: str) -> None:
     """Seconds of messages stand before each PONG; a list would begin anew after each reconnect."""
     recorded = RecordedStream(kind, shared_server.url).create()
     recorded.write(20_000, size=4000)
@@ -183,7 +183,7 @@ def test_flow_control_is_swallowed(
     assert len(proxy.created) == 1
 
 
-def test_one_answer_to_flow_control_is_swallowed(
+def test_flow_control_response_dropped_once(
     large: RecordedStream, shared_server: NatsServer
 ) -> None:
     fault = Published("$JS.FC.", most=1)
@@ -191,7 +191,7 @@ def test_one_answer_to_flow_control_is_swallowed(
     assert fault.done == 1
 
 
-def test_all_answers_to_flow_control_are_swallowed(
+def test_flow_control_responses_all_dropped(
     large: RecordedStream, shared_server: NatsServer
 ) -> None:
     """The server stands still: the reader goes on without flow control."""
@@ -211,7 +211,7 @@ def test_heartbeats_are_missed(recorded: RecordedStream, shared_server: NatsServ
     assert len(proxy.created) > 1
 
 
-def test_only_heartbeats_are_lost(
+def test_heartbeats_all_dropped(
     recorded_messages: RecordedStream, shared_server: NatsServer
 ) -> None:
     """Messages are a sign of life, too: they come for longer than heartbeats are waited for."""
@@ -225,9 +225,7 @@ def test_only_heartbeats_are_lost(
 
 
 @pytest.mark.recorded(kinds=KINDS_IN_TURN)
-def test_the_consumer_is_deleted_in_the_middle(
-    recorded: RecordedStream, shared_server: NatsServer
-) -> None:
+def test_consumer_deleted_while_read(recorded: RecordedStream, shared_server: NatsServer) -> None:
     fault = ConsumerDeletedAt(recorded.delete_consumers, 800)
     proxy = read_through(recorded, shared_server, fault)
     assert fault.gone == [fault.consumer] == proxy.created[:1]
@@ -235,7 +233,7 @@ def test_the_consumer_is_deleted_in_the_middle(
 
 
 @pytest.mark.recorded(kinds=KINDS_IN_TURN)
-def test_the_consumer_is_deleted_before_the_first_message(
+def test_consumer_deleted_before_first_message(
     recorded: RecordedStream, shared_server: NatsServer
 ) -> None:
     fault = ConsumerDeletedEarly(recorded.delete_consumers)
@@ -245,7 +243,7 @@ def test_the_consumer_is_deleted_before_the_first_message(
 
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
-def test_the_consumer_is_deleted_while_idle(shared_server: NatsServer, kind: str) -> None:
+def test_consumer_deleted_while_idle(shared_server: NatsServer, kind: str) -> None:
     """It has delivered all, the last message was lost, and its heartbeat says so: gone it is."""
     recorded = RecordedStream(kind, shared_server.url).create()
     recorded.write(COUNT)

@@ -42,7 +42,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("how", FAULTS)
-async def test_a_watch_gets_every_key(shared_server: NatsServer, bucket: str, how: str) -> None:
+async def test_watch_receives_every_key(shared_server: NatsServer, bucket: str, how: str) -> None:
     fault = FAULTS[how]
     with Proxy(shared_server.port, fault) as proxy:
         async with opened(proxy, bucket) as kv:

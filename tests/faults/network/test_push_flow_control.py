@@ -96,7 +96,7 @@ async def test_swallowed_flow_control_is_answered_by_the_heartbeat(
             await context.__aexit__(None, None, None)
 
 
-async def test_a_flow_control_subject_of_another_form_is_answered(
+async def test_flow_control_subject_of_other_form_is_answered(
     shared_server: NatsServer,
 ) -> None:
     """ADR-15, "Flow Control": the subject is not inspected, and the answer is empty."""
@@ -114,7 +114,7 @@ async def test_a_flow_control_subject_of_another_form_is_answered(
         assert fault.done
 
 
-async def test_a_lost_answer_is_repeated(shared_server: NatsServer) -> None:
+async def test_flow_control_response_lost_is_repeated(shared_server: NatsServer) -> None:
     """Two answers are lost, as on a route; each is repeated until the server has received it."""
     stream = make_stream(shared_server.url, 1500, 10_000)
     lost: list[bytes] = []

@@ -29,7 +29,7 @@ def drop(frame: bytes) -> bool:
     return False
 
 
-async def test_a_lost_message_is_a_gap(shared_server: NatsServer) -> None:
+async def test_message_lost_is_a_gap(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     fault = Once(nth_delivery(4), drop)
     with Proxy(shared_server.port, fault) as proxy:
@@ -45,7 +45,7 @@ async def test_a_lost_message_is_a_gap(shared_server: NatsServer) -> None:
         assert len(proxy.dropped) == 1
 
 
-async def test_a_lost_last_message_is_seen_by_the_heartbeat(shared_server: NatsServer) -> None:
+async def test_last_message_lost_is_found_by_heartbeat(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     fault = Once(nth_delivery(10), drop)
     with Proxy(shared_server.port, fault) as proxy:
@@ -64,7 +64,7 @@ async def test_a_lost_last_message_is_seen_by_the_heartbeat(shared_server: NatsS
         assert len(proxy.dropped) == 1
 
 
-async def test_a_queue_group_knows_no_gaps(shared_server: NatsServer) -> None:
+async def test_queue_group_detects_no_gaps(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     fault = Once(nth_delivery(4), drop)
     with Proxy(shared_server.port, fault) as proxy:
@@ -80,7 +80,7 @@ async def test_a_queue_group_knows_no_gaps(shared_server: NatsServer) -> None:
         assert len(proxy.dropped) == 1
 
 
-async def test_a_consumer_found_in_the_middle_has_no_gap_before(shared_server: NatsServer) -> None:
+async def test_consumer_bound_in_the_middle_has_no_gap_before(shared_server: NatsServer) -> None:
     url = shared_server.url
     stream = make_stream(url, 5)
     config = {"deliver_subject": f"to.{stream}", "idle_heartbeat": 100_000_000}
@@ -154,7 +154,7 @@ class SilentIntervals:
         return self.heartbeats == 1
 
 
-async def test_two_intervals_without_a_heartbeat_are_not_an_alarm_and_three_are(
+async def test_heartbeat_alarm_after_three_intervals(
     shared_server: NatsServer,
 ) -> None:
     """ADR-15, "Heartbeats": a push subscription raises, an ordered one rebuilds its consumer."""
@@ -208,7 +208,7 @@ async def test_two_intervals_without_a_heartbeat_are_not_an_alarm_and_three_are(
     await asyncio.gather(push(), ordered(), pull())
 
 
-async def test_an_alarm_may_go_to_a_callback(shared_server: NatsServer) -> None:
+async def test_heartbeat_alarm_goes_to_callback(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
     with Proxy(shared_server.port, lambda frame: not is_status(frame, b"Idle")) as proxy:
         async with connected(proxy.url) as jetstream:
@@ -232,7 +232,7 @@ async def test_an_alarm_may_go_to_a_callback(shared_server: NatsServer) -> None:
         assert proxy.dropped
 
 
-async def test_a_loop_that_was_busy_does_not_miss_heartbeats(shared_server: NatsServer) -> None:
+async def test_busy_loop_does_not_miss_heartbeats(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with (

@@ -15,7 +15,7 @@ from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
 
 
-async def test_an_ephemeral_consumer_lost_with_its_server_is_an_error(
+async def test_ephemeral_consumer_lost_with_server_is_an_error(
     nats_server: NatsServer,
 ) -> None:
     memory = {"mem_storage": True, "inactive_threshold": 0.2}
@@ -40,7 +40,7 @@ async def test_an_ephemeral_consumer_lost_with_its_server_is_an_error(
         await subscription.unsubscribe()
 
 
-async def test_a_durable_consumer_goes_on_after_a_lost_connection(
+async def test_durable_consumer_resumes_after_lost_connection(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 3)

@@ -49,7 +49,7 @@ def msg(frame: bytes, reply: bytes) -> bytes:
         (b"NATS/1.0\r\nSome: thing\r\n\r\n", ProtocolError, "neither a delivery nor a status"),
     ],
 )
-async def test_a_status_that_is_an_error(
+async def test_error_status_is_raised(
     shared_server: NatsServer, block: bytes, kind: type[NatsSourceError], text: str
 ) -> None:
     stream = make_stream(shared_server.url, 5)
@@ -76,7 +76,7 @@ async def test_a_status_that_is_an_error(
         (b"_INBOX.somebody", "neither a delivery nor a status"),
     ],
 )
-async def test_a_reply_subject_that_is_none(
+async def test_invalid_reply_subject_is_refused(
     shared_server: NatsServer, reply: bytes, text: str
 ) -> None:
     stream = make_stream(shared_server.url, 5)
@@ -94,7 +94,7 @@ async def test_a_reply_subject_that_is_none(
 
 
 @pytest.mark.parametrize("status", [b"409 Consumer Deleted", b"503", b"499 New Thing"])
-async def test_an_ordered_subscription_replaces_its_consumer_at_any_status(
+async def test_ordered_subscription_replaces_consumer_at_any_status(
     shared_server: NatsServer, status: bytes
 ) -> None:
     """It raises no status: the next consumer delivers the rest, or says what is wrong."""
@@ -113,7 +113,7 @@ async def test_an_ordered_subscription_replaces_its_consumer_at_any_status(
         assert fault.done
 
 
-async def test_a_status_from_each_consumer_ends_an_ordered_subscription(
+async def test_ordered_subscription_ends_after_status_of_each_consumer(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 5)

@@ -69,7 +69,7 @@ def test_thirty_seconds_in_the_middle_of_a_hundred_megabytes(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kv current", "stream", "batch"])
-def test_a_second_after_every_batch(large: Callable[[str], RecordedStream], kind: str) -> None:
+def test_reader_pauses_after_every_batch(large: Callable[[str], RecordedStream], kind: str) -> None:
     recorded = large("stream" if kind == "batch" else kind)
     pauses: list[int] = []
 
@@ -83,7 +83,7 @@ def test_a_second_after_every_batch(large: Callable[[str], RecordedStream], kind
 
 
 @pytest.mark.faults
-def test_a_list_is_overwritten_after_every_batch(shared_server: NatsServer) -> None:
+def test_initial_values_overwritten_after_every_batch(shared_server: NatsServer) -> None:
     """Of a list of 30 MB, what comes in the end was superseded long ago, and still comes once."""
     recorded = RecordedStream("kv current", shared_server.url, hot=300).create()
     recorded.write(700, size=100_000)

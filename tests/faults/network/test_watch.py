@@ -88,7 +88,7 @@ async def test_lost_deliveries_among_the_initial_values(
     assert consumers(filled.url, "b") == []
 
 
-async def test_a_lost_update(filled: NatsServer) -> None:
+async def test_update_lost(filled: NatsServer) -> None:
     with Proxy(filled.port) as proxy:
         async with opened(proxy.url, "b") as kv, kv.watch(heartbeat=0.1) as watch:
             await watch.initial()
@@ -100,7 +100,7 @@ async def test_a_lost_update(filled: NatsServer) -> None:
         assert len(proxy.dropped) == 1
 
 
-async def test_the_last_update_is_lost(filled: NatsServer) -> None:
+async def test_last_update_lost(filled: NatsServer) -> None:
     """No later message shows the gap, but a heartbeat does."""
     with Proxy(filled.port) as proxy:
         async with opened(proxy.url, "b") as kv, kv.watch(heartbeat=0.1) as watch:
@@ -132,7 +132,7 @@ async def test_lost_heartbeats_before_the_signal(nats_server: NatsServer) -> Non
 
 
 @pytest.mark.parametrize("include_history", [False, True])
-async def test_the_connection_is_cut_among_the_initial_values(
+async def test_connection_cut_within_initial_values(
     filled: NatsServer, include_history: bool
 ) -> None:
     expected = ALL if include_history else LATEST
@@ -194,7 +194,7 @@ async def test_keys_that_change_while_the_connection_is_lost_among_the_initial_v
             assert found == [*unchanged, *changes]
 
 
-async def test_the_server_restarts_under_a_watch(tmp_path: Path) -> None:
+async def test_server_restarts_while_watching(tmp_path: Path) -> None:
     with NatsServer(store=tmp_path) as server:
         create_bucket(server.url, "b", history=2)
         put(server.url, "b", "a", b"1")
@@ -222,7 +222,7 @@ def put_when_there(url: str) -> None:
                 raise
 
 
-async def test_the_server_stays_away(nats_server: NatsServer) -> None:
+async def test_server_unavailable_while_watching(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
 
     async with opened(nats_server.url, "b", connect_timeout=1.0, request_timeout=1.0) as kv:

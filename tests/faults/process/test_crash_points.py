@@ -208,7 +208,7 @@ def check_point(one: Point, directory: Path, batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_the_driver_is_killed(killed: dict[str, Path], name: str) -> None:
+def test_driver_killed(killed: dict[str, Path], name: str) -> None:
     """In its first micro-batch, and the driver that goes on in the next one."""
     one = KILLED[name]
     count = COUNTS[one.place]
@@ -225,7 +225,7 @@ def test_the_driver_is_killed(killed: dict[str, Path], name: str) -> None:
     assert {times for (seq, _), times in came.items() if int(seq > count) not in again} <= {1}
 
 
-def test_a_task_is_run_again(nats_server: NatsServer, tmp_path: Path) -> None:
+def test_task_retried(nats_server: NatsServer, tmp_path: Path) -> None:
     """The same split, read by another attempt; the first one's rows are not in the sink."""
     reads = (KV, CURRENT, STREAM, BATCH_OF_CURRENT, BATCH_OF_A_STREAM)
     points = tuple((read, point) for point in ("task fails", "task dies") for read in reads)
@@ -241,7 +241,7 @@ SPECULATION = {
 }
 
 
-def test_a_task_is_overtaken(nats_server: NatsServer, tmp_path: Path) -> None:
+def test_task_attempts_overlap(nats_server: NatsServer, tmp_path: Path) -> None:
     """Two attempts read the same split at the same time (``spark.speculation``)."""
     home, work = Path(pyspark.__file__).parent, tmp_path / "cluster"
     work.mkdir()

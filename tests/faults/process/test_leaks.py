@@ -251,7 +251,9 @@ class After:
         return [one for one in found if one]
 
 
-def test_nothing_is_left(spark: SparkSession, nats_server: NatsServer, tmp_path: Path) -> None:
+def test_query_leaves_no_resources(
+    spark: SparkSession, nats_server: NatsServer, tmp_path: Path
+) -> None:
     place = Place(session(spark), nats_server, tmp_path)
     place.make("FULL", ROWS, 1000)
     create_bucket(nats_server.url, "full", history=2)

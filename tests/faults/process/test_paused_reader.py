@@ -20,7 +20,7 @@ from tests.support.attack_target import peak
 from tests.support.nats.buckets import create_bucket, put_many
 
 
-def test_a_reader_that_pauses_longer_than_all_timers(server: NatsServer) -> None:
+def test_reader_pauses_longer_than_all_timers(server: NatsServer) -> None:
     """No event loop runs in the pause; the reader counts no heartbeat of it as missed."""
     # One second, since a server without CPU time for three intervals would count as silent.
     got, rebuilds = _paused(server.url, heartbeat=1.0, pause=3.5)
@@ -29,7 +29,7 @@ def test_a_reader_that_pauses_longer_than_all_timers(server: NatsServer) -> None
 
 
 @pytest.mark.faults
-def test_a_reader_that_pauses_for_minutes(server: NatsServer) -> None:
+def test_reader_pauses_for_minutes(server: NatsServer) -> None:
     """Longer than the server's write deadline and the inactive threshold of a consumer."""
     create_bucket(server.url, "backlog")
     large = b"x" * 50_000

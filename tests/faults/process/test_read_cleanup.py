@@ -127,12 +127,14 @@ SCENARIOS: tuple[Callable[[NatsServer], None], ...] = (
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_nothing_is_left(server: NatsServer, scenario: Callable[[NatsServer], None]) -> None:
+def test_read_leaves_no_consumers(
+    server: NatsServer, scenario: Callable[[NatsServer], None]
+) -> None:
     with nothing_left(server):
         scenario(server)
 
 
-def test_what_is_left_is_found(server: NatsServer) -> None:
+def test_leftover_consumer_is_found(server: NatsServer) -> None:
     """The check itself detects a consumer, a connection, files, a thread and a child process."""
     over = threading.Event()
     before = Held.at_rest(server)

@@ -43,7 +43,7 @@ def drip(server: NatsServer, kind: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["kv", pytest.param("stream", marks=pytest.mark.faults)])
-def test_a_thousand_micro_batches(server: NatsServer, drip: str, kind: str) -> None:
+def test_micro_batches_by_thousand_do_not_grow(server: NatsServer, drip: str, kind: str) -> None:
     """Planned and read in turn, as the driver and a worker do in a long query."""
     rows, before, held = 0, 0, (0, 0)
     with nothing_left(server), open_planner(server.url, **NEW[kind]) as asked:
@@ -82,7 +82,7 @@ def test_a_thousand_micro_batches(server: NatsServer, drip: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["kv", pytest.param("stream", marks=pytest.mark.faults)])
-def test_nobody_writes(server: NatsServer, drip: str, kind: str) -> None:
+def test_idle_query_does_not_grow(server: NatsServer, drip: str, kind: str) -> None:
     """Thousands of polls of an idle query: memory does not grow, and no consumer is created."""
     asked: Counter[str] = Counter()
 
@@ -116,7 +116,7 @@ def test_nobody_writes(server: NatsServer, drip: str, kind: str) -> None:
 
 
 @pytest.mark.faults
-def test_a_million_rows(server: NatsServer) -> None:
+def test_rows_by_million_do_not_grow(server: NatsServer) -> None:
     """Memory depends on the size of a batch, not on the length of the range."""
     create_bucket(server.url, "million")
     for part in range(20):
@@ -128,7 +128,7 @@ def test_a_million_rows(server: NatsServer) -> None:
 
 
 @pytest.mark.faults
-def test_a_hundred_queries_in_one_session(
+def test_queries_by_hundred_do_not_grow(
     spark: SparkSession, server: NatsServer, tmp_path: Path
 ) -> None:
     """Each query starts a planner process; all share the Python workers.

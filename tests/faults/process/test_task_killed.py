@@ -181,7 +181,7 @@ def check(recorded: RecordedStream, read: Read, found: list[RowOfSpark]) -> None
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch(killer: Killer, name: str) -> None:
+def test_batch_task_killed(killer: Killer, name: str) -> None:
     read = BATCHES[name]
     recorded = written(killer.server, read)
     rows = killer.behind(read.load(killer.spark, recorded))
@@ -190,7 +190,7 @@ def test_a_batch(killer: Killer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query(killer: Killer, tmp_path: Path, name: str) -> None:
+def test_query_task_killed(killer: Killer, tmp_path: Path, name: str) -> None:
     """In its first micro-batch; the next run goes on behind it."""
     read = QUERIES[name]
     recorded = written(killer.server, read)

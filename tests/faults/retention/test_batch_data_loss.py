@@ -103,7 +103,7 @@ def test_between_planning_and_reading(
 
 
 @pytest.mark.parametrize("accept", [False, True], ids=["refused", "accepted"])
-def test_in_the_middle_of_a_task(
+def test_messages_expire_within_task(
     recorded_batch: RecordedStream,
     shared_server: NatsServer,
     what: str,

@@ -94,7 +94,7 @@ def test_while_the_query_is_stopped(
 
 
 @pytest.mark.parametrize("cause", [purge, limit])
-def test_when_it_is_planned(
+def test_data_loss_message_at_planning(
     recorded: RecordedStream,
     caplog: pytest.LogCaptureFixture,
     cause: Callable[[RecordedStream, int], None],
@@ -141,7 +141,7 @@ def limit_passes_hole(recorded: RecordedStream, server: NatsServer) -> Iterator[
     assert recorded.state()["first_seq"] == 451
 
 
-def test_what_had_a_hole_is_counted(
+def test_data_loss_message_counts_hole(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Where it is not all of a range that did not come, it says how many of it.

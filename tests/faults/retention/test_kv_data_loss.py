@@ -84,7 +84,7 @@ def counts(fast: int, *slow: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", counts(1, 0, 5))
-def test_made_again_while_stopped(
+def test_bucket_recreated_while_stopped(
     scene: Scene, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """Empty, shorter than the checkpoint, and grown past it."""
@@ -108,12 +108,12 @@ def test_made_again_while_stopped(
     )
 
 
-def test_made_again_under_a_query(scene: Scene) -> None:
+def test_bucket_recreated_while_query_runs(scene: Scene) -> None:
     play(scene, Create(), *puts("a", "b", "c"), Start(after=recreate(scene)))
     play(scene, lost("deleted and re-created", rows=3), ExpectRows(*OLD))
 
 
-def test_made_again_under_a_query_that_goes_on(scene: Scene) -> None:
+def test_bucket_recreated_while_query_runs_and_continues(scene: Scene) -> None:
     play(
         scene,
         Create(),
@@ -136,7 +136,7 @@ def recreate(scene: Scene, batch_id: int = 0) -> Any:
     return run
 
 
-def test_made_again_between_planning_and_reading(scene: Scene) -> None:
+def test_bucket_recreated_between_plan_and_read(scene: Scene) -> None:
     """Rows of the new stream must not pass for those of the old one's range."""
 
     def run(batch_id: int) -> None:

@@ -90,7 +90,7 @@ def overwritten_and_deleted(recorded: RecordedStream) -> Callable[[], None]:
 
 @pytest.mark.parametrize("lose", [False, True], ids=["", "the rest is lost"])
 @pytest.mark.parametrize("act", [overwritten, overwritten_and_deleted])
-def test_a_list_is_overwritten_while_it_is_read(
+def test_initial_values_overwritten_while_read(
     last_values_stream: RecordedStream,
     shared_server: NatsServer,
     act: Callable[[RecordedStream], Callable[[], None]],
@@ -112,7 +112,7 @@ def test_a_list_is_overwritten_while_it_is_read(
     assert last_values_stream.consumers() == []
 
 
-def test_the_consumer_of_a_list_is_deleted_before_its_first_message(
+def test_initial_values_consumer_deleted_before_first_message(
     last_values_stream: RecordedStream, shared_server: NatsServer
 ) -> None:
     """And all is overwritten then: the list that comes is shorter, and the changes follow."""
@@ -133,7 +133,7 @@ def test_the_consumer_of_a_list_is_deleted_before_its_first_message(
     last_values_stream.check_queries(query)
 
 
-def test_a_restart_in_the_middle_of_changes(repeated_keys: RecordedStream) -> None:
+def test_restart_within_changes(repeated_keys: RecordedStream) -> None:
     """The second reading goes on with the first one's offsets, and repeats no list."""
     with repeated_keys.query() as first:
         first.until(repeated_keys.last)

@@ -54,7 +54,7 @@ def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]
     return given, asyncio.run(work())
 
 
-def test_what_expires_behind_the_reader_is_no_loss(shared_server: NatsServer) -> None:
+def test_expiry_behind_reader_is_not_a_loss(shared_server: NatsServer) -> None:
     url = shared_server.url
     make_stream(url, "BEHIND", MANY, max_msgs=MANY)
     given, plan = planned(url, "BEHIND")
@@ -71,9 +71,7 @@ def test_what_expires_behind_the_reader_is_no_loss(shared_server: NatsServer) ->
 
 @pytest.mark.parametrize("gone", [1, 10])
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
-def test_what_expires_before_it_is_read_is_a_loss(
-    shared_server: NatsServer, span: int, gone: int
-) -> None:
+def test_expiry_before_read_is_a_loss(shared_server: NatsServer, span: int, gone: int) -> None:
     url, name = shared_server.url, f"BEFORE{span}-{gone}"
     make_stream(url, name, span)
     given, plan = planned(url, name, **FROM_THE_FIRST)
@@ -90,7 +88,7 @@ def test_what_expires_before_it_is_read_is_a_loss(
     assert rest == list(range(gone + 1, span + 1))
 
 
-def test_what_is_gone_beyond_the_range_is_not_counted(shared_server: NatsServer) -> None:
+def test_expiry_beyond_range_is_not_counted(shared_server: NatsServer) -> None:
     url = shared_server.url
     make_stream(url, "BEYOND", 40)
     given, plan = planned(url, "BEYOND", **FROM_THE_FIRST)
@@ -118,7 +116,7 @@ def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span:
     assert rows == list(range(11, span + 1))
 
 
-def test_what_follows_a_hole_is_not_counted(shared_server: NatsServer) -> None:
+def test_messages_after_hole_are_not_counted(shared_server: NatsServer) -> None:
     """A deleted message, and then retention that passes it behind the reader."""
     url, name = shared_server.url, "HOLE"
     make_stream(url, name, MANY, max_msgs=MANY)

@@ -27,7 +27,7 @@ def create(kind: str, server: NatsServer) -> RecordedStream:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_overtakes_a_slow_reader(
+def test_retention_overtakes_slow_reader(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """One micro-batch of 200 is read while 900 are written to a stream that keeps 500."""
@@ -58,7 +58,7 @@ def test_it_overtakes_a_slow_reader(
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_it_overtakes_a_split(
+def test_retention_overtakes_split(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """The consumer is lost at 200; when it is rebuilt, all up to 350 is gone."""
@@ -90,7 +90,7 @@ def test_it_overtakes_a_split(
 
 @pytest.mark.parametrize("more", [250, 400])
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_it_overtakes_between_splits(
+def test_retention_overtakes_between_splits(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, more: int
 ) -> None:
     """Of three splits the first was read when ``more`` are written, and as many go away.
@@ -134,7 +134,7 @@ def test_it_overtakes_between_splits(
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_it_follows_close_behind(
+def test_retention_follows_close_behind(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """What goes away after it was sent is not lost, though the stream now begins in the range."""
@@ -182,7 +182,7 @@ def test_messages_that_expire(
     recorded.check(query.rows + second.rows, lost=gone)
 
 
-def test_a_bucket_says_at_the_start_that_keys_can_vanish(
+def test_bucket_with_silent_removals_warns_at_start(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a key that expires without a marker no row will tell, so a warning does."""
@@ -193,7 +193,7 @@ def test_a_bucket_says_at_the_start_that_keys_can_vanish(
     assert any("removed without a marker" in one.getMessage() for one in caplog.records)
 
 
-def test_a_purge_of_one_subject(shared_server: NatsServer) -> None:
+def test_purge_of_one_subject(shared_server: NatsServer) -> None:
     """Through the API, without a marker: holes are no loss, the beginning has not moved."""
     recorded = RecordedStream("stream", shared_server.url).create()
     recorded.write(100)

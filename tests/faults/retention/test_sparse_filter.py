@@ -14,7 +14,7 @@ KEPT = 500
 
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
-def test_a_rare_match(
+def test_rare_match_keeps_offset_moving(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """The offset follows the stream with empty micro-batches now and then: no false loss."""
@@ -57,7 +57,7 @@ ROUND = 20_000
         pytest.param("stream", 50, marks=pytest.mark.faults),
     ],
 )
-def test_one_match_in_a_million_while_retention_moves_on(
+def test_single_match_in_a_million_while_retention_moves(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, rounds: int
 ) -> None:
     """Of a bucket, too, though every key that is written is one that no filter matches."""

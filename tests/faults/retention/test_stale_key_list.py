@@ -40,7 +40,7 @@ FAULTS: dict[str, tuple[Callable[[RecordedStream], None], bytes | None]] = {
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_what_is_listed_goes_away(
+def test_listed_stream_is_deleted(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     fault, then = FAULTS[what]

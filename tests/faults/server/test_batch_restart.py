@@ -23,7 +23,7 @@ def what(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("how", AGAIN)
-def test_the_server(
+def test_server_restarts_within_batch(
     new_recorded: NewRecordedStream, shared_server: NatsServer, what: str, how: str
 ) -> None:
     recorded = new_recorded(recorded_kind(what), COUNT)
@@ -37,7 +37,7 @@ def test_the_server(
     assert recorded.consumers() == []
 
 
-def test_the_kept_connection_is_lost(
+def test_kept_connection_is_lost(
     new_recorded: NewRecordedStream, shared_server: NatsServer, what: str
 ) -> None:
     """A task finds that of the task before it in the same worker cut."""

@@ -105,7 +105,7 @@ def test_deleted_and_made_again(recorded: RecordedStream) -> None:
     assert {row.created for row in first.rows}.isdisjoint({row.created for row in second.rows})
 
 
-def test_made_again_between_planning_and_reading(recorded: RecordedStream) -> None:
+def test_stream_recreated_between_plan_and_read(recorded: RecordedStream) -> None:
     """Rows of two streams are never mixed: the micro-batch fails, whatever is accepted."""
     with recorded.query(**ACCEPT) as query:
         assert query.plan()

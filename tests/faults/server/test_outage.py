@@ -89,7 +89,7 @@ def test_between_micro_batches(nats_server: NatsServer, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", LEAVE)
-def test_in_the_middle_of_a_split(nats_server: NatsServer, how: str) -> None:
+def test_outage_while_split_is_read(nats_server: NatsServer, how: str) -> None:
     """Its reader has been connected, so it waits also in the first micro-batch."""
     count = 20_000
     create_bucket(nats_server.url, "b", 64)
@@ -109,7 +109,7 @@ def test_in_the_middle_of_a_split(nats_server: NatsServer, how: str) -> None:
         driver.close()
 
 
-def test_an_outage_that_lasts_too_long(nats_server: NatsServer) -> None:
+def test_outage_longer_than_timeout(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b", 64)
     fill(nats_server.url, 0, 10)
     driver = QueryDriver(options(nats_server.url), outage_timeout=2)
@@ -126,7 +126,7 @@ def test_an_outage_that_lasts_too_long(nats_server: NatsServer) -> None:
         driver.close()
 
 
-def test_a_wrong_address_is_an_error_at_the_start() -> None:
+def test_wrong_address_fails_at_start() -> None:
     driver = QueryDriver(options("nats://127.0.0.1:1"), outage_timeout=3600)
     try:
         with pytest.raises(ConnectError, match="connection refused"):
@@ -135,7 +135,7 @@ def test_a_wrong_address_is_an_error_at_the_start() -> None:
         driver.close()
 
 
-def test_a_query_outlives_it_and_can_be_stopped(
+def test_query_retries_while_unavailable_and_can_be_stopped(
     spark: SparkSession, nats_server: NatsServer, tmp_path: Path
 ) -> None:
     url = nats_server.url
@@ -169,7 +169,7 @@ def test_a_query_outlives_it_and_can_be_stopped(
     assert not stopping.is_alive()
 
 
-def test_a_query_of_several_buckets_waits_for_all_of_them(
+def test_query_of_several_buckets_waits_for_all(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One of two has three replicas and loses its majority."""

@@ -79,7 +79,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("how", "seconds", "trigger"), CASES)
-def test_every_entry_is_read_once(
+def test_outage_matrix_reads_every_entry_once(
     spark: SparkSession, tmp_path: Path, how: str, seconds: int, trigger: str
 ) -> None:
     table = tmp_path / "table"

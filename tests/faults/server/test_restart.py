@@ -82,7 +82,7 @@ def test_while_keys_are_written_over_and_over(
     assert recorded.consumers() == []
 
 
-def test_the_connection_is_lost_between_planning_and_reading(
+def test_connection_lost_between_plan_and_read(
     recorded: RecordedStream, shared_server: NatsServer
 ) -> None:
     """Those of the planner and of the task before, which is kept."""
@@ -100,7 +100,7 @@ def test_the_connection_is_lost_between_planning_and_reading(
     assert recorded.consumers() == []
 
 
-def test_it_stands_still_between_planning_and_reading(shared_server: NatsServer) -> None:
+def test_server_paused_between_plan_and_read(shared_server: NatsServer) -> None:
     """For longer than a PING is waited for: a new connection is made when it answers again."""
     recorded = RecordedStream("kv", shared_server.url).create()
     recorded.write(COUNT)
@@ -142,7 +142,7 @@ def test_everything_freezes_in_the_middle(shared_server: NatsServer, kind: str) 
     assert fault.consumer
 
 
-def test_it_stays_away(nats_server: NatsServer) -> None:
+def test_server_remains_unavailable(nats_server: NatsServer) -> None:
     """An error that names what is missing, soon after ``connectTimeout``; and then all goes on."""
     recorded = RecordedStream("stream", nats_server.url).create()
     recorded.write(COUNT)
@@ -159,7 +159,7 @@ def test_it_stays_away(nats_server: NatsServer) -> None:
     recorded.check(query.rows)
 
 
-def test_it_is_not_there_yet(nats_server: NatsServer) -> None:
+def test_server_starts_later(nats_server: NatsServer) -> None:
     """Planner and reader wait for ``connectTimeout`` while it starts."""
     recorded = RecordedStream("stream", nats_server.url).create()
     recorded.write(COUNT)
@@ -175,7 +175,7 @@ def test_it_is_not_there_yet(nats_server: NatsServer) -> None:
 
 
 @pytest.mark.faults
-def test_one_of_several_stands_still(shared_server: NatsServer) -> None:
+def test_paused_server_of_several(shared_server: NatsServer) -> None:
     """It accepts connections and says nothing: there is time left for the others.
 
     Which one is tried first is drawn, so that it is tried several times.

@@ -179,7 +179,7 @@ async def test_gap(shared_server: NatsServer, which: str) -> None:
     assert messages.check(shared_server.url) == list(range(COUNT))
 
 
-async def test_an_abandoned_batch(tmp_path: Path) -> None:
+async def test_batch_abandoned(tmp_path: Path) -> None:
     """The server abandons a batch without messages; the publisher begins another one."""
     config = tmp_path / "server.conf"
     config.write_text('jetstream { limits { batch { timeout: "50ms" } } }')
@@ -195,7 +195,7 @@ async def test_an_abandoned_batch(tmp_path: Path) -> None:
         messages.check(server.url)
 
 
-async def test_a_batch_that_always_ends(shared_server: NatsServer) -> None:
+async def test_batch_ends_repeatedly(shared_server: NatsServer) -> None:
     """One message never arrives: the publisher fails, and the messages before it are stored."""
     messages = Messages("ALWAYS", 20)
     create_fast(shared_server.url, messages.stream)
@@ -241,7 +241,7 @@ async def test_lost_responses(shared_server: NatsServer, which: str) -> None:
     messages.check(shared_server.url)
 
 
-async def test_no_responses(shared_server: NatsServer) -> None:
+async def test_responses_missing(shared_server: NatsServer) -> None:
     messages = Messages("NEVER", 10)
     create_fast(shared_server.url, messages.stream)
     with Proxy(shared_server.port, Responses(range(1, 10_000))) as proxy:
@@ -293,7 +293,7 @@ async def test_acknowledgements_of_an_ended_batch(shared_server: NatsServer) -> 
     messages.check(shared_server.url)
 
 
-async def test_an_acknowledgement_after_a_rejection(shared_server: NatsServer) -> None:
+async def test_acknowledgement_after_rejection(shared_server: NatsServer) -> None:
     """It does not complete the message that the server has rejected for the moment.
 
     A server counts a message that its disk has refused among those of a later acknowledgement.

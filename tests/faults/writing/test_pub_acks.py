@@ -64,7 +64,7 @@ async def test_lost_again_and_again(shared_server: NatsServer) -> None:
         assert 2 <= max(sendings(proxy).values()) <= 3
 
 
-async def test_one_message_never_has_a_pub_ack(shared_server: NatsServer) -> None:
+async def test_message_without_pub_ack(shared_server: NatsServer) -> None:
     """PubAcks of the messages that are sent again after it are not progress."""
     messages = Messages("ONE", 10)
     create_stream(shared_server.url, messages.stream)
@@ -94,7 +94,7 @@ async def test_twice(shared_server: NatsServer) -> None:
     assert messages.check(shared_server.url) == list(range(COUNT))
 
 
-async def test_in_another_order(shared_server: NatsServer) -> None:
+async def test_pub_acks_reordered(shared_server: NatsServer) -> None:
     messages = Messages("ORDER", COUNT)
     create_stream(shared_server.url, messages.stream)
     after = PubAcks(range(1, COUNT - 50, 7), After(40))

@@ -126,7 +126,7 @@ def fails_at_once(
         assert deleted.done == 1
 
 
-async def test_another_stream_has_the_subjects(shared_server: NatsServer) -> None:
+async def test_subjects_belong_to_other_stream(shared_server: NatsServer) -> None:
     messages = Messages("OLD", COUNT)
     url = shared_server.url
     create_stream(url, "OLD")

@@ -175,7 +175,7 @@ def without_extras(directory: Path) -> str:
     return os.pathsep.join([str(directory), str(ROOT)])
 
 
-def test_the_demo_without_its_extra(tmp_path: Path) -> None:
+def test_demo_without_its_extra(tmp_path: Path) -> None:
     """Its help works; a run names the extra to install."""
     path = without_extras(tmp_path)
     text = command("demo", "--help", PYTHONPATH=path)[0]
@@ -212,7 +212,7 @@ def test_help_names_every_command() -> None:
         assert not re.search(r"Spark(?! task)|tlsKeyFile|apiPrefix|every machine", text)
 
 
-def test_the_entry_point_is_the_command() -> None:
+def test_entry_point_is_the_command() -> None:
     (entry,) = re.findall(
         r'^nats-stream-source = "([\w.]+):main"$', (ROOT / "pyproject.toml").read_text(), re.M
     )
@@ -310,7 +310,7 @@ def test_secrets_come_from_the_environment_and_are_not_shown(tmp_path: Path) -> 
         assert "s3cr3t-word" not in said
 
 
-def test_a_secret_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_prompted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def answer(prompt: str) -> str:
@@ -323,14 +323,14 @@ def test_a_secret_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["password: "]
 
 
-def test_a_secret_cannot_be_asked_for_without_a_terminal() -> None:
+def test_secret_prompt_without_terminal_fails() -> None:
     assert command("ls", "--user", "u", "--password", "-", status=2)[1] == (
         "nats-stream-source: could not prompt for --password: it requires a terminal; use "
         "NATS_PASSWORD\n"
     )
 
 
-def test_what_needs_an_extra_says_so(
+def test_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -92,7 +92,7 @@ def bucket(shared_server: NatsServer) -> str:
     return name
 
 
-def test_the_last_rows_then_each_new_one(shared_server: NatsServer, bucket: str) -> None:
+def test_follow_prints_last_rows_then_new_ones(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     with following("--bucket", bucket, "--servers", url, "-n", "2") as peek:
         assert [peek.line().split()[0] for _ in range(3)] == ["key", "k10", "k11"]
@@ -112,7 +112,7 @@ def test_the_last_rows_then_each_new_one(shared_server: NatsServer, bucket: str)
         (["--keys", "k3,later"], ["3"]),
     ],
 )
-def test_where_it_starts(
+def test_follow_start_positions(
     shared_server: NatsServer, bucket: str, words: list[str], values: list[str]
 ) -> None:
     url = shared_server.url
@@ -125,7 +125,7 @@ def test_where_it_starts(
     assert not buckets.consumers(url, bucket)
 
 
-def test_a_stream_that_is_empty(shared_server: NatsServer) -> None:
+def test_stream_empty(shared_server: NatsServer) -> None:
     url, name = shared_server.url, f"S{next(_serial)}"
     buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
     with following("--json", "--subject", f"{name}.a", "--servers", url) as peek:
@@ -137,9 +137,7 @@ def test_a_stream_that_is_empty(shared_server: NatsServer) -> None:
         assert peek.value() == "1"
 
 
-def test_the_reader_closes_the_pipe_while_nothing_arrives(
-    shared_server: NatsServer, bucket: str
-) -> None:
+def test_pipe_closed_by_reader_while_idle(shared_server: NatsServer, bucket: str) -> None:
     """As with ``| head -1``: the command must not wait for a row to notice it."""
     url = shared_server.url
     reading, writing = os.pipe()
@@ -165,7 +163,7 @@ def test_the_reader_closes_the_pipe_while_nothing_arrives(
     assert not buckets.consumers(url, bucket)
 
 
-def test_a_bucket_that_is_deleted(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_deleted(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     with following("--bucket", bucket, "--servers", url, "-n", "1") as peek:
         peek.line()
@@ -177,7 +175,7 @@ def test_a_bucket_that_is_deleted(shared_server: NatsServer, bucket: str) -> Non
     assert said == (f"nats-stream-source: could not follow stream 'KV_{bucket}': it was deleted")
 
 
-def test_it_outlives_a_restart_of_the_server(nats_server: NatsServer) -> None:
+def test_follow_retries_while_server_restarts(nats_server: NatsServer) -> None:
     url = nats_server.url
     buckets.create_bucket(url, "plant")
     buckets.put(url, "plant", "a", b"1")

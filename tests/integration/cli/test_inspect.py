@@ -113,7 +113,7 @@ def live(
     return found
 
 
-def test_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     report = inspect(capsys, SAMPLE)
     assert (report["committed_batch"], report["planned_batch"]) == (1, 1)
     (source,) = report["sources"]
@@ -133,7 +133,7 @@ def test_lag_behind_a_bucket(live: Live) -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_batch_that_is_not_committed(live: Live, committed: bool) -> None:
+def test_batch_not_committed(live: Live, committed: bool) -> None:
     first, second = live.ends(4, 3, includeHistory="true")
     if committed:
         live.checkpoint.committed(first)
@@ -166,7 +166,7 @@ def test_filters_count_only_what_matches(live: Live) -> None:
     assert "keys=k1,k2" in live.text()
 
 
-def test_several_sources(live: Live) -> None:
+def test_sources_several(live: Live) -> None:
     name = live.stream(5)
     (kv,), (stream,) = live.ends(None), live.ends(2, stream=name)
     live.checkpoint.committed(kv, '{"logOffset": 7}', stream, "-")
@@ -176,9 +176,7 @@ def test_several_sources(live: Live) -> None:
     assert sources[1]["other"] == '{"logOffset": 7}'
 
 
-def test_the_second_format_of_the_log(
-    capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint
-) -> None:
+def test_log_format_2(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint) -> None:
     """Spark's own with ``spark.sql.streaming.offsetLog.formatVersion=2``: names, in any order."""
     checkpoint.plan(3, "1:{}", f"0:{SAMPLE_OFFSET}", version="v2")
     checkpoint.commit(3)
@@ -187,7 +185,7 @@ def test_the_second_format_of_the_log(
     assert second["other"] == "{}"
 
 
-def test_other_ends_of_lines(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint) -> None:
+def test_line_endings_other(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint) -> None:
     topic = '{"a topic\u2028and a line": {"0": 1}}'
     checkpoint.plan(0, topic, SAMPLE_OFFSET)
     first, second = inspect(capsys, checkpoint.path)["sources"]
@@ -197,7 +195,7 @@ def test_other_ends_of_lines(capsys: pytest.CaptureFixture[str], checkpoint: Che
 # -- streams that are not what they were --------------------------------------------------------
 
 
-def test_made_anew(live: Live) -> None:
+def test_stream_recreated(live: Live) -> None:
     live.committed()
     buckets.delete_bucket(live.url, live.bucket)
     assert "does not exist" in live.source(status=1)["problem"]
@@ -218,7 +216,7 @@ def test_set_back(live: Live, committed: bool) -> None:
     assert "was rolled back" in live.source(status=1)["problem"]
 
 
-def test_not_to_be_read_any_more(live: Live) -> None:
+def test_stream_not_readable_any_more(live: Live) -> None:
     """One source's stream must not hide the other's."""
     name = live.stream()
     (first,), (second,) = live.ends(None, stream=name), live.ends(None)
@@ -242,7 +240,9 @@ def test_aged_out(live: Live) -> None:
 # -- what is no checkpoint, or none that can be read --------------------------------------------
 
 
-def test_nothing_planned_yet(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint) -> None:
+def test_checkpoint_without_plan(
+    capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint
+) -> None:
     report = inspect(capsys, checkpoint.path)
     assert (report["planned_batch"], report["sources"]) == (None, [])
     main(["inspect", str(checkpoint.path)])
@@ -257,7 +257,7 @@ def test_nothing_planned_yet(capsys: pytest.CaptureFixture[str], checkpoint: Che
         ({"origin": 9}, "expected 0 <= origin <= stream_seq"),
     ],
 )
-def test_an_offset_that_cannot_be_used(
+def test_offset_invalid(
     capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, change: dict[str, Any], said: str
 ) -> None:
     offset = json.loads(SAMPLE_OFFSET)
@@ -277,7 +277,7 @@ def test_an_offset_that_cannot_be_used(
         ("s3://lake/checkpoint", "is not on this machine"),
     ],
 )
-def test_no_checkpoint(
+def test_checkpoint_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, where: str, said: str
 ) -> None:
     Checkpoint(tmp_path / "newer").plan(0, "{}", version="v3")
@@ -289,7 +289,7 @@ def test_no_checkpoint(
     assert output.out == ""
 
 
-def test_a_uri_of_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_checkpoint_file_uri(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     copy = tmp_path / "with space"
     shutil.copytree(SAMPLE, copy)
     assert main(["inspect", copy.as_uri()]) == 0

@@ -99,13 +99,13 @@ def test_keys(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not buckets.consumers(url, "plant")
 
 
-def test_a_list_of_nothing_is_empty(url: str) -> None:
+def test_list_of_empty_account_is_empty(url: str) -> None:
     """A program that reads the output must not take a message for a key."""
     assert command("ls", "empty") == ("", "no keys\n")
     assert command("ls", "empty", "--json")[0] == ""
 
 
-def test_more_streams_than_a_page(
+def test_streams_more_than_a_page(
     capsys: pytest.CaptureFixture[str], nats_server: NatsServer
 ) -> None:
     """The server lists at most 256 streams at a time."""

@@ -64,11 +64,11 @@ def resolved(*words: str, **variables: str) -> tuple[dict[str, str], dict[str, s
 # -- precedence ---------------------------------------------------------------------------------
 
 
-def test_without_any_setting_it_is_the_local_server() -> None:
+def test_server_defaults_to_local() -> None:
     assert options() == {"servers": DEFAULT_SERVER}
 
 
-def test_a_flag_then_a_variable_then_a_context(home: Home) -> None:
+def test_flag_before_variable_before_context(home: Home) -> None:
     """The order of the ``nats`` command, where NATS_URL also overrides ``--context``."""
     home.context("selected", selected=True, url="nats://selected:4222")
     home.context("named", url="nats://named:4222")
@@ -82,13 +82,13 @@ def test_a_flag_then_a_variable_then_a_context(home: Home) -> None:
     assert options("--servers", "nats://flag:4222", **url)["servers"] == "nats://flag:4222"
 
 
-def test_a_url_from_elsewhere_keeps_the_user_of_the_context(home: Home) -> None:
+def test_url_from_flag_keeps_user_of_context(home: Home) -> None:
     home.context("prod", selected=True, url="nats://prod:4222", user="u", password=_SECRET)
     found = options(NATS_URL="nats://other:4222")
     assert found == {"servers": "nats://other:4222", "user": "u", "password": _SECRET}
 
 
-def test_one_authentication_method_is_used(home: Home) -> None:
+def test_authentication_method_is_unique(home: Home) -> None:
     home.context("prod", selected=True, creds="/keys/a.creds", jetstream_domain="hub")
     assert options()["credentials"] == "/keys/a.creds"
     found = options(NATS_USER="u", NATS_PASSWORD=_SECRET)
@@ -108,7 +108,7 @@ def test_one_authentication_method_is_used(home: Home) -> None:
         ("tls://t0k@a,tls://t0k@b", {"servers": "tls://a,tls://b", "token": "t0k"}),
     ],
 )
-def test_a_url_with_authentication(url: str, expected: dict[str, str], home: Home) -> None:
+def test_url_with_authentication(url: str, expected: dict[str, str], home: Home) -> None:
     assert options(NATS_URL=url) == expected
     # As in nats.go, it replaces the method beside it.
     assert options(NATS_URL=url, NATS_CREDS="/a.creds") == expected
@@ -127,7 +127,7 @@ def test_a_url_with_authentication(url: str, expected: dict[str, str], home: Hom
         f"nats://u:{_SECRET}@a,nats://other@b",
     ],
 )
-def test_no_part_of_a_password_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_password_is_not_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OptionError, match="invalid value for NATS_URL") as caught:
         options(NATS_URL=url)
     assert _SECRET not in str(caught.value)
@@ -140,7 +140,7 @@ def test_no_part_of_a_password_is_shown(url: str, capsys: pytest.CaptureFixture[
 # -- the fields of a context ----------------------------------------------------------------------
 
 
-def test_the_fields_of_a_context(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_fields(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("KEYS", "/keys")
     home.context(
@@ -169,7 +169,7 @@ def test_the_fields_of_a_context(home: Home, monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def test_a_context_is_named_by_its_file(tmp_path: Path, home: Home) -> None:
+def test_context_is_named_by_its_file(tmp_path: Path, home: Home) -> None:
     file = home.context("prod", url="nats://prod")
     assert options("--context", str(file.rename(tmp_path / "x.json")))["servers"] == "nats://prod"
 
@@ -200,9 +200,7 @@ def test_references_to_secrets(home: Home) -> None:
         ({"token": "data:;base64,s3cr3t-word"}, "without valid base64"),
     ],
 )
-def test_a_field_that_cannot_be_used_is_named(
-    home: Home, fields: dict[str, Any], said: str
-) -> None:
+def test_context_field_unusable_is_named(home: Home, fields: dict[str, Any], said: str) -> None:
     home.context("prod", **fields)
     with pytest.raises(ContextError, match="context 'prod'") as caught:
         options("--context", "prod")
@@ -210,7 +208,7 @@ def test_a_field_that_cannot_be_used_is_named(
     assert _SECRET not in str(caught.value)
 
 
-def test_a_context_that_cannot_be_read(home: Home) -> None:
+def test_context_unreadable(home: Home) -> None:
     file = home.context("bad", selected=True)
     file.write_text(f'{{"token": {_SECRET}')
     for words, said in (
@@ -240,7 +238,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-def test_a_context_opens_the_connection(
+def test_context_opens_connection(
     home: Home, guarded: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.context("plant", selected=True, url=guarded.url, user="reader", password=_SECRET)
@@ -248,7 +246,7 @@ def test_a_context_opens_the_connection(
     assert capsys.readouterr().out == "plant\n"
 
 
-def test_an_error_names_where_the_value_is(
+def test_error_names_source_of_value(
     home: Home,
     guarded: NatsServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -271,7 +269,7 @@ def test_an_error_names_where_the_value_is(
     assert "(NATS_URL)" in text
 
 
-def test_the_error_of_the_default_server_names_the_ways_to_set_one() -> None:
+def test_default_server_error_names_settings() -> None:
     error = NatsSourceError(
         "could not connect to X: refused; check 'servers'", settings=("servers",)
     )

@@ -54,7 +54,7 @@ def test_executors_reduce_a_batch_to_its_keys(frame: Frame, table: Path) -> None
     assert live(table) == dict.fromkeys("abcd", 10)
 
 
-def test_a_change_of_the_engine_is_logged_once(
+def test_engine_change_is_logged_once(
     frame: Frame, table: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     follow = merge_changes(str(table), limits=AutoLimits(batch_rows=1))
@@ -81,7 +81,7 @@ def test_beyond_a_limit_without_delta_lake_in_the_session(
     assert "Spark cannot take over: the session lacks Delta's jar" in caplog.text
 
 
-def test_neither_engine_can(
+def test_engines_both_unable(
     spark: SparkSession, frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
@@ -95,7 +95,7 @@ def test_neither_engine_can(
             merge(frame(put("a", 1)), table)
 
 
-def test_a_type_that_delta_rs_does_not_write(frame: Frame, table: Path) -> None:
+def test_type_unsupported_by_delta_rs(frame: Frame, table: Path) -> None:
     batch = frame(put("a", 1)).withColumn("value", F.parse_json(F.lit('{"x": 1}')))
     merge(batch, str(table))
     assert writer(table) == "spark"
@@ -103,7 +103,7 @@ def test_a_type_that_delta_rs_does_not_write(frame: Frame, table: Path) -> None:
         merge(batch, str(table.with_name("new")), engine="delta-rs")
 
 
-def test_a_path_outside_of_the_local_file_system(spark: SparkSession) -> None:
+def test_path_outside_local_file_system(spark: SparkSession) -> None:
     def problem(table: str, **arguments: Any) -> str | None:
         return TableLocation(table, **arguments).delta_rs_problem(spark)
 

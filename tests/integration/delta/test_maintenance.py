@@ -114,7 +114,7 @@ def test_small_files_are_compacted_when_there_are_enough(table: Path) -> None:
     assert len(live_files(DeltaTable(table))) == 1
 
 
-def test_a_repeated_batch_maintains_nothing(table: Path) -> None:
+def test_batch_repeated_maintains_nothing(table: Path) -> None:
     create(table)
     target = insert(table, 5)
     assert upkeep_after_commit(target, Upkeep(1, vacuum_commits=1), 5, "t") == MaintenanceResult()
@@ -147,7 +147,7 @@ def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None
 
 
 @pytest.mark.parametrize("upkeep", [Upkeep(), Upkeep(retention_hours=24)])
-def test_a_reader_of_an_older_version_keeps_its_files(table: Path, upkeep: Upkeep) -> None:
+def test_reader_of_older_version_keeps_its_files(table: Path, upkeep: Upkeep) -> None:
     create(table)
     reader = replace_all(table, 1)
     replace_all(table, 2)
@@ -155,7 +155,7 @@ def test_a_reader_of_an_older_version_keeps_its_files(table: Path, upkeep: Upkee
     assert reader.to_pyarrow_table().to_pylist() == [{"key": "a", "revision": 1}]
 
 
-def test_no_retention_below_seven_days_unless_asked(table: Path) -> None:
+def test_retention_below_seven_days_only_on_request(table: Path) -> None:
     """Of files that look 8 days old, those that were removed just now stay."""
     create(table)
     for revision in range(3):
@@ -166,7 +166,7 @@ def test_no_retention_below_seven_days_unless_asked(table: Path) -> None:
     assert data_files(table) == kept
 
 
-def test_the_longer_retention_of_a_table_holds(table: Path) -> None:
+def test_retention_of_table_wins_if_longer(table: Path) -> None:
     create(table, **{"delta.deletedFileRetentionDuration": "interval 30 days"})
     (table / "part-of-no-version.parquet").write_bytes(b"x")
     age(table)
@@ -188,7 +188,9 @@ def test_compaction_that_conflicts_is_skipped(table: Path) -> None:
     assert upkeep_after_commit(DeltaTable(table), Upkeep(2), 5, "t").compacted == 4
 
 
-def test_a_failure_does_not_fail_the_query(table: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_maintenance_failure_does_not_fail_query(
+    table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     create(table)
     target = insert(table, 3)
     for path in table.glob("*.parquet"):

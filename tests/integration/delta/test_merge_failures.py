@@ -41,7 +41,7 @@ pytestmark = pytest.mark.delta
 
 
 @both_modes
-def test_a_batch_that_fails_half_way_leaves_the_table_as_it_was(
+def test_batch_failure_leaves_table_unchanged(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
 ) -> None:
     merge(frame(put("a", 1)), str(table), deletes=deletes)
@@ -57,9 +57,7 @@ def test_a_batch_that_fails_half_way_leaves_the_table_as_it_was(
     assert stored(table) == model.stored()
 
 
-def test_the_batch_is_read_once_and_nothing_stays_cached(
-    spark: SparkSession, table: Path, merge: Merge
-) -> None:
+def test_batch_is_read_once_and_not_cached(spark: SparkSession, table: Path, merge: Merge) -> None:
     read = spark.sparkContext.accumulator(0)
 
     def counted(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -77,7 +75,7 @@ def test_the_batch_is_read_once_and_nothing_stays_cached(
 
 @every_engine
 @both_modes
-def test_a_query_that_crashes_and_starts_again(
+def test_query_crashes_and_restarts(
     spark: SparkSession,
     frame: Frame,
     table: Path,
@@ -171,7 +169,7 @@ def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes, merge
 
 
 @both_modes
-def test_the_merge_compares_for_itself(
+def test_merge_compares_order_itself(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
 ) -> None:
     """MERGE compares revisions again: the table may have changed since the batch was filtered."""
@@ -186,7 +184,7 @@ def test_the_merge_compares_for_itself(
     assert marks(table) == ({"d": (8, "DEL")} if deletes == "mark" else {})
 
 
-def test_two_writers_at_once(frame: Frame, table: Path, merge: Merge) -> None:
+def test_writers_concurrent(frame: Frame, table: Path, merge: Merge) -> None:
     """Each merge succeeds or raises a Delta conflict; no key has two rows."""
     merge(frame(), str(table))
     batches = [[put(key, revision) for key in "abc"] for revision in (1, 2, 3)]
@@ -237,7 +235,7 @@ class Commits:
 
 
 @pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
-def test_another_writer_commits_during_a_merge(
+def test_commit_of_other_writer_during_merge(
     frame: Frame,
     table: Path,
     merge: Merge,
@@ -259,9 +257,7 @@ def test_another_writer_commits_during_a_merge(
     assert [row["revision"] for row in stored(table)] == [2, 3, 1013]
 
 
-def test_a_table_that_was_deleted_and_created_again_is_found(
-    frame: Frame, table: Path, merge: Merge
-) -> None:
+def test_table_deleted_and_created_is_found(frame: Frame, table: Path, merge: Merge) -> None:
     for revision in (1, 2):
         for key in "ab":
             merge(frame(put(key, revision)), str(table))

@@ -49,7 +49,7 @@ def version(uri: str, options: dict[str, str]) -> int:
 
 
 @both_modes
-def test_a_table_in_an_object_store(
+def test_table_in_object_store(
     frame: Frame, store: ObjectStore, uri: str, deletes: Deletes
 ) -> None:
     follow = merge_changes(uri, deletes=deletes, storage_options=store.storage_options)
@@ -76,7 +76,7 @@ def test_reconcile_in_an_object_store(
     assert stored(uri, options) == {"b": 2}
 
 
-def test_a_commit_whose_response_is_lost_is_merged_once(
+def test_commit_with_lost_response_is_merged_once(
     frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
 ) -> None:
     """The writer cannot tell it from another writer's commit, and merges again: no row changes."""
@@ -108,7 +108,7 @@ table.merge_entries(entries, table.schema, "remove")
 """
 
 
-def test_a_process_that_is_killed_between_data_files_and_commit(
+def test_process_killed_between_data_files_and_commit(
     frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
 ) -> None:
     options = store.storage_options
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_between_data_files_and_commit(
     assert stored(uri, options) == {"a": 3, "b": 2}
 
 
-def test_a_store_that_is_away(frame: Frame, uri: str) -> None:
+def test_object_store_unavailable(frame: Frame, uri: str) -> None:
     options = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
         "AWS_ALLOW_HTTP": "true",

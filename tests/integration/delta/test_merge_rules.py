@@ -76,7 +76,7 @@ def test_empty_batches(frame: Frame, table: Path, deletes: Deletes, merge: Merge
     assert set(names) == set(put("a", 1).stored(deletes))
 
 
-def test_the_model_itself() -> None:
+def test_model_follows_rules() -> None:
     # Expected rows written by hand, so that the model does not repeat an error of the code.
     removed, marked = Model("remove"), Model("mark")
     for model in (removed, marked):
@@ -87,7 +87,7 @@ def test_the_model_itself() -> None:
 
 
 @both_modes
-def test_the_same_batch_again_makes_no_version(
+def test_batch_repeated_makes_no_version(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
 ) -> None:
     batch = [put("a", 1), put("b", 2), delete("a", 3), delete("c", 4)]

@@ -58,7 +58,7 @@ def test_buckets_that_share_a_table(frame: Frame, table: Path, merge: Merge) -> 
 
 
 @pytest.mark.parametrize("engine", ["auto"])
-def test_a_table_in_the_catalog(spark: SparkSession, frame: Frame, engine: Engine) -> None:
+def test_table_in_catalog(spark: SparkSession, frame: Frame, engine: Engine) -> None:
     spark.sql("CREATE DATABASE IF NOT EXISTS lake")
     for _ in range(2):
         merge_changes("lake.fleet", engine=engine)(frame(put("a", 1)), 0)
@@ -67,7 +67,7 @@ def test_a_table_in_the_catalog(spark: SparkSession, frame: Frame, engine: Engin
 
 
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)
-def test_a_table_that_is_not_deltas_is_not_replaced(
+def test_table_of_other_format_is_not_replaced(
     spark: SparkSession, frame: Frame, merge: Merge
 ) -> None:
     spark.sql("CREATE TABLE plain (key STRING) USING parquet")
@@ -78,7 +78,7 @@ def test_a_table_that_is_not_deltas_is_not_replaced(
 
 @pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
 @pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
-def test_a_needed_column_is_missing(frame: Frame, table: Path, column: str, merge: Merge) -> None:
+def test_column_required_is_missing(frame: Frame, table: Path, column: str, merge: Merge) -> None:
     with pytest.raises(
         ConfigurationError, match=f"could not merge the batch: it has no column '{column}'"
     ):
@@ -126,7 +126,7 @@ def test_tables_that_do_not_fit(
         merge_changes(removed, deletes="drop")  # type: ignore[arg-type]
 
 
-def test_a_path_with_other_files_is_not_made_a_table(
+def test_path_with_other_files_is_refused(
     spark: SparkSession, frame: Frame, tmp_path: Path, merge: Merge
 ) -> None:
     plain = tmp_path / "plain"
@@ -139,7 +139,7 @@ def test_a_path_with_other_files_is_not_made_a_table(
     assert sorted(plain.iterdir()) == before
 
 
-def test_a_session_in_another_time_zone(
+def test_session_in_other_time_zone(
     spark: SparkSession, frame: Frame, table: Path, merge: Merge
 ) -> None:
     """The order of entries and the stored instants do not depend on the session."""

@@ -58,7 +58,7 @@ def content(store: ObjectStore, uri: str) -> list[tuple[str, int]]:
     return sorted((row["key"], row["revision"]) for row in found)
 
 
-def test_one_of_many_writers_creates_an_object(store: ObjectStore) -> None:
+def test_object_is_created_by_one_of_many_writers(store: ObjectStore) -> None:
     """What a commit relies on; without it, the other tests would show nothing."""
     address = store.url.removeprefix("http://")
     together = threading.Barrier(6)

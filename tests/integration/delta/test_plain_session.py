@@ -43,7 +43,7 @@ for refused in (
 """
 
 
-def test_a_plain_session(shared_server: NatsServer, tmp_path: Path) -> None:
+def test_plain_session_merges(shared_server: NatsServer, tmp_path: Path) -> None:
     bucket = Bucket(shared_server.url, "plain").create()
     bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "DEL"), ("c", "PUT"))
     bucket.purge_subjects("c")

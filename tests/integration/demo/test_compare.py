@@ -74,7 +74,7 @@ def test_verdict_names_keys() -> None:
     assert more == "  and 2 more"
 
 
-def test_nothing_is_not_equal() -> None:
+def test_empty_tables_are_not_equal() -> None:
     found = compare({}, {})
     assert not found.equal
     assert list(found.lines()) == ["equal: no (no keys to compare)"]

@@ -127,7 +127,7 @@ def figures(printed: str, name: str) -> tuple[int, int]:
     return number(found[1]), number(found[2])
 
 
-def test_no_jars(tmp_path: Path) -> None:
+def test_jars_missing(tmp_path: Path) -> None:
     """Without Maven Central and a filled cache, the error names the engine that needs no jars."""
     settings = {
         "http.proxyHost": "127.0.0.1",

@@ -9,7 +9,7 @@ import pytest
 from nats_stream_source.demo import flights
 
 
-def test_all_departures() -> None:
+def test_departures_all_are_written() -> None:
     replay = flights.load()
     assert replay.departures == 336_776
     assert replay.without_tail_number == 2_512

@@ -14,25 +14,27 @@ from nats_stream_source.demo.table_reader import Freshness, TableReader, freshne
 SECOND = 10**9
 
 
-def test_a_write_is_visible_in_the_first_version_with_its_revision_or_a_later_one() -> None:
+def test_write_is_visible_from_first_version_with_its_revision() -> None:
     puts = [(1, 0), (2, SECOND), (3, 2 * SECOND), (9, 3 * SECOND)]
     visible = [(SECOND, 1), (4 * SECOND, 3)]
     # 1, 3 and 2 seconds; the fourth is not visible yet.
     assert freshness(puts, visible) == Freshness(3, 2.0, pytest.approx(2.98), 3.0)
 
 
-def test_a_version_whose_last_row_was_removed_hides_nothing() -> None:
+def test_version_with_removed_last_row_hides_nothing() -> None:
     assert freshness([(5, 0)], [(SECOND, 5), (2 * SECOND, 3)]) == Freshness(1, 1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("puts", "visible"), [([], [(1, 1)]), ([(1, 1)], []), ([(2, 1)], [(1, 1)])]
 )
-def test_nothing_is_visible(puts: list[tuple[int, int]], visible: list[tuple[int, int]]) -> None:
+def test_table_without_visible_rows(
+    puts: list[tuple[int, int]], visible: list[tuple[int, int]]
+) -> None:
     assert freshness(puts, visible) is None
 
 
-def test_the_process_reads_each_version(tmp_path: Path) -> None:
+def test_reader_process_reads_each_version(tmp_path: Path) -> None:
     table = tmp_path / "table"
     with TableReader(table) as reader:
         for revision in (3, 7):

@@ -61,7 +61,7 @@ async def test_closes_its_connection(port):
     writer.close()
 
 
-def test_all_are_closed():
+def test_connections_are_all_closed():
     assert left[0].get_extra_info("socket").fileno() == -1
     assert left[1].cancelled()
 '''

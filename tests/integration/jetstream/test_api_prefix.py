@@ -212,7 +212,7 @@ async def test_account_info(place: Place) -> None:
     assert found.get("domain") == api(place.owner, "INFO").get("domain")
 
 
-async def test_what_is_published_below_the_prefix_arrives_without_it(place: Place) -> None:
+async def test_prefix_is_removed_on_arrival(place: Place) -> None:
     """ADR-19, "Testing": ``nats sub '$KV.map.>'`` there, ``nats pub 'fromA.$KV.map.put'`` here.
 
     The API itself has no subjects below ``$JS.API.$KV``: a message there is not a write.
@@ -235,7 +235,7 @@ async def test_what_is_published_below_the_prefix_arrives_without_it(place: Plac
         delete_bucket(place.owner, "bin")
 
 
-async def test_a_new_bucket_has_no_prefix_in_its_subjects(place: Place) -> None:
+async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
     async with connected(place.settings) as jetstream:
         bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("made"))
         await bucket.put("k", b"v")
@@ -244,7 +244,7 @@ async def test_a_new_bucket_has_no_prefix_in_its_subjects(place: Place) -> None:
         await KeyValue.delete_bucket(jetstream, "made")
 
 
-async def test_a_rank(place: Place) -> None:
+async def test_rank_through_prefix(place: Place) -> None:
     """Without an import for several answers there is no EOB: a consumer is asked instead."""
     async with connected(place.settings) as jetstream:
         assert (await count_messages(jetstream, "KV_map", 1001, ("$KV.map.k7",))).messages == 10
@@ -289,7 +289,7 @@ async def test_account_i_has_no_jetstream_of_its_own() -> None:
                 await jetstream.stream_info("KV_map")
 
 
-async def test_an_import_without_a_prefix_competes_with_the_accounts_own_jetstream(
+async def test_import_without_prefix_competes_with_own_jetstream(
     tmp_path: Path,
 ) -> None:
     """ADR-19 calls it an error; servers accept it.
@@ -323,14 +323,14 @@ async def test_an_import_without_a_prefix_competes_with_the_accounts_own_jetstre
 
 
 @pytest.mark.parametrize("prefix", ["fromB", "$JS.nowhere.API"])
-async def test_a_prefix_that_leads_nowhere(place: Place, prefix: str) -> None:
+async def test_prefix_without_target(place: Place, prefix: str) -> None:
     settings = ConnectionSettings(servers=place.settings.servers, api_prefix=prefix)
     async with connected(settings) as jetstream:
         with pytest.raises(JetStreamNotEnabledError, match="'domain' or 'api_prefix'"):
             await jetstream.stream_info("KV_map")
 
 
-async def test_without_the_domain_the_leaf_asks_its_own_jetstream() -> None:
+async def test_leaf_without_domain_uses_own_jetstream() -> None:
     with hub_and_leaf() as both:
         create_bucket(both.hub.url, "map")
         settings = ConnectionSettings(servers=(both.leaf.url,))
@@ -339,7 +339,7 @@ async def test_without_the_domain_the_leaf_asks_its_own_jetstream() -> None:
                 await jetstream.stream_info("KV_map")
 
 
-async def test_an_inbox_prefix_that_is_not_imported_is_an_error() -> None:
+async def test_inbox_prefix_not_imported_is_an_error() -> None:
     """Answers to requests come all the same; what a consumer delivers does not.
 
     The server reports that the deliver subject has no subscriber, so three consumers are enough.

@@ -205,7 +205,7 @@ READS = {
 
 
 @pytest.mark.parametrize("kind", READS)
-async def test_a_follower_that_lags_is_waited_for(cluster: Cluster, kind: str) -> None:
+async def test_lagging_follower_is_awaited(cluster: Cluster, kind: str) -> None:
     async def waits(lag: Lagging, reading: asyncio.Future[list[int]]) -> None:
         await still_waits(reading)
         lag.line.release()
@@ -214,7 +214,7 @@ async def test_a_follower_that_lags_is_waited_for(cluster: Cluster, kind: str) -
     await on_a_follower(cluster, READS[kind], waits)
 
 
-async def test_a_follower_that_stays_behind_fails_the_read(cluster: Cluster) -> None:
+async def test_follower_behind_fails_read(cluster: Cluster) -> None:
     async def fails(lag: Lagging, reading: asyncio.Future[list[int]]) -> None:
         with pytest.raises(
             MinLastSequenceError, match=rf"sequence {ALL}: .* reached {OLD} "
@@ -229,7 +229,7 @@ async def test_a_follower_that_stays_behind_fails_the_read(cluster: Cluster) -> 
     )
 
 
-async def test_the_last_revision_without_its_value_is_that_of_the_leader(cluster: Cluster) -> None:
+async def test_last_revision_without_value_is_of_leader(cluster: Cluster) -> None:
     """The consumer that reports it counts only where it was placed on the leader."""
 
     async def work(lag: Lagging) -> bool:
@@ -259,7 +259,7 @@ async def test_the_last_revision_without_its_value_is_that_of_the_leader(cluster
     raise AssertionError("no consumer was placed on the follower that lags")
 
 
-async def test_a_follower_that_stands_still(cluster: Cluster) -> None:
+async def test_follower_paused(cluster: Cluster) -> None:
     """Paused with SIGSTOP it delivers nothing at all: another consumer takes over."""
     bucket = new_bucket(cluster)
     cluster.wait_current(f"KV_{bucket}")
@@ -314,9 +314,7 @@ def mirrored(domains: HubAndLeaf) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
-async def test_a_mirror_that_lags_is_waited_for(
-    domains: HubAndLeaf, mirrored: str, kind: str
-) -> None:
+async def test_lagging_mirror_is_awaited(domains: HubAndLeaf, mirrored: str, kind: str) -> None:
     url = domains.leaf.url
     reads = {
         "range": ordered(url, f"KV_{mirrored}"),
@@ -331,9 +329,7 @@ async def test_a_mirror_that_lags_is_waited_for(
     assert consumers(url, mirrored) == []
 
 
-async def test_a_mirror_that_stays_behind_fails_the_read(
-    domains: HubAndLeaf, mirrored: str
-) -> None:
+async def test_mirror_behind_fails_read(domains: HubAndLeaf, mirrored: str) -> None:
     url = domains.leaf.url
 
     # The mirror leads its own stream: what it lacks is what the hub has.
@@ -350,7 +346,7 @@ async def test_a_mirror_that_stays_behind_fails_the_read(
 
 
 @pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
-async def test_a_sequence_that_does_not_exist_yet(shared_server: NatsServer, kind: str) -> None:
+async def test_sequence_in_future(shared_server: NatsServer, kind: str) -> None:
     """Nothing is delivered; the publish that reaches the sequence lets the read go on."""
     url, name = shared_server.url, f"early{next(_serial)}"
     create_bucket(url, name, history=5)

@@ -159,7 +159,7 @@ def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_what_never_ends_is_an_error() -> None:
+def test_endless_run_is_an_error() -> None:
     async def work() -> None:
         await with_timeout(0.01, "idling", asyncio.Event().wait())
 
@@ -331,7 +331,7 @@ FIGURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", report.SECTIONS)
-def test_every_benchmark_has_a_table(name: str) -> None:
+def test_benchmarks_have_tables(name: str) -> None:
     figures = {**FIGURES[name], "machine": MACHINE, "others": OTHERS, "date": "2026-01-01"}
     text = report.block(name, figures, ["performance/x.svg"])
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -350,14 +350,14 @@ def test_pinned_processes_have_a_table_of_their_own() -> None:
     assert "pinned" not in report.block("reader", figures | {"pinned": []})
 
 
-def test_all_that_runs_is_reported() -> None:
+def test_benchmark_results_are_all_reported() -> None:
     assert set(everything.FULL) == set(report.SECTIONS)
     assert list(everything.QUICK)[-1] == "reader"
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert set(everything.FULL) <= modules
 
 
-def test_only_the_blocks_are_replaced() -> None:
+def test_page_blocks_only_are_replaced() -> None:
     page = "# Performance\n\nProse.\n\n<!-- bench: reader -->\nold\n<!-- /bench -->\n\nMore.\n"
     again = report.replace_block(page, "reader", "\nnew \\1\n")
     assert again == page.replace("old", "\nnew \\1")

@@ -71,7 +71,7 @@ def test_version_has_one_source() -> None:
     assert SETUP["version"]() == nats_stream_source.__version__
 
 
-def test_every_folder_of_the_package_is_a_package() -> None:
+def test_package_folders_are_packages() -> None:
     """setuptools leaves out a folder that lacks ``__init__.py``."""
     folders = {file.parent for file in PACKAGE.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
@@ -185,7 +185,7 @@ def selected_scanner(wheel: Path, target: Path) -> str:
 
 @pytest.mark.faults
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_a_wheel_with_the_compiled_scanner(distributions: Path, tmp_path: Path) -> None:
+def test_wheel_has_compiled_modules(distributions: Path, tmp_path: Path) -> None:
     wheel = built_wheel(distributions, tmp_path / "wheel")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -201,7 +201,7 @@ def test_a_wheel_with_the_compiled_scanner(distributions: Path, tmp_path: Path) 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("compiler", ["/bin/false", "/no/such/compiler"])
-def test_a_machine_without_a_compiler(distributions: Path, tmp_path: Path, compiler: str) -> None:
+def test_install_without_compiler(distributions: Path, tmp_path: Path, compiler: str) -> None:
     wheel = built_wheel(distributions, tmp_path / "wheel", CC=compiler)
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == PURE_FILES

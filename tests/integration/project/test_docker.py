@@ -129,7 +129,7 @@ def test_writer_reads_and_writes(server: NatsServer) -> None:
         ("$JS.API.STREAM.DELETE.KV_fleet", False),
     ],
 )
-def test_what_spark_may_do(subject: str, allowed: bool, server: NatsServer) -> None:
+def test_spark_container_permissions(subject: str, allowed: bool, server: NatsServer) -> None:
     async def refusals() -> list[str]:
         refused: list[str] = []
 
@@ -147,7 +147,7 @@ def test_what_spark_may_do(subject: str, allowed: bool, server: NatsServer) -> N
     assert all("permissions violation for publish" in error for error in found)
 
 
-def test_the_services_work_together(server: NatsServer, tmp_path: Path) -> None:
+def test_services_work_together(server: NatsServer, tmp_path: Path) -> None:
     """The commands of compose.yaml, one after the other, as processes of this machine."""
     rows = {"ROWS": "2000"}
     for name in ("bucket", "writer"):

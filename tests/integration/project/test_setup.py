@@ -97,7 +97,7 @@ def test_venv_without_ensurepip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"python{sys.version_info[0]}.{sys.version_info[1]}-venv" in problem
 
 
-def test_this_machine_will_do() -> None:
+def test_machine_passes_preflight() -> None:
     assert preflight.main(["java", "venv"]) == 0
 
 
@@ -150,7 +150,7 @@ def test_make_lists_its_targets(machine: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "check"])
-def test_no_python(machine: Path, target: str) -> None:
+def test_python_missing(machine: Path, target: str) -> None:
     said = sentence(make(machine, target))
     assert re.match(
         r"could not set up \.venv: no Python 3\.10 or newer was found; install it \(.*python3-venv",
@@ -169,7 +169,7 @@ def test_python_that_will_not_do(machine: Path, script: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])
-def test_no_java(machine: Path, target: str) -> None:
+def test_java_missing(machine: Path, target: str) -> None:
     (machine / "bin/python3").symlink_to(sys.executable)
     said = sentence(make(machine, target))
     assert said.startswith("Spark needs Java and none was found: install Java 17 or newer (")
@@ -189,7 +189,7 @@ def test_packages_cannot_be_installed(machine: Path) -> None:
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same version", "another version"])
-def test_a_virtual_environment_of_another_python_is_replaced(machine: Path, same: bool) -> None:
+def test_virtual_environment_of_other_python_is_replaced(machine: Path, same: bool) -> None:
     """Otherwise `make test PYTHON=python3.13` tests the Python of the existing `.venv`."""
     other = f'exec {sys.executable} "$@"' if same else "echo 3.10.0"
     program(machine / ".venv/bin/python", other)
@@ -200,7 +200,7 @@ def test_a_virtual_environment_of_another_python_is_replaced(machine: Path, same
     assert ("-m venv --clear .venv" in done.stdout) == (not same)
 
 
-def test_a_virtual_environment_keeps_its_python(machine: Path) -> None:
+def test_virtual_environment_keeps_its_python(machine: Path) -> None:
     """With changed dependencies, and another Python first on the PATH."""
     for place, name in ((".venv/bin/python", "its own"), ("bin/python3", "another")):
         script = f'[ "$1 $2" != "-m venv" ] && exec {sys.executable} "$@"; echo {name}; exit 1'
@@ -259,7 +259,7 @@ def test_once(number):
     [([], 1, 1, 0), (["AGAIN=1"], 1, 0, 1), (["AGAIN=1"], 11, 1, 10)],
     ids=["no second run", "one", "too many"],
 )
-def test_what_failed_once_is_run_again(
+def test_test_failed_once_is_rerun(
     tmp_path: Path, more: list[str], count: int, status: int, reruns: int
 ) -> None:
     """``make test`` uses worker processes; AGAIN=1 reruns at most ten failures and shows them."""
@@ -277,7 +277,7 @@ def test_what_failed_once_is_run_again(
     assert done.stdout.count("assert seen") >= count
 
 
-def test_a_group_runs_in_one_worker(tmp_path: Path) -> None:
+def test_group_runs_in_one_worker(tmp_path: Path) -> None:
     """pytest-xdist ignores groups without a warning where its version does not fit pytest's."""
     module = """
 import os
@@ -296,7 +296,7 @@ def test_worker(number):
     assert len(list(tmp_path.glob("*.worker"))) == 1
 
 
-def test_the_archive_of_a_reproducible_installation(tmp_path: Path) -> None:
+def test_archive_of_reproducible_installation(tmp_path: Path) -> None:
     """Such installers give every file the time 0, which zip files do not know."""
     installed, archive = tmp_path / "installed", tmp_path / "package.zip"
     shutil.copytree(

@@ -67,7 +67,7 @@ def test_actions_are_pinned_by_a_full_version(path: Path) -> None:
     "target",
     ["check", "docs", "dist", "test", "test-servers", "test-spark", "test-faults", "soak", "bench"],
 )
-def test_a_workflow_calls_each_target(target: str) -> None:
+def test_workflow_calls_each_target(target: str) -> None:
     calls = " ".join(path.read_text() for path in WORKFLOWS)
     assert re.search(rf"run: make {target}(?![\w-])", calls)
 

@@ -18,7 +18,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_ends_the_task_first() -> None:
+def test_interrupt_ends_task_first() -> None:
     """A task that was left half-way would go on at the next use of the loop."""
     runner = Runner(NOWHERE)
     seen: list[str] = []
@@ -63,7 +63,7 @@ def test_iterate_closes_what_it_iterates() -> None:
     runner.close()  # again is nothing
 
 
-def test_one_runner_is_kept_for_each_setting(shared_server: NatsServer) -> None:
+def test_runner_is_kept_for_each_setting(shared_server: NatsServer) -> None:
     here = ConnectionSettings(servers=(shared_server.url,))
     runner = cached_runner(here)
     assert cached_runner(here) is runner

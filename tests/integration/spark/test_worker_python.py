@@ -39,11 +39,11 @@ def refusal(spark: SparkSession) -> str:
     return text
 
 
-def test_the_python_of_the_driver_is_accepted(spark: SparkSession) -> None:
+def test_driver_python_is_accepted(spark: SparkSession) -> None:
     register(spark)
 
 
-def test_a_python_that_lacks_the_package(
+def test_python_without_package(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, python_with_spark_only: str
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", python_with_spark_only)
@@ -54,12 +54,12 @@ def test_a_python_that_lacks_the_package(
     register(spark.newSession(), check=False)
 
 
-def test_a_python_that_does_not_exist(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_missing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python")
     assert 'Cannot run program "/nowhere/python"' in refusal(spark)
 
 
-def test_a_python_without_spark(
+def test_python_without_spark(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As ``/usr/bin/python3`` where Spark is a pip package of a virtual environment."""
@@ -70,7 +70,7 @@ def test_a_python_without_spark(
     assert "No module named 'pyspark'" in refusal(spark)
 
 
-def test_a_python_of_another_version(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_other_version(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.2")
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert f"Python in worker has different version: {own} than that in driver: 3.2" in refusal(
@@ -78,11 +78,11 @@ def test_a_python_of_another_version(spark: SparkSession, monkeypatch: pytest.Mo
     )
 
 
-def test_another_version_of_the_package() -> None:
+def test_package_of_other_version() -> None:
     worker = WorkerPython("/usr/bin/python3", "3.11.7", "0.0.9", ())
     with pytest.raises(WorkerPythonError, match=rf"0\.0\.9, expected {__version__} as in the dri"):
         validate(worker, __version__)
 
 
-def test_other_failures_are_not_taken_for_a_wrong_python() -> None:
+def test_failures_of_other_kinds_do_not_blame_python() -> None:
     assert start_failure("Job aborted due to stage failure: executor lost") is None

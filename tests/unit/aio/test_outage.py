@@ -56,7 +56,7 @@ async def test_outlives(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-async def test_no_line_without_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_absent_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     servers = Servers(back_at=0)
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
         assert await servers.outage(60).retry(servers.request) == "back"
@@ -70,7 +70,7 @@ async def test_lasts_too_long() -> None:
     assert 60 <= servers.now < 63
 
 
-async def test_one_outage_is_over_several_requests() -> None:
+async def test_outage_spans_several_requests() -> None:
     servers = Servers(back_at=100)
     outage = servers.outage(60)
     await outage.wait(AWAY)
@@ -85,14 +85,14 @@ async def test_one_outage_is_over_several_requests() -> None:
 @pytest.mark.parametrize(
     "error", [AuthorizationError("refused"), ConsumerLimitError("limit", 400, 10026)]
 )
-async def test_other_errors_are_raised_at_once(error: NatsSourceError) -> None:
+async def test_errors_of_other_kinds_are_raised_at_once(error: NatsSourceError) -> None:
     servers = Servers(back_at=100, error=error)
     with pytest.raises(type(error)):
         await servers.outage(60).retry(servers.request)
     assert servers.calls == 1
 
 
-async def test_a_stream_without_a_leader() -> None:
+async def test_stream_without_leader() -> None:
     servers = Servers(back_at=20, error=RequestTimeoutError("no response"))
     outage = servers.outage(60)
     assert await outage.retry(servers.request, ends=False) == "back"

@@ -65,14 +65,14 @@ async def test_asks_again_until_it_passes() -> None:
     assert work.calls == 3
 
 
-async def test_any_other_failure_is_raised_at_once() -> None:
+async def test_failures_of_other_kinds_are_raised_at_once() -> None:
     work = Work(StreamNotFoundError("none"))
     with pytest.raises(StreamNotFoundError):
         await retry_transient(work, 10.0)
     assert work.calls == 1
 
 
-async def test_when_time_is_up_the_last_failure_is_raised_as_it_is() -> None:
+async def test_last_failure_is_raised_at_time_limit() -> None:
     work = Work(*(RequestTimeoutError(str(n)) for n in range(100)))
     with pytest.raises(RequestTimeoutError):
         await retry_transient(work, 0.2)
@@ -92,7 +92,7 @@ async def test_work_may_be_any_function_that_returns_an_awaitable() -> None:
     assert work.calls == 2
 
 
-async def test_the_pauses_end_at_the_time_limit() -> None:
+async def test_pauses_end_at_time_limit() -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
     with pytest.raises(RequestTimeoutError):
@@ -100,7 +100,7 @@ async def test_the_pauses_end_at_the_time_limit() -> None:
     assert 0.1 <= (loop.time() - start) < 30
 
 
-async def test_the_log_line_of_a_retry(caplog: pytest.LogCaptureFixture) -> None:
+async def test_retry_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         await retry(Work(ConnectError("cut")), attempts=2, log_retries=True)
     assert caplog.messages == ["retrying request attempt=1 error=cut"]

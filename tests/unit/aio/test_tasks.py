@@ -30,7 +30,7 @@ async def test_turns_go_round_in_order() -> None:
     assert repr(lock) == "<TimedLock unlocked waiters=0>"
 
 
-async def test_who_waits_in_vain_leaves_nothing() -> None:
+async def test_waiter_timed_out_leaves_nothing() -> None:
     lock = TimedLock()
     assert await lock.acquire(0)
     assert not await lock.acquire(0)
@@ -41,7 +41,7 @@ async def test_who_waits_in_vain_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("released_first", [False, True])
-async def test_a_cancelled_waiter_does_not_keep_the_turn(released_first: bool) -> None:
+async def test_waiter_cancelled_does_not_keep_turn(released_first: bool) -> None:
     lock = TimedLock()
     await lock.acquire(None)
     cancelled = asyncio.create_task(lock.acquire(None))
@@ -60,7 +60,7 @@ async def test_a_cancelled_waiter_does_not_keep_the_turn(released_first: bool) -
 
 
 @pytest.mark.parametrize("iterations", range(5))
-async def test_a_cancellation_beside_the_deadline(iterations: int) -> None:
+async def test_cancellation_beside_deadline(iterations: int) -> None:
     """The cancellation arrives in the iterations of the event loop around the deadline."""
     lock = TimedLock()
     assert await lock.acquire(None)
@@ -99,7 +99,7 @@ async def test_work_is_finished_though_its_caller_is_cancelled() -> None:
     assert done == ["done"]
 
 
-async def test_a_failure_is_the_callers_unless_it_was_cancelled() -> None:
+async def test_failure_is_raised_unless_cancelled() -> None:
     async def fails() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")

@@ -14,7 +14,7 @@ async def answer() -> int:
     return 5
 
 
-async def test_an_answer_and_an_error() -> None:
+async def test_response_and_error() -> None:
     async def fail() -> int:
         await asyncio.sleep(0)
         raise OSError("gone")
@@ -25,7 +25,7 @@ async def test_an_answer_and_an_error() -> None:
         await wait_cancellable(20, fail())
 
 
-async def test_what_is_late_is_cancelled() -> None:
+async def test_late_task_is_cancelled() -> None:
     has_ended = False
 
     async def late() -> None:
@@ -41,7 +41,7 @@ async def test_what_is_late_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_cancellation_beside_the_answer(turns: int) -> None:
+async def test_cancellation_beside_response(turns: int) -> None:
     """Whoever comes first: the caller is not told an answer after it was cancelled."""
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -84,7 +84,7 @@ async def test_cancelled_with_its_caller() -> None:
     assert has_ended.is_set()
 
 
-async def test_what_forgets_a_cancellation_is_cancelled_again() -> None:
+async def test_cancellation_ignored_is_repeated() -> None:
     cancelled = 0
 
     async def stubborn() -> None:

@@ -65,7 +65,7 @@ def rows_of(found: pa.Table) -> list[dict[str, Any]]:
 
 
 @given(st.lists(entry, max_size=30))
-def test_one_row_for_each_key_with_the_greatest_order(rows: list[dict[str, Any]]) -> None:
+def test_newest_row_for_each_key(rows: list[dict[str, Any]]) -> None:
     found = rows_of(newest_per_key(table(rows), KEYS))
     assert {(row["bucket"], row["key"]): order(row) for row in found} == newest_orders(rows)
     assert len(found) == len(newest_orders(rows))
@@ -90,7 +90,7 @@ def test_batches_are_reduced_as_one_table(batches: list[list[dict[str, Any]]]) -
     )
 
 
-def test_an_entry_without_a_column_bucket() -> None:
+def test_entry_without_column_bucket() -> None:
     rows = [{"key": key, "revision": n, "stream_created": 1} for n, key in enumerate("abab", 1)]
     schema = pa.schema([SCHEMA.field(name) for name in ("key", "revision", "stream_created")])
     found = newest_per_key(pa.Table.from_pylist(rows, schema), ["key"])
@@ -116,7 +116,7 @@ def record_batch(keys: int, start: int, size: int = 8) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("limits", [{"max_rows": 99}, {"max_bytes": 2_000}])
-def test_a_limit_is_found_while_rows_are_added_and_at_the_end(
+def test_limit_is_found_while_adding_and_at_end(
     limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = NewestPerKey(SCHEMA, KEYS, **limits)

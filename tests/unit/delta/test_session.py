@@ -25,7 +25,7 @@ def with_settings(settings: dict[str, str]) -> Any:
 
 
 @pytest.mark.parametrize("setting", session.SETTINGS)
-def test_a_missing_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
     assert session.missing(with_settings(session.SETTINGS)) is None
     others = {name: value for name, value in session.SETTINGS.items() if name != setting}
@@ -39,14 +39,14 @@ def test_databricks_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert session.missing(with_settings({})) is None
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert session.missing(with_settings({})) == "the package delta-spark is not installed"
     with pytest.raises(MissingPackageError, match=r"delta-spark is not installed.*\[delta\]"):
         configure_delta(SparkSession.builder)
 
 
-def test_the_error_names_a_version_of_delta_spark_that_is_not_tested(
+def test_untested_delta_spark_version_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """delta-spark 4.4.1 was on PyPI without its jar on Maven Central."""
@@ -57,7 +57,7 @@ def test_the_error_names_a_version_of_delta_spark_that_is_not_tested(
     assert session.delta_artifact().endswith("_2.13:4.4.0")
 
 
-def test_the_builder_gets_jar_and_settings() -> None:
+def test_builder_gets_jar_and_settings() -> None:
     builder = configure_delta(SparkSession.Builder(), small_machine=True)
     options = builder._options
     assert options.items() >= {**session.SETTINGS, **session.SMALL_MACHINE}.items()

@@ -40,7 +40,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def test_the_documents_example() -> None:
+def test_document_example_configuration() -> None:
     """ADR-8's ``CONFIGURATION``, with today's field names (measurements.md, Servers 13)."""
     config = KeyValueConfig("CONFIGURATION", history=5).stream_config()
     assert config == {**PLAIN, "max_msgs_per_subject": 5}
@@ -196,7 +196,7 @@ def test_streams_that_are_no_buckets(config: dict[str, Any]) -> None:
         KeyValueConfig.of(config)
 
 
-def test_the_servers_own_metadata_is_not_the_buckets() -> None:
+def test_server_metadata_is_not_bucket_metadata() -> None:
     config = {**PLAIN, "metadata": {"_nats.req.level": "0", "mine": "x"}}
     assert KeyValueConfig.of(config).metadata == {"mine": "x"}
 
@@ -211,7 +211,7 @@ def test_status() -> None:
     assert status.stream_info is answer
 
 
-def test_where_a_bucket_is_read_and_written() -> None:
+def test_bucket_read_and_write_locations() -> None:
     """ADR-19: a mirror keeps the upstream's subjects; writes go to where that one is."""
 
     def bucket(config: KeyValueConfig) -> Bucket:

@@ -51,7 +51,7 @@ def test_replicas() -> None:
         ((SECOND, 9 * SECOND, 0, 9 * SECOND), False),
     ],
 )
-def test_a_majority(silent_for: tuple[int, ...], believed: bool) -> None:
+def test_majority_of_replicas(silent_for: tuple[int, ...], believed: bool) -> None:
     info = described(*({"name": str(i), "active": one} for i, one in enumerate(silent_for)))
     if believed:
         info.check_majority()
@@ -74,11 +74,11 @@ def led_by(leader: str, last_seq: int = 2, created: str = "2026-01-01T00:00:00Z"
     [led_by("b"), led_by("a", 1), led_by("a", created="2026-01-02T00:00:00Z")],
     ids=["another leader", "it has less", "another stream"],
 )
-def test_what_an_old_leader_did_not_have_proves_nothing(now: StreamInfo) -> None:
+def test_missing_at_former_leader_proves_nothing(now: StreamInfo) -> None:
     with pytest.raises(RequestTimeoutError, match="changed from a to"):
         led_by("a").check_same_leader(now, 2)
 
 
-def test_what_the_leader_did_not_have_is_not_there() -> None:
+def test_missing_at_leader_is_proof() -> None:
     led_by("a").check_same_leader(led_by("a", 3), 2)
     described().check_same_leader(replace(described(), leader="b"), 2)  # no replicas

@@ -41,7 +41,7 @@ def test_config(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     assert consumer_config(request, 7, "inbox") == {**ALWAYS, **expected}
 
 
-def test_without_flow_control() -> None:
+def test_request_without_flow_control() -> None:
     config = consumer_config(RangeRequest("S", "now", 3, 20), 7, "inbox", flow_control=False)
     assert "flow_control" not in config
     assert config["idle_heartbeat"]
@@ -56,14 +56,14 @@ def test_heartbeats_are_whole_nanoseconds() -> None:
     ("seen_through", "policy"),
     [(0, "last_per_subject"), (19, "last_per_subject"), (20, "by_start_sequence")],
 )
-def test_a_list_that_is_over_does_not_begin_anew(seen_through: int, policy: str) -> None:
+def test_initial_values_read_are_not_restarted(seen_through: int, policy: str) -> None:
     request = RangeRequest("S", "now", 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=20)
     config = consumer_config(request, 18, "inbox", seen_through=seen_through)
     assert config["deliver_policy"] == policy
     assert config.get("opt_start_seq") == (19 if policy == "by_start_sequence" else None)
 
 
-def test_a_list_of_nothing_is_over_at_once() -> None:
+def test_initial_values_empty_end_at_once() -> None:
     request = RangeRequest("S", "now", 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=0)
     config = consumer_config(request, 0, "inbox", seen_through=0)
     assert (config["deliver_policy"], config["opt_start_seq"]) == ("by_start_sequence", 1)
@@ -72,5 +72,5 @@ def test_a_list_of_nothing_is_over_at_once() -> None:
 @pytest.mark.parametrize(
     ("end", "reach", "target"), [(20, None, 20), (ENDLESS, None, 3), (ENDLESS, 7, 7), (20, 7, 7)]
 )
-def test_what_must_be_reached(end: int, reach: int | None, target: int) -> None:
+def test_required_sequence(end: int, reach: int | None, target: int) -> None:
     assert RangeRequest("S", "now", 3, end, min_last_seq=reach).target == target

@@ -35,7 +35,7 @@ def test_covers(wide: str, narrow: str, does: bool) -> None:
 
 
 @given(_PATTERN, _PATTERN, _SUBJECT)
-def test_what_the_narrow_one_matches_the_wide_one_does(
+def test_subject_matched_by_narrow_filter_matches_wide(
     wide: str, narrow: str, subject: str
 ) -> None:
     if covers(wide, narrow) and covers(narrow, subject):
@@ -70,7 +70,7 @@ def test_intersection(one: str, other: str, both: str | None) -> None:
 
 
 @given(_PATTERN, _PATTERN, _SUBJECT)
-def test_the_intersection_matches_what_both_match(one: str, other: str, subject: str) -> None:
+def test_intersection_matches_common_subjects(one: str, other: str, subject: str) -> None:
     common = intersection(one, other)
     assert (common is not None) == overlap(one, other)
     both = covers(one, subject) and covers(other, subject)

@@ -28,7 +28,7 @@ def test_buckets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "a*", "ä", "a\n", "../x"])
-def test_no_buckets(name: str) -> None:
+def test_bucket_names_invalid(name: str) -> None:
     with pytest.raises(InvalidNameError, match="bucket"):
         check_bucket(name)
 
@@ -40,7 +40,7 @@ def test_keys(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "ä", "a\n"])
-def test_no_keys(key: str) -> None:
+def test_keys_invalid(key: str) -> None:
     with pytest.raises(InvalidNameError):
         check_key(key)
     with pytest.raises(InvalidNameError):
@@ -53,7 +53,7 @@ def test_filters(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", [">.a", "a>", "a*b", "**", "a.>.b", "*.", ".>"])
-def test_no_filters(pattern: str) -> None:
+def test_filters_invalid(pattern: str) -> None:
     with pytest.raises(InvalidNameError):
         check_filter(pattern)
 
@@ -155,6 +155,6 @@ def test_prefixes() -> None:
         ("fromA", "fromA.$KV.bin."),
     ],
 )
-def test_where_writes_are_sent(prefix: str, expected: str) -> None:
+def test_write_subjects(prefix: str, expected: str) -> None:
     """ADR-19, "KV Example"."""
     assert write_prefix("bin", prefix) == expected

@@ -127,7 +127,7 @@ def request(subject: str | None = "s.a", **more: Any) -> SubscribeRequest:
         ),
     ],
 )
-def test_what_contradicts_itself(
+def test_contradictory_arguments_are_refused(
     asked: SubscribeRequest, kind: type[SubscribeError], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as raised:
@@ -136,7 +136,7 @@ def test_what_contradicts_itself(
     assert isinstance(raised.value, ConfigurationError)
 
 
-def test_the_checks_come_in_the_documents_order() -> None:
+def test_validation_follows_document_order() -> None:
     wrong = request(None, queue="q", pull=True, config=Config(idle_heartbeat=1, ack_policy="all"))
     with pytest.raises(QueueStatusError):
         validate_request(wrong)
@@ -166,7 +166,7 @@ def test_the_checks_come_in_the_documents_order() -> None:
         (request(pull=True, durable="d", config=Config(ack_policy="explicit")), "d", "d", None),
     ],
 )
-def test_what_is_sound(
+def test_valid_arguments_are_accepted(
     asked: SubscribeRequest, durable: str | None, consumer: str | None, queue: str | None
 ) -> None:
     checked = validate_request(asked)
@@ -249,7 +249,7 @@ def test_what_is_sound(
         ),
     ],
 )
-def test_the_configuration_of_a_new_consumer(
+def test_consumer_configuration(
     asked: SubscribeRequest, inbox: str | None, config: dict[str, Any]
 ) -> None:
     assert build_consumer_config(validate_request(asked), "n", inbox) == config
@@ -318,7 +318,7 @@ PULL = replace(BIND, pull=True)
         (QUEUE, info(deliver_group="q", idle_heartbeat=10**9), QueueStatusError, "heartbeats"),
     ],
 )
-def test_a_consumer_that_does_not_fit(
+def test_consumer_mismatch_is_refused(
     asked: SubscribeRequest, found: ConsumerInfo, kind: type[SubscribeError], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as raised:
@@ -347,7 +347,7 @@ def test_a_consumer_that_does_not_fit(
         (replace(BIND, config=Config(deliver_subject="mine")), info()),
     ],
 )
-def test_a_consumer_that_fits(asked: SubscribeRequest, found: ConsumerInfo) -> None:
+def test_consumer_match_is_accepted(asked: SubscribeRequest, found: ConsumerInfo) -> None:
     validate_consumer(asked, found)
 
 
@@ -381,7 +381,7 @@ def test_differences(given: ConsumerConfig, existing: dict[str, Any], found: lis
         assert text.startswith(start)
 
 
-def test_a_configuration_shows_what_was_given() -> None:
+def test_configuration_shows_given_fields() -> None:
     assert repr(Config(ack_wait=1.5, durable_name="d")) == (
         "ConsumerConfig(ack_wait=1.5, durable_name='d')"
     )

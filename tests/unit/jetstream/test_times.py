@@ -24,17 +24,17 @@ from nats_stream_source.jetstream.times import nanoseconds, rfc3339
         (datetime(2026, 1, 1, 0, 0, 0, 7, timezone.utc), "2026-01-01T00:00:00.000007Z"),
     ],
 )
-def test_a_time_as_the_server_writes_it(when: str | int | datetime, text: str) -> None:
+def test_time_of_server_is_parsed(when: str | int | datetime, text: str) -> None:
     assert rfc3339(when) == text
 
 
 @given(st.integers(0, 4 * 10**18))
-def test_there_and_back(when: int) -> None:
+def test_time_roundtrip(when: int) -> None:
     assert nanoseconds(rfc3339(when)) == when
     assert rfc3339(rfc3339(when)) == rfc3339(when)
 
 
-def test_what_is_no_time() -> None:
+def test_time_invalid() -> None:
     with pytest.raises(ProtocolError):
         rfc3339("yesterday")
     with pytest.raises(ConfigurationError, match="time zone"):

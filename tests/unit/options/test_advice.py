@@ -43,13 +43,13 @@ WRITTEN: list[tuple[Parser, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("parser", "given", "text"), WRITTEN)
-def test_the_error_says_what_to_write(parser: Parser, given: dict[str, str], text: str) -> None:
+def test_error_names_value_to_write(parser: Parser, given: dict[str, str], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         parser(BASES[parser] | given)
 
 
 @pytest.mark.parametrize("parser", BASES)
-def test_no_option_at_all_names_the_view(parser: Parser) -> None:
+def test_missing_options_error_names_view(parser: Parser) -> None:
     """Spark reads a table of CREATE TABLE without its options."""
     with pytest.raises(OptionError, match=r"no option is set, .*CREATE TEMPORARY VIEW name USING"):
         parser({})

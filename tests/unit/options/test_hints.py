@@ -53,7 +53,7 @@ def literals(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_layer_below_the_options_names_one(folder: str) -> None:
+def test_layers_below_options_name_none(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sorted((PACKAGE / folder).glob("*.py"))
@@ -70,7 +70,7 @@ def in_python(servers: str = "nats://h:1", **settings: str) -> NatsSourceError:
     return caught.value
 
 
-def test_an_asyncio_program_reads_of_settings() -> None:
+def test_asyncio_errors_name_settings() -> None:
     error = in_python(tls_cert_file="/c")
     assert "'tls_cert_file' and 'tls_key_file' belong together" in str(error)
     assert error.settings == ("tls_cert_file", "tls_key_file")
@@ -145,7 +145,7 @@ def test_translation(error: NatsSourceError, in_spark: str, in_cli: str) -> None
     assert str(error) == in_spark
 
 
-def test_an_error_keeps_all_but_its_text() -> None:
+def test_error_keeps_all_but_its_text() -> None:
     error = KeyDeletedError("deleted", 7, "DEL", settings=["request_timeout"])
     with pytest.raises(KeyDeletedError) as caught, option_hints(NAMES):
         raise error
@@ -155,7 +155,7 @@ def test_an_error_keeps_all_but_its_text() -> None:
     assert str(error) == "deleted (option 'requestTimeout')"
 
 
-def test_what_spark_runs_fails_in_options() -> None:
+def test_spark_errors_name_options() -> None:
     runner = Runner(ConnectionSettings(("nats://127.0.0.1:1",), connect_timeout=0.2))
     try:
         with pytest.raises(ConnectError, match=r"within 0.2 s .*\(option 'connectTimeout'\)$"):
@@ -178,7 +178,7 @@ def test_options_fail_in_options() -> None:
         kv_options({**base, "keys": "a.*,a.b"})
 
 
-def test_a_stream_may_be_named_like_a_setting() -> None:
+def test_stream_named_like_a_setting() -> None:
     with pytest.raises(ConfigurationError) as caught, option_hints(NAMES):
         check_stream("connect_timeout ")
     assert "'connect_timeout '" in str(caught.value)
@@ -187,14 +187,14 @@ def test_a_stream_may_be_named_like_a_setting() -> None:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def test_every_option_of_the_connection_is_a_setting() -> None:
+def test_connection_options_are_settings() -> None:
     fields = {field.name for field in dataclasses.fields(ConnectionSettings)}
     options = {option.setting for option in CONNECTION}
     assert options - fields == {"domain"}  # sets api_prefix
     assert fields - options == set()
 
 
-def test_every_option_of_the_connection_reaches_its_setting() -> None:
+def test_connection_options_reach_their_settings() -> None:
     values = {
         "servers": ("nats://h:1",),
         "tls_handshake_first": True,

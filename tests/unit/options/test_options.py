@@ -229,7 +229,7 @@ def test_options_ask_for_tls(given: dict[str, str]) -> None:
     assert kv_options({**BASE, **given}).connection.requires_tls
 
 
-def test_every_option_has_a_meaning_and_a_name_of_its_own() -> None:
+def test_options_have_unique_names_and_descriptions() -> None:
     names = [option.name.lower() for option in CONNECTION + KV]
     assert len(set(names)) == len(names)
     assert all(option.description and option.kind for option in CONNECTION + KV)

@@ -47,7 +47,7 @@ def test_beginnings(given: dict[str, str], beginning: StartPosition) -> None:
     assert stream_options({**BASE, **given}).start_position == beginning
 
 
-def test_all_that_can_be_said() -> None:
+def test_stream_options_all_are_parsed() -> None:
     options = stream_options(
         {
             **BASE,
@@ -70,7 +70,7 @@ def test_all_that_can_be_said() -> None:
     assert (reading.include_headers, reading.fail_on_data_loss) == (True, False)
 
 
-def test_a_subject_stands_for_its_stream() -> None:
+def test_subject_stands_for_its_stream() -> None:
     options = stream_options({"servers": "h", "subject": "orders.*"})
     assert (options.stream, options.filter_subjects) == (None, ("orders.*",))
 
@@ -145,7 +145,7 @@ def test_refused(given: dict[str, str], error: type[Exception], message: str) ->
         stream_options({**BASE, **given}, Mode.STREAMING)
 
 
-def test_a_subject_is_not_trimmed() -> None:
+def test_subject_is_not_trimmed() -> None:
     with pytest.raises(InvalidNameError, match=r"'a\\n' is not a subject filter"):
         stream_options({"servers": BASE["servers"], "subject": "a\n"}, Mode.STREAMING)
 

@@ -27,7 +27,7 @@ def test_pattern_matches_whole_names() -> None:
     assert [options.streams.selects(name) for name in names] == [True, True, False, False]
 
 
-def test_one_bucket_is_not_a_set() -> None:
+def test_single_bucket_is_not_a_set() -> None:
     options = kv_options({**SERVER, "bucket": "cars"})
     assert (options.bucket, options.buckets) == ("cars", None)
 
@@ -64,7 +64,7 @@ def test_refused(given: dict[str, str], message: str) -> None:
         kv_options({**SERVER, **given}, Mode.STREAMING)
 
 
-def test_as_of_sequence_belongs_to_one_bucket() -> None:
+def test_as_of_sequence_needs_single_bucket() -> None:
     with pytest.raises(ConfigurationError, match="'asOfSequence' and 'buckets' contradict"):
         kv_options({**SERVER, "buckets": "a,b", "asOfSequence": "5"}, Mode.BATCH)
 

@@ -26,7 +26,7 @@ def test_defaults() -> None:
     assert stream_write_options(STREAM).subject is None
 
 
-def test_a_bucket_to_create() -> None:
+def test_bucket_to_create() -> None:
     given = {
         "ifMissing": "CREATE",
         "history": "5",

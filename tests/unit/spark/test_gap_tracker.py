@@ -73,7 +73,7 @@ def test_history_reaches_back_as_far_as_it_does(
     st.integers(1, 40),
     st.integers(0, 35),
 )
-def test_as_one_by_one(
+def test_ranges_equal_single_steps(
     came: set[int], first: int, cuts: list[int], first_seq: int, end: int
 ) -> None:
     missing = [seq for seq in range(first, min(first_seq - 1, end) + 1) if seq not in came]
@@ -84,7 +84,7 @@ def test_as_one_by_one(
     )
 
 
-def test_a_great_many_holes_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holes_many_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_GAPS", 100)
     unbroken = SequenceGapTracker(1)
     for begin in range(2, 20_002, 200):

@@ -56,7 +56,7 @@ async def test_looks_take_a_tenth_of_the_time_while_others_write(took: float, re
     assert await time.look() == pytest.approx(rest)
 
 
-async def test_what_was_written_is_a_change_and_ends_the_silence() -> None:
+async def test_write_is_a_change_and_ends_silence() -> None:
     time = Time()
     await time.look()
     time.idle.record_empty(START, info(7).position)
@@ -67,7 +67,7 @@ async def test_what_was_written_is_a_change_and_ends_the_silence() -> None:
     assert await time.look() == pytest.approx(0.02)
 
 
-async def test_a_look_that_did_not_ask_for_everything_is_not_the_last() -> None:
+async def test_partial_poll_is_not_exhaustive() -> None:
     time = Time()
     await time.look()
     time.idle.record_empty(START, None)
@@ -75,7 +75,7 @@ async def test_a_look_that_did_not_ask_for_everything_is_not_the_last() -> None:
     assert not time.idle.is_unchanged(START, info(8).position)
 
 
-async def test_no_rest_after_something_was_read() -> None:
+async def test_poll_after_read_is_immediate() -> None:
     time = Time()
     await time.look()
     time.idle.record_empty(START, info(7).position)
@@ -83,7 +83,7 @@ async def test_no_rest_after_something_was_read() -> None:
     assert await time.look() == 0
 
 
-async def test_another_source_of_the_query_does_not_wait() -> None:
+async def test_sources_of_query_do_not_wait_for_each_other() -> None:
     """Spark asks again after a micro-batch, not after its own pause of 10 ms."""
     time = Time()
     await time.look()

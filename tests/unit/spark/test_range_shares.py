@@ -45,7 +45,7 @@ def test_shares_never_exceed_the_limit(limit: int, rows: list[int], first: int) 
     assert limit < len(active) or all(share >= 1 for share in active)
 
 
-def test_every_stream_has_its_turn_under_a_low_limit() -> None:
+def test_streams_take_turns_under_low_limit() -> None:
     served = [shares(1, [5, 5, 5], turn).index(1) for turn in range(3)]
     assert served == [0, 1, 2]
 

@@ -51,7 +51,7 @@ def column(name: str, **changed: Any) -> list[Any]:
     return [row[name] for row in rows(**changed)]
 
 
-def test_one_row_whole() -> None:
+def test_row_complete() -> None:
     assert rows()[0] == {
         "bucket": "b",
         "key": "a.x",
@@ -79,15 +79,15 @@ def test_initial_values_end_where_they_were_said_to() -> None:
     assert column("initial", initial_through=12) == [True] * 4
 
 
-def test_without_values() -> None:
+def test_rows_without_values() -> None:
     assert column("value", metaOnly="true") == [None] * 4
     assert column("operation", metaOnly="true") == ["PUT", "DEL", "PURGE", "PUT"]
 
 
-def test_without_markers() -> None:
+def test_rows_without_markers() -> None:
     assert column("revision", ignoreDeletes="true") == [7, 12]
 
 
-def test_another_buckets_subject_is_no_row() -> None:
+def test_subject_of_other_bucket_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"'b': a subject does not start with '\$KV\.c\.'"):
         rows(prefix="$KV.c.")

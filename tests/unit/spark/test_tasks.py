@@ -19,7 +19,7 @@ def unfrozen() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("in_task", [True, False])
-def test_the_modules_of_a_worker_are_exempt(monkeypatch: pytest.MonkeyPatch, in_task: bool) -> None:
+def test_worker_modules_are_exempt(monkeypatch: pytest.MonkeyPatch, in_task: bool) -> None:
     """Once per process, and not in a process that is not a worker."""
     monkeypatch.setattr(TaskContext, "_taskContext", TaskContext() if in_task else None)
     exempt_modules()

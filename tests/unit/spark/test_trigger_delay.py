@@ -16,7 +16,9 @@ from nats_stream_source.spark.planning.triggers import TriggerDelay
         (10, 9, 30.0, True),
     ],
 )
-def test_after_a_micro_batch(min_rows: int | None, rows: int, seconds: float, due: bool) -> None:
+def test_delay_restarts_after_micro_batch(
+    min_rows: int | None, rows: int, seconds: float, due: bool
+) -> None:
     now = 100.0
     delay = TriggerDelay(min_rows, 30.0, lambda: now)
     assert delay.is_due(1), "the first one does not wait"

@@ -44,7 +44,7 @@ def test_eleven_tokens_and_more(
     assert AckReply.parse(subject) == AckReply(expected, account, stream, consumer, *numbers)
 
 
-def test_an_underscore_is_no_domain() -> None:
+def test_underscore_is_not_a_domain() -> None:
     assert AckReply.parse("$JS.ACK._.hash.S.C.1.2.3.4.5").domain is None
     assert AckReply.parse("$JS.ACK.hub.hash.S.C.1.2.3.4.5").domain == "hub"
 
@@ -85,13 +85,13 @@ GOOD = "$JS.ACK.S.C.1.2.3.4.5"
         ("$JS.ACK._.h.S.C.1.2.3.4.x", "not an integer"),
     ],
 )
-def test_what_is_no_delivery(subject: str, text: str) -> None:
+def test_delivery_invalid(subject: str, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         AckReply.parse(subject)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_reply_or_a_protocol_error(text: str) -> None:
+def test_text_is_a_reply_or_a_protocol_error(text: str) -> None:
     for subject in (text, f"$JS.ACK.{text}"):
         try:
             parsed = AckReply.parse(subject)
@@ -137,13 +137,13 @@ def test_statuses(block: bytes, reply: str, status: ConsumerStatus) -> None:
         b"NATS/1.0 4x4 No Messages\r\n\r\n",
     ],
 )
-def test_what_is_no_status(block: bytes) -> None:
+def test_status_invalid(block: bytes) -> None:
     with pytest.raises(ProtocolError):
         ConsumerStatus.parse(block)
 
 
 @given(st.integers(0, len(HEARTBEAT) - 1))
-def test_a_status_cut_short(length: int) -> None:
+def test_status_truncated(length: int) -> None:
     with pytest.raises(ProtocolError):
         ConsumerStatus.parse(HEARTBEAT[:length])
 
@@ -159,7 +159,7 @@ def test_a_status_cut_short(length: int) -> None:
         (ConsumerStatus(423, "Nats-Wrong-Pin-Id"), UnknownStatusError),
     ],
 )
-def test_a_status_as_an_error(status: ConsumerStatus, kind: type[StatusError]) -> None:
+def test_status_as_error(status: ConsumerStatus, kind: type[StatusError]) -> None:
     error = status_error(status, "consumer 'C' of stream 'S'")
     assert type(error) is kind
     assert (error.code, error.description) == (status.code, status.description)
@@ -179,7 +179,7 @@ def test_a_status_as_an_error(status: ConsumerStatus, kind: type[StatusError]) -
         (ConsumerStatus(503, ""), False),
     ],
 )
-def test_what_only_ends_a_pull_request(status: ConsumerStatus, ends: bool) -> None:
+def test_status_that_ends_only_a_pull_request(status: ConsumerStatus, ends: bool) -> None:
     assert status.ends_request is ends
 
 

@@ -36,7 +36,7 @@ def positions(values: list[int]) -> np.ndarray:
 
 
 @given(fields())
-def test_any_slices(drawn: tuple[bytes, list[int], list[int], bytes]) -> None:
+def test_slices_random(drawn: tuple[bytes, list[int], list[int], bytes]) -> None:
     buffer, begin, end, prefix = drawn
     expected = [buffer[b + len(prefix) : e] for b, e in zip(begin, end, strict=True)]
     for way in scanner.available():
@@ -56,7 +56,7 @@ def test_positions_may_have_a_stride(way: scanner.Scanner) -> None:
 
 @ways
 @pytest.mark.parametrize("end", [[2, 4], [2, 5], [1, 4]])
-def test_a_slice_without_the_prefix(way: scanner.Scanner, end: list[int]) -> None:
+def test_slice_without_prefix(way: scanner.Scanner, end: list[int]) -> None:
     with using(way), pytest.raises(ValueError, match="a slice does not start with b'ab'"):
         slices(b"abac.", positions([0, 2]), positions(end), pa.binary(), b"ab")
 
@@ -74,7 +74,7 @@ def test_a_slice_without_the_prefix(way: scanner.Scanner, end: list[int]) -> Non
         ([6], [6], 0, 1),
     ],
 )
-def test_the_copy_ends_before_a_slice_outside_of_its_memory(
+def test_copy_ends_before_slice_outside_memory(
     begin: list[int], end: list[int], room: int, copied: int
 ) -> None:
     # The memory after the slices must stay as it is.
@@ -98,9 +98,7 @@ def test_arrays_of_other_lengths_are_refused() -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "found"), [([-1], [3], 1), ([3], [2], 1), ([0], [9], 1), ([0], [1], 2)]
 )
-def test_a_search_outside_of_the_buffer_is_refused(
-    begin: list[int], end: list[int], found: int
-) -> None:
+def test_search_outside_buffer_is_refused(begin: list[int], end: list[int], found: int) -> None:
     result = np.empty(found, np.uint8)
     arguments = (positions(begin), positions(end), b"ab", b"cd", result)
     with pytest.raises(ValueError, match="could not search slice"):
@@ -109,7 +107,7 @@ def test_a_search_outside_of_the_buffer_is_refused(
 
 @needs_compiled
 @pytest.mark.skipif(sys.platform == "win32", reason="guarded pages are those of POSIX")
-def test_nothing_outside_of_the_memory_is_read_or_written() -> None:
+def test_memory_outside_is_not_accessed() -> None:
     """Slices at each distance from the ends of guarded memory, of a length around the short one."""
     code = (
         "import numpy as np\n"

@@ -46,7 +46,7 @@ def test_batches(bounds: tuple[int, int], given_payloads: list[bytes], sizes: li
     assert [p for batch in found for p in payloads(batch)] == given_payloads
 
 
-def test_nothing_is_given_before_a_batch_is_full() -> None:
+def test_batch_is_returned_when_full() -> None:
     batcher = FrameBatcher(3, 1000)
     batcher.add(run_of(b"a", b"b"))
     assert batcher.pop_full() is None
@@ -79,7 +79,7 @@ def test_everything_once_in_order_and_bounded(
         assert batch.nbytes <= max_bytes or len(batch) == 1
 
 
-def test_a_batch_that_is_large_enough_ends_with_its_buffer() -> None:
+def test_batch_large_enough_ends_with_its_buffer() -> None:
     """So that nothing is copied."""
     framer = Framer()
     line = b"MSG s 1 60000\r\n%s\r\n" % bytes(60_000)

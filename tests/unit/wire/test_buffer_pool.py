@@ -46,7 +46,7 @@ def test_memory_in_use_is_not_used_again(view: Callable[[np.ndarray], Any]) -> N
     assert address(third) == used
 
 
-def test_a_view_of_a_table_keeps_it() -> None:
+def test_table_view_keeps_table() -> None:
     pool = BufferPool()
     row = pool.table(16, 100)[3, 10:20]
     assert repr(pool) == "<BufferPool unused []>"
@@ -54,7 +54,7 @@ def test_a_view_of_a_table_keeps_it() -> None:
     assert repr(pool) == "<BufferPool unused [12800]>"
 
 
-def test_a_table_has_all_columns_of_its_memory() -> None:
+def test_table_has_all_columns_of_its_memory() -> None:
     pool = BufferPool()
     del (first := [pool.table(16, 100)])[:]
     assert not first

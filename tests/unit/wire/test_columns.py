@@ -123,7 +123,7 @@ LINE_LISTS = st.lists(st.lists(st.sampled_from(LINES), max_size=9).map(b"".join)
 
 
 @given(LINE_LISTS)
-def test_any_entry_operations(blocks: list[bytes]) -> None:
+def test_entry_operations_random(blocks: list[bytes]) -> None:
     frames = frames_of(*(msg(b"a", b"x", V1, raw) for raw in blocks))
     expected = operations(pa.array(blocks, pa.binary())).to_pylist()
     for way in scanner.available():
@@ -131,7 +131,7 @@ def test_any_entry_operations(blocks: list[bytes]) -> None:
             assert operation_names(frames) == expected
 
 
-def test_no_frames() -> None:
+def test_frames_empty() -> None:
     none = Framer().feed(b"")
     assert subjects(none).type == pa.string()
     assert payloads(none).type == header_blocks(none).type == pa.binary()
@@ -140,7 +140,7 @@ def test_no_frames() -> None:
     assert repr(ack_tokens(none)) == "<AckTokens none>"
 
 
-def test_a_subject_that_is_not_utf8() -> None:
+def test_subject_not_utf8() -> None:
     with pytest.raises(ProtocolError, match=r"b'kv\.\\xff' is not UTF-8"):
         subjects(frames_of(msg(b"ok"), msg(b"kv.\xff")))
 
@@ -173,7 +173,7 @@ def test_too_much_for_one_array() -> None:
         (b"", False),
     ],
 )
-def test_is_delivery(reply: bytes, delivery: bool) -> None:
+def test_delivery_is_recognised(reply: bytes, delivery: bool) -> None:
     assert is_delivery(with_replies(reply)).tolist() == [delivery]
     assert is_delivery(with_replies(V1, reply, V1)).tolist() == [True, delivery, True]
 
@@ -259,7 +259,7 @@ acks = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(acks, max_size=20))
-def test_any_ack_tokens(drawn: list[tuple[str, tuple[int, ...], str]]) -> None:
+def test_ack_tokens_random(drawn: list[tuple[str, tuple[int, ...], str]]) -> None:
     replies = [
         f"{prefix}.{delivered}.{stream}.{consumer}.{time}.{pending}{more}".encode()
         for prefix, (stream, consumer, time, pending, delivered), more in drawn
@@ -279,7 +279,7 @@ def test_any_ack_tokens(drawn: list[tuple[str, tuple[int, ...], str]]) -> None:
         max_size=20,
     )
 )
-def test_any_columns(drawn: list[tuple[str, bytes, bytes, bytes]]) -> None:
+def test_columns_random(drawn: list[tuple[str, bytes, bytes, bytes]]) -> None:
     frames = frames_of(*(msg(s.encode(), p, r, h) for s, p, r, h in drawn))
     assert subjects(frames).to_pylist() == [s for s, _, _, _ in drawn]
     assert payloads(frames).to_pylist() == [p for _, p, _, _ in drawn]

@@ -59,12 +59,12 @@ def test_deliver(
     assert target.kept == len(kept)
 
 
-def test_an_empty_range_is_done_at_once() -> None:
+def test_empty_range_is_done_at_once() -> None:
     assert Cursor(5, 5).done
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 4), (-1, 3)])
-def test_no_range(start: int, end: int) -> None:
+def test_range_invalid(start: int, end: int) -> None:
     with pytest.raises(ValueError, match="not a range"):
         Cursor(start, end)
 
@@ -94,7 +94,7 @@ def test_heartbeat(
     assert target.state is state
 
 
-def test_a_heartbeat_before_the_first_message_ends_an_empty_range() -> None:
+def test_heartbeat_before_first_message_ends_empty_range() -> None:
     target = cursor()
     target.heartbeat(0, 20, None)
     assert target.done
@@ -108,7 +108,7 @@ def listing(end: int = 20) -> Cursor:
     return made
 
 
-def test_a_list_that_brings_nothing_is_asked_for_anew() -> None:
+def test_initial_values_without_messages_are_requested_again() -> None:
     """The server moves on by one message that is gone with each of its heartbeats."""
     target = listing()
     for seq in (13, 14, 15):
@@ -123,7 +123,7 @@ def test_a_list_that_brings_nothing_is_asked_for_anew() -> None:
     assert target.done
 
 
-def test_one_message_that_is_gone_here_and_there_counts_too() -> None:
+def test_message_removed_is_counted() -> None:
     """Between two of them something came; the list is no better for it."""
     target = Cursor(0, 1000, list_through=1000)
     target.created()
@@ -134,7 +134,7 @@ def test_one_message_that_is_gone_here_and_there_counts_too() -> None:
     assert target.rebuilds == [Rebuild.STALE_LIST]
 
 
-def test_a_replica_that_lags_makes_few_lists() -> None:
+def test_lagging_replica_causes_few_rebuilds() -> None:
     """It looks the same; and it is not what ends the reader."""
     target = listing()
     made = 1
@@ -148,14 +148,14 @@ def test_a_replica_that_lags_makes_few_lists() -> None:
     assert target.failed_rebuilds <= 1
 
 
-def test_after_the_list_heartbeats_are_what_they_are() -> None:
+def test_heartbeats_after_initial_values_count() -> None:
     target = listing(end=99)
     target.heartbeat(2, 20, None)
     target.heartbeat(2, 20, None)
     assert (target.state, target.rebuilds) == (State.READING, [])
 
 
-def test_a_stalled_list_waits_for_its_answer() -> None:
+def test_initial_values_stalled_wait_for_response() -> None:
     target = listing()
     assert target.heartbeat(2, 12, "$JS.FC.x").reply == "$JS.FC.x"
     assert (target.state, target.rebuilds) == (State.READING, [])
@@ -184,7 +184,7 @@ def test_near_the_end_an_answer_is_held_back() -> None:
     assert target.idle() == CursorAction()
 
 
-def test_an_answer_held_back_is_given_when_nothing_more_comes() -> None:
+def test_response_held_back_is_sent_when_idle() -> None:
     target = cursor(0, 20)
     deliver(target, *((n, n) for n in range(1, 19)))
     assert target.flow_control("$JS.FC.1") == CursorAction()
@@ -194,7 +194,7 @@ def test_an_answer_held_back_is_given_when_nothing_more_comes() -> None:
     assert target.unconfirmed_reply == "$JS.FC.1"
 
 
-def test_a_stalled_heartbeat_asks_for_what_was_held_back() -> None:
+def test_stalled_heartbeat_requests_held_response() -> None:
     target = cursor(0, 20)
     deliver(target, *((n, n) for n in range(1, 19)))
     assert target.flow_control("$JS.FC.1") == CursorAction()
@@ -202,7 +202,7 @@ def test_a_stalled_heartbeat_asks_for_what_was_held_back() -> None:
     assert not target.defers_reply
 
 
-def test_a_new_consumer_owes_no_answer_of_the_old_one() -> None:
+def test_rebuilt_consumer_owes_no_response() -> None:
     target = cursor(0, 20)
     deliver(target, *((n, n) for n in range(1, 19)))
     target.flow_control("$JS.FC.1")
@@ -212,14 +212,14 @@ def test_a_new_consumer_owes_no_answer_of_the_old_one() -> None:
     assert not target.defers_reply
 
 
-def test_no_flow_control_answer_after_the_end() -> None:
+def test_flow_control_after_end_is_not_answered() -> None:
     target = cursor()
     deliver(target, (1, 20))
     assert target.flow_control("$JS.FC.1") == CursorAction()
     assert target.heartbeat(1, 30, "$JS.FC.1") == CursorAction()
 
 
-def test_a_stall_counts_only_after_the_answer_arrived() -> None:
+def test_stall_counts_after_response_arrived() -> None:
     target = cursor()
     target.heartbeat(0, 10, "$JS.FC.1")
     target.heartbeat(0, 10, "$JS.FC.1")
@@ -247,7 +247,7 @@ def test_frames_of_an_earlier_consumer_are_ignored() -> None:
     assert (target.state, target.position) == (State.IDLE, 10)
 
 
-def test_a_rebuilt_consumer_counts_from_one_and_skips_what_was_kept() -> None:
+def test_rebuilt_consumer_counts_from_one_and_skips_kept() -> None:
     target = cursor()
     deliver(target, (1, 11), (2, 14))
     target.lost(Rebuild.CONSUMER_GONE)
@@ -281,7 +281,7 @@ def test_stream_sequences_that_go_backwards_from_one_call_to_the_next(later: int
     assert target.position == 12
 
 
-def test_a_list_may_deliver_again_what_was_written_while_it_was_made() -> None:
+def test_initial_values_may_repeat_concurrent_writes() -> None:
     target = Cursor(0, 100, 50)
     target.created()
     assert deliver(target, (1, 20), (2, 54)) == [20, 54]
@@ -290,7 +290,7 @@ def test_a_list_may_deliver_again_what_was_written_while_it_was_made() -> None:
     assert target.rebuilds == []
 
 
-def test_a_first_stream_sequence_that_cannot_be() -> None:
+def test_first_stream_seq_impossible() -> None:
     for target in (Cursor(0, 20), Cursor(0, 20, 10)):
         target.created()
         with pytest.raises(ProtocolError):

@@ -49,13 +49,13 @@ def test_rows_behind_a_gap_are_kept_and_wait_for_the_missing_one() -> None:
     assert target.position == 40
 
 
-def test_a_message_twice_is_not_a_gap() -> None:
+def test_message_repeated_is_not_a_gap() -> None:
     target = listing()
     assert deliver(target, (1, 10), (1, 10), (2, 20), (1, 10), (3, 30)) == [10, 20, 30]
     assert (target.position, target.rebuilds) == (30, [])
 
 
-def test_the_end_of_a_list_without_a_row_at_its_end() -> None:
+def test_initial_values_end_without_row() -> None:
     target = listing()
     deliver(target, (1, 10), (2, 101))
     assert target.done
@@ -64,7 +64,7 @@ def test_the_end_of_a_list_without_a_row_at_its_end() -> None:
     assert (target.state, target.rebuilds) == (State.IDLE, [Rebuild.GAP])
 
 
-def test_an_endless_reader_continues_after_its_list() -> None:
+def test_endless_reader_continues_after_initial_values() -> None:
     target = listing(end=ENDLESS)
     deliver(target, (1, 10), (3, 30))
     target.heartbeat(3, 110, None)
@@ -76,7 +76,7 @@ def test_an_endless_reader_continues_after_its_list() -> None:
     assert target.rebuilds == [Rebuild.GAP, Rebuild.GAP], "after the list, a gap ends the consumer"
 
 
-def test_each_row_is_progress() -> None:
+def test_row_is_progress() -> None:
     """A loss that stops every consumer at another row does not add up to a failure."""
     target = Cursor(0, 1000, list_through=1000)
     seqs = list(range(1, 1001))

@@ -226,7 +226,7 @@ def test_damage_in_one_line_is_seen(name: str, way: None) -> None:
     assert outcome(stream) == expected
 
 
-def test_a_line_without_a_key_is_seen(way: None) -> None:
+def test_line_without_key_is_found(way: None) -> None:
     line = delivery(50, value=bytes(5000)).replace(b"$KV.b.key ", b" ")
     assert outcome(many(49, value=bytes(5000)) + line) == "no frame"
 
@@ -241,13 +241,13 @@ def test_damage_in_a_line_with_headers_is_seen(header: tuple[bytes, bytes], way:
         parse(stream)
 
 
-def test_a_length_whose_digit_is_none_is_seen(way: None) -> None:
+def test_length_with_invalid_digit_is_found(way: None) -> None:
     line = delivery(50, value=bytes(10)).replace(b" 10\r\n", b" :\r\n")
     assert outcome(many(49, value=b"123456789") + line) == "no frame"
 
 
 @pytest.mark.parametrize("number", [b"10:1", b"9223372036854775808", b"9795226905622377057"])
-def test_a_reply_that_is_no_number_is_refused_by_name(number: bytes) -> None:
+def test_reply_with_invalid_number_is_refused_by_name(number: bytes) -> None:
     """Also where it has as many digits as the numbers before it."""
     bad = delivery(101, time=TIME).replace(b"%d" % (TIME + 101), number)
     frames = Framer().feed(many(100) + bad + many(100, 102))
@@ -320,5 +320,5 @@ def test_damaged_deliveries_are_read_alike(stream: bytes, data: st.DataObject) -
             assert outcome(stream) == expected
 
 
-def test_a_bounded_run_of_the_fuzz_target() -> None:
+def test_fuzz_target_bounded_run() -> None:
     fuzz(seed=1, rounds=60)

@@ -189,13 +189,13 @@ _ANY = st.one_of(
 @example([frame(USUAL), hmsg(b"\r\n" * 8)])
 @example([frame(USUAL), hmsg(b"NATS/1.0\r\n" + b"x" * 99 + b"\r\n\r\n" + b"\r\n" * 5)])
 @example([frame(USUAL | {"stream": b"S" * 300}), frame(USUAL)])
-def test_at_once_is_as_one_by_one(parts: list[bytes]) -> None:
+def test_columns_equal_single_parses(parts: list[bytes]) -> None:
     check(cut(parts))
 
 
 @settings(deadline=None)
 @given(st.lists(_ODD, min_size=1, max_size=4), st.integers(0, 40))
-def test_a_few_odd_ones_among_many(odd: list[Fields], at: int) -> None:
+def test_unusual_messages_among_many(odd: list[Fields], at: int) -> None:
     parts = [frame(USUAL | {"seq": b"%d" % n}) for n in range(1, 41)]
     parts[at:at] = [frame(one) for one in odd]
     check(cut(parts))
@@ -222,12 +222,12 @@ def test_which_are_read_at_once(fields: Fields, fits: bool) -> None:
     check(frames)
 
 
-def test_a_stray_CR_spoils_no_other() -> None:
+def test_stray_cr_affects_one_message() -> None:
     frames = cut([frame(USUAL)] * 40 + [frame(USUAL | {"subject": b"a\rb"})] + [frame(USUAL)])
     assert len(check(frames)) == 40
 
 
-def test_no_frames() -> None:
+def test_frames_empty() -> None:
     none = read_replies(cut([]))
     assert (len(none), list(none), none.all_from("S"), len(ReplyColumns.join([]))) == (
         0,

@@ -44,7 +44,7 @@ def chain(*parts: bytes) -> DirectGetResponse:
     return made
 
 
-def test_a_message() -> None:
+def test_message_reply() -> None:
     found = chain(message(17, 0)).replies
     assert list(found) == [StoredReply("S", "s.17", 17, "2026-11-21T05:04:14.1Z", 9, 0, 0)]
     assert chain(message(17, None)).replies[0].pending is None
@@ -61,11 +61,11 @@ def test_a_message() -> None:
         (b"NATS/1.0 204 EOB\r\nNats-Num-Pending: x\r\n\r\n", DirectGetStatus(204, "EOB", None)),
     ],
 )
-def test_a_status(block: bytes, status: DirectGetStatus) -> None:
+def test_status_reply(block: bytes, status: DirectGetStatus) -> None:
     assert chain(hmsg(block)).status == status
 
 
-def test_an_end_of_batch() -> None:
+def test_end_of_batch_reply() -> None:
     whole = chain(message(3, 0) + message(5, 3), eob(5, pending=2, up_to=9))
     assert [one.seq for one in whole.replies] == [3, 5]
     assert whole.status == DirectGetStatus(204, "EOB", num_pending=2, last_seq=5, up_to_seq=9)
@@ -83,14 +83,14 @@ def test_an_end_of_batch() -> None:
     ],
     ids=["first", "middle", "last", "all", "middle, and more"],
 )
-def test_a_message_is_missing(parts: list[bytes], kept: list[int]) -> None:
+def test_message_missing(parts: list[bytes], kept: list[int]) -> None:
     for made in (chain(*parts), chain(b"".join(parts))):
         assert made.broken
         assert made.ended
         assert [one.seq for one in made.replies] == kept
 
 
-def test_nothing_counts_after_the_end() -> None:
+def test_replies_after_end_are_ignored() -> None:
     made = DirectGetResponse()
     taken = made.feed(frames(message(3, 0) + eob(3) + message(4, 3)))
     assert (taken, made.last_seq, made.status and made.status.code) == (1, 3, 204)
@@ -108,7 +108,7 @@ def test_nothing_counts_after_the_end() -> None:
         hmsg(b"HTTP/1.0 204 EOB\r\n\r\n"),
     ],
 )
-def test_what_is_no_answer(frame: bytes) -> None:
+def test_reply_invalid(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         chain(frame)
 
@@ -134,7 +134,7 @@ _FIELD = st.sampled_from(
     seq=st.integers(1, (1 << 63) - 1),
     previous=st.one_of(st.none(), st.just(0)),
 )
-def test_a_publishers_fields_change_nothing(
+def test_publisher_fields_change_nothing(
     own: bytes, payload: bytes, seq: int, previous: int | None
 ) -> None:
     made = chain(message(seq, previous, own, payload))
@@ -148,7 +148,7 @@ def test_a_publishers_fields_change_nothing(
     lost=st.integers(0, 29),
     cut=st.integers(0, 30),
 )
-def test_what_is_kept_is_what_came_before_the_loss(seqs: list[int], lost: int, cut: int) -> None:
+def test_messages_before_loss_are_kept(seqs: list[int], lost: int, cut: int) -> None:
     """However the answers arrive, and whichever is lost."""
     before = [0, *seqs[:-1]]
     parts = [message(s, p) for s, p in zip(seqs, before, strict=True)] + [eob(seqs[-1])]

@@ -23,7 +23,7 @@ MESSAGES = st.lists(
 
 
 @given(messages=MESSAGES)
-def test_nothing_is_lost_on_the_way(messages: list[Delivery]) -> None:
+def test_values_roundtrip(messages: list[Delivery]) -> None:
     frames = encode_deliveries("KV_b", messages)
     assert len(frames) == len(messages)
     if not messages:

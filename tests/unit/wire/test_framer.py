@@ -24,7 +24,7 @@ from tests.unit.wire.reference.streams import (
 )
 
 
-def test_a_failure_lasts_until_reset() -> None:
+def test_failure_lasts_until_reset() -> None:
     framer = Framer()
     with pytest.raises(ProtocolError, match="invalid NATS frame: unknown control line b'HELO'"):
         framer.feed(b"HELO\r\n")
@@ -34,7 +34,7 @@ def test_a_failure_lasts_until_reset() -> None:
     assert len(framer.feed(b"PING\r\n")) == 1
 
 
-def test_an_error_shows_neither_info_nor_payload() -> None:
+def test_error_shows_neither_info_nor_payload() -> None:
     for stream in (b"MSG a 1 1\r\nsecret\r\n", b"INFO \vsecret\r\n"):
         with pytest.raises(ProtocolError) as caught:
             Framer().feed(stream)
@@ -58,7 +58,7 @@ def test_control_lines_are_bounded(word: bytes) -> None:
     assert feed_all([word] + [b" " * 1000] * 1000) == []
 
 
-def test_the_longest_control_line() -> None:
+def test_control_line_at_limit() -> None:
     room = definition.MAX_LINE - len(b"INFO {}\r\n")
     fits, too_long = (b"INFO {" + b" " * n + b"}\r\n" for n in (room, room + 1))
     assert len(Framer().feed(fits)) == 1
@@ -80,7 +80,7 @@ def test_control_line_at_limit_of_message(name: scanner.Scanner) -> None:
                     Framer().feed(stream)
 
 
-def test_a_large_payload_is_looked_at_once() -> None:
+def test_large_payload_is_examined_once() -> None:
     payload = bytes(8 << 20)
     stream = msg(b"a", 1, payload, ACK) + b"PING\r\n"
     framer = Framer()
@@ -93,7 +93,7 @@ def test_a_large_payload_is_looked_at_once() -> None:
     assert find_frames.call_count <= 3  # its start, the whole frame, and the next frame
 
 
-def test_a_long_line_is_looked_at_once() -> None:
+def test_long_line_is_examined_once() -> None:
     stream = b"INFO {" + b"x" * 50_000 + b"}\r\n"
     framer = Framer()
     with mock.patch.object(scanner, "find_frames", wraps=scanner.find_frames) as find_frames:

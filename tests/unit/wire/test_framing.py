@@ -132,7 +132,7 @@ def test_usual_lines_are_not_parsed_twice() -> None:
     assert slow.call_count == 0
 
 
-def test_all_streams_in_a_row(way: str) -> None:
+def test_streams_in_sequence(way: str) -> None:
     stream = b"".join(STREAMS.values()) * 20
     found = feed_all([stream])
     assert found == parse(stream)[0]
@@ -140,7 +140,7 @@ def test_all_streams_in_a_row(way: str) -> None:
 
 
 @pytest.mark.parametrize("name", NO_FRAMES)
-def test_no_frame(name: str, way: str) -> None:
+def test_frame_missing(name: str, way: str) -> None:
     with pytest.raises(NotNatsError):
         parse(NO_FRAMES[name])
     for before in (b"", msg(b"a", 1, b"x", ACK) * 3, msg(b"a", 1, b"x") * 200):
@@ -184,7 +184,7 @@ ways = st.sampled_from(scanner.available())
 
 @random_settings
 @given(stream=random_streams, way=ways, data=st.data())
-def test_any_stream_in_any_chunks(stream: bytes, way: scanner.Scanner, data: st.DataObject) -> None:
+def test_streams_in_random_chunks(stream: bytes, way: scanner.Scanner, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
     expected, rest = parse(stream)
     assert rest == b""
@@ -194,7 +194,7 @@ def test_any_stream_in_any_chunks(stream: bytes, way: scanner.Scanner, data: st.
 
 @random_settings
 @given(stream=random_streams, data=st.data())
-def test_a_damaged_stream_is_read_alike_by_all(stream: bytes, data: st.DataObject) -> None:
+def test_damaged_stream_is_read_alike(stream: bytes, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(stream)))
     piece = data.draw(st.one_of(st.sampled_from(NASTY), st.binary(max_size=2)))
     stream = stream[:place] + piece + stream[place + data.draw(st.integers(0, 3)) :]

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[bytes | None, dict[str, list[str]] | None]] = {
 
 
 @pytest.mark.parametrize(("raw", "expected"), CASES.values(), ids=CASES)
-def test_one_block(raw: bytes | None, expected: dict[str, list[str]] | None) -> None:
+def test_block_single(raw: bytes | None, expected: dict[str, list[str]] | None) -> None:
     assert maps([raw]) == [expected]
     assert plainly(raw) == expected
     # Its neighbours are not touched, wherever it stands.
@@ -117,13 +117,13 @@ BLOCKS = st.one_of(
 
 
 @given(st.lists(BLOCKS, max_size=8), st.integers(0, 2), st.integers(0, 2))
-def test_as_a_plain_parser(drawn: list[bytes | None], before: int, behind: int) -> None:
+def test_maps_equal_plain_parser(drawn: list[bytes | None], before: int, behind: int) -> None:
     """Any bytes; also a part of a larger array."""
     whole = pa.array([block("X: y")] * before + drawn + [block("X: y")] * behind, pa.binary())
     assert maps(whole.slice(before, len(drawn))) == [plainly(one) for one in drawn]
 
 
-def test_only_odd_blocks_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_blocks_only_are_parsed_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
     normalized = header_columns._normalized
 

@@ -82,7 +82,7 @@ def test_cut_at_every_byte() -> None:
             parse_headers(raw[:length])
 
 
-def test_an_error_does_not_show_values() -> None:
+def test_error_does_not_show_values() -> None:
     with pytest.raises(ProtocolError) as caught:
         parse_headers(b"NATS/1.0\r\nAuthorization: secret\r\nodd\r\n\r\n")
     assert "secret" not in str(caught.value)
@@ -106,7 +106,7 @@ def test_get() -> None:
         max_size=5,
     )
 )
-def test_any_bytes_come_back(drawn: list[tuple[bytes, bytes]]) -> None:
+def test_bytes_roundtrip(drawn: list[tuple[bytes, bytes]]) -> None:
     raw = b"NATS/1.0\r\n" + b"".join(name + b": " + value + b"\r\n" for name, value in drawn)
     fields = parse_headers(raw + b"\r\n").fields
     assert drawn == [
@@ -166,7 +166,7 @@ def test_operations_of_a_column() -> None:
     assert operations(column.slice(0, 0)).equals(pa.array([], pa.string()))
 
 
-def test_only_named_blocks_are_parsed_and_each_once() -> None:
+def test_named_blocks_only_are_parsed_once() -> None:
     rows = [block(f"Trace: {i}") for i in range(1000)] + [block("KV-Operation: DEL")] * 1000
     with mock.patch.object(module, "parse_headers", wraps=parse_headers) as parse:
         result = operations(pa.array(rows, pa.binary()))

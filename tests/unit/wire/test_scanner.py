@@ -71,11 +71,11 @@ def test_definition_is_always_available() -> None:
 
 
 @needs_compiled
-def test_the_compiled_scanner_is_the_default() -> None:
+def test_compiled_scanner_is_default() -> None:
     assert run(REPORT) == "('compiled', 'python') compiled compiled"
 
 
-def test_the_variable_selects() -> None:
+def test_variable_selects_scanner() -> None:
     for name in scanner.available():
         assert run(REPORT, **{SCANNER_VARIABLE: name}).endswith(f"{name} {name}")
 
@@ -108,14 +108,14 @@ def test_zip_file_of_other_platform_uses_definition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rust", "Compiled"])
-def test_an_unknown_scanner_is_refused(name: str) -> None:
+def test_unknown_scanner_is_refused(name: str) -> None:
     before = scanner.selected()
     with pytest.raises(ConfigurationError, match=f"could not select frame scanner '{name}'"):
         scanner.select(name)
     assert scanner.selected() == before
 
 
-def test_the_compiled_scanner_is_refused_where_it_is_missing(
+def test_compiled_scanner_missing_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scanner, "compiled_scan", None)
@@ -135,7 +135,7 @@ def test_frames_of_the_table_are_equal(name: str) -> None:
 @needs_compiled
 @random_settings
 @given(stream=random_streams)
-def test_any_frames_are_equal(stream: bytes) -> None:
+def test_frames_random_are_equal(stream: bytes) -> None:
     assert_equal_frames(stream)
 
 
@@ -262,7 +262,9 @@ def test_deliveries_in_sequence(name: scanner.Scanner, rows: list[Row], expected
     st.lists(st.integers(1, 3), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 39), st.integers(0, 3), st.integers(-1, 9)), max_size=2),
 )
-def test_any_deliveries_in_sequence(steps: list[int], changes: list[tuple[int, int, int]]) -> None:
+def test_deliveries_random_in_sequence(
+    steps: list[int], changes: list[tuple[int, int, int]]
+) -> None:
     sequences = itertools.accumulate(steps)
     rows = [[4, 1, stream_seq, i] for i, stream_seq in enumerate(sequences, 1)]
     for row, field, value in changes:
@@ -306,7 +308,7 @@ def test_positions_outside_of_the_block_or_the_table_are_refused(
 
 
 @needs_compiled
-def test_other_tables_are_refused() -> None:
+def test_tables_of_other_shapes_are_refused() -> None:
     scan_block = scanner.compiled_scan.scan
     for table in (np.empty((16, 4), np.int32), np.empty((4, 16), np.int64).T):
         with pytest.raises(ValueError, match=r"mismatch|contiguous"):
@@ -319,7 +321,7 @@ def test_other_tables_are_refused() -> None:
 
 @needs_compiled
 @pytest.mark.parametrize("columns", [0, 1, 2, 3])
-def test_a_full_table_ends_the_scan(columns: int) -> None:
+def test_full_table_ends_scan(columns: int) -> None:
     stream = msg(b"a", 1, b"x", ACK) * 3
     # The memory after the table must stay as it is.
     memory = np.full(16 * columns + 64, -7, np.int64)
@@ -332,7 +334,7 @@ def test_a_full_table_ends_the_scan(columns: int) -> None:
 @needs_compiled
 @pytest.mark.skipif(sys.platform == "win32", reason="guarded pages are those of POSIX")
 @pytest.mark.parametrize("name", STREAMS)
-def test_nothing_outside_of_a_block_is_read(name: str) -> None:
+def test_memory_outside_block_is_not_read(name: str) -> None:
     """A stream that ends at any byte, between two pages that end the process if they are read."""
     code = (
         "from nats_stream_source.errors import ProtocolError\n"
@@ -354,7 +356,7 @@ def test_nothing_outside_of_a_block_is_read(name: str) -> None:
 
 @needs_compiled
 @pytest.mark.skipif(sys.platform == "win32", reason="guarded pages are those of POSIX")
-def test_a_bounded_run_of_the_fuzz_target() -> None:
+def test_fuzz_target_bounded_run() -> None:
     """In a process of its own, which a read outside of a block ends."""
     run(
         "from tests.unit.wire.reference.fuzz_scanners import fuzz_scanners\n"
@@ -363,7 +365,7 @@ def test_a_bounded_run_of_the_fuzz_target() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_judged_alike(data: bytes) -> None:
+def test_random_bytes_are_judged_alike(data: bytes) -> None:
     outcomes = []
     for way in scanner.available():
         with using(way):

@@ -106,9 +106,7 @@ async def test_encryption_is_real(running: Callable[[Way], Running]) -> None:
     assert not await work(ConnectionSettings(servers=(at.server.url,)))
 
 
-async def test_one_of_two_servers_is_trusted(
-    world: World, running: Callable[[Way], Running]
-) -> None:
+async def test_server_trusted_of_two(world: World, running: Callable[[Way], Running]) -> None:
     good, bad = running(TLS), running(tls_server(lambda world: world.expired))
     for urls in ((bad.url, good.url), (good.url, bad.url)):
         assert await let_in(good.connection_settings(servers=urls)) == "let in"
@@ -116,7 +114,7 @@ async def test_one_of_two_servers_is_trusted(
         await let_in(good.connection_settings(servers=(bad.url, bad.url), connect_timeout=1.0))
 
 
-async def test_nothing_is_sent_to_a_server_that_does_not_encrypt() -> None:
+async def test_server_without_tls_receives_nothing() -> None:
     """Not by a real server, which keeps no record: this one greets, and notes what it gets."""
     got: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:

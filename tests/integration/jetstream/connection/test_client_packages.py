@@ -15,7 +15,7 @@ from tests.integration.jetstream.connection.authentication import MARKS, World, 
 pytestmark = MARKS
 
 
-def test_the_private_names_of_nats_py_are_as_they_are_needed() -> None:
+def test_private_names_of_nats_py_exist() -> None:
     assert list(inspect.signature(Client._process_info).parameters) == [
         "self",
         "info",

@@ -21,7 +21,7 @@ _TIMEOUT = 0.3  # seconds
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_a_greeting_that_comes_when_the_time_is_up(turns: int) -> None:
+async def test_greeting_after_deadline(turns: int) -> None:
     """And silence after it: connecting ends with an error, and does not begin again."""
     loop = asyncio.get_running_loop()
     greeted = 0
@@ -55,7 +55,7 @@ async def test_a_greeting_that_comes_when_the_time_is_up(turns: int) -> None:
     assert greeted == 1
 
 
-async def test_a_close_that_is_cancelled(shared_server: NatsServer) -> None:
+async def test_close_cancelled(shared_server: NatsServer) -> None:
     """It closes all the same, and whoever was cancelled is told so."""
     tried = forgotten = 0
     for turns in range(1, 60):

@@ -49,13 +49,13 @@ async def info_of(url: str, stream: str = "none", **more: Any) -> Any:
         await connection.close()
 
 
-async def test_nobody_listens() -> None:
+async def test_server_missing() -> None:
     port = free_port()
     with pytest.raises(ConnectError, match=r"within 1 s \('connect_timeout'\): connection refused"):
         await info_of(f"nats://127.0.0.1:{port}", connect_timeout=1.0)
 
 
-async def test_nobody_listens_and_the_caller_does_not_retry() -> None:
+async def test_server_missing_without_retry() -> None:
     """Each of several servers is tried before the failure, which does not wait for the deadline."""
     ports = [free_port() for _ in range(2)]
     urls = tuple(f"nats://127.0.0.1:{port}" for port in ports)
@@ -98,7 +98,7 @@ class Full(ThreadServer):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
 
 
-async def test_a_server_without_a_place_says_why() -> None:
+async def test_server_full_reports_reason() -> None:
     with Full() as full:
         with pytest.raises(ConnectError, match=r"connect_timeout.*: nats: 'maximum connections"):
             await info_of(f"nats://127.0.0.1:{full.port}", connect_timeout=2.0)
@@ -109,13 +109,13 @@ async def test_a_server_without_a_place_says_why() -> None:
     "url",
     ["nats://127.0.0.1:notaport", "http://127.0.0.1:4222", "nats://", "nats://:4222", "me:x@"],
 )
-async def test_not_an_address(url: str) -> None:
+async def test_address_invalid(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"'servers'.*not an address") as caught:
         await info_of(url.replace("://", "://me:hunter2@"))
     assert "hunter2" not in str(caught.value)
 
 
-async def test_the_second_server_answers(shared_server: NatsServer) -> None:
+async def test_server_second_in_list_is_used(shared_server: NatsServer) -> None:
     both = ConnectionSettings(
         servers=(f"nats://127.0.0.1:{free_port()}", shared_server.url), connect_timeout=20.0
     )
@@ -127,7 +127,7 @@ async def test_the_second_server_answers(shared_server: NatsServer) -> None:
         await connection.close()
 
 
-async def test_one_of_many_servers_is_far_away(shared_server: NatsServer) -> None:
+async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
     """How many are named must not leave a slow one too little time to answer at all."""
     dead = f"nats://127.0.0.1:{free_port()}"
 
@@ -188,44 +188,44 @@ async def test_credentials_in_the_url(guarded: NatsServer) -> None:
     assert "secret1" not in str(caught.value)
 
 
-def test_an_error_from_elsewhere_loses_its_secrets() -> None:
+def test_error_of_other_origin_loses_secrets() -> None:
     given = settings("nats://me:hunter2@127.0.0.1:1", password="hunter3", token="hunter4")
     text = Authentication(given).redact(OSError("hunter2 and hunter3 and hunter4 at me"))
     assert text == "*** and *** and *** at ***"
 
 
-async def test_no_permission_for_the_api(guarded: NatsServer) -> None:
+async def test_api_permission_missing(guarded: NatsServer) -> None:
     with pytest.raises(PermissionDeniedError, match=r"'\$JS\.API\.STREAM\.INFO\.none'"):
         await info_of(guarded.url, user="api", password="secret2", request_timeout=30.0)
 
 
-async def test_no_permission_for_inboxes(guarded: NatsServer) -> None:
+async def test_inbox_permission_missing(guarded: NatsServer) -> None:
     with pytest.raises(PermissionDeniedError, match=r"'_INBOX\.>'.*'inbox_prefix'"):
         await info_of(guarded.url, user="inbox", password="secret3", request_timeout=30.0)
 
 
-async def test_an_inbox_prefix_that_is_allowed(guarded: NatsServer) -> None:
+async def test_inbox_prefix_permitted(guarded: NatsServer) -> None:
     with pytest.raises(StreamNotFoundError):
         await info_of(guarded.url, user="inbox", password="secret3", inbox_prefix="mine")
 
 
-async def test_no_jetstream_behind_the_prefix(shared_server: NatsServer) -> None:
+async def test_jetstream_missing_behind_prefix(shared_server: NatsServer) -> None:
     with pytest.raises(JetStreamNotEnabledError, match="'domain' or 'api_prefix'"):
         await info_of(shared_server.url, api_prefix="$JS.elsewhere.API")
 
 
-async def test_no_such_stream(shared_server: NatsServer) -> None:
+async def test_stream_missing(shared_server: NatsServer) -> None:
     with pytest.raises(StreamNotFoundError) as caught:
         await info_of(shared_server.url)
     assert (caught.value.code, caught.value.err_code) == (404, 10059)
 
 
-async def test_a_name_that_is_no_part_of_a_subject(shared_server: NatsServer) -> None:
+async def test_name_invalid_in_subject(shared_server: NatsServer) -> None:
     with pytest.raises(InvalidNameError, match=r"'\$JS\.API\.STREAM\.INFO\.a b'"):
         await info_of(shared_server.url, "a b")
 
 
-async def test_a_server_that_stops_answering(nats_server: NatsServer) -> None:
+async def test_server_stops_responding(nats_server: NatsServer) -> None:
     connection = await Connection.open(settings(nats_server.url, request_timeout=1.0))
     try:
         nats_server.pause()
@@ -258,7 +258,7 @@ async def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> No
         await Connection.open(both)
 
 
-async def test_a_kept_connection_is_replaced_when_it_is_dead(nats_server: NatsServer) -> None:
+async def test_kept_connection_dead_is_replaced(nats_server: NatsServer) -> None:
     link = ReusableConnection(settings(nats_server.url))
     try:
         first = await link.connection()
@@ -280,7 +280,7 @@ async def test_concurrent_callers_share_one_connection(nats_server: NatsServer) 
         await link.drop()
 
 
-async def test_a_kept_connection_outlives_a_restart(nats_server: NatsServer) -> None:
+async def test_kept_connection_survives_restart(nats_server: NatsServer) -> None:
     link = ReusableConnection(settings(nats_server.url))
     try:
         await link.connection()
@@ -305,12 +305,12 @@ def test_times(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "now", "2026-11-21", "2026-11-21T02:08:25.1234567890Z"])
-def test_no_times(text: str) -> None:
+def test_times_invalid(text: str) -> None:
     with pytest.raises(ProtocolError, match="not an RFC 3339 timestamp"):
         nanoseconds(text)
 
 
-def test_all_errors_have_one_root_and_their_numbers() -> None:
+def test_errors_have_one_root_and_their_numbers() -> None:
     assert issubclass(StreamNotFoundError, NatsSourceError)
     assert StreamNotFoundError.err_code == 10059
 

@@ -24,7 +24,7 @@ from tests.support.wait import wait_until_async
 pytestmark = MARKS
 
 
-async def test_a_renewed_file_counts_at_the_next_reconnect(
+async def test_renewed_file_is_used_at_next_reconnect(
     world: World, running: Callable[[Way], Running]
 ) -> None:
     """Also where the file was missing or half written in between: nats-py must not give up."""
@@ -55,7 +55,7 @@ async def test_a_renewed_file_counts_at_the_next_reconnect(
     assert isinstance(seen[0], ConfigurationError)
 
 
-async def test_a_renewed_client_certificate_counts_at_the_next_reconnect(
+async def test_renewed_client_certificate_is_used_at_next_reconnect(
     world: World, running: Callable[[Way], Running]
 ) -> None:
     at = running(MUTUAL)

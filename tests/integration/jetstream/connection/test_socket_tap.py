@@ -33,7 +33,7 @@ from tests.unit.wire.reference.streams import deliveries
 pytestmark = pytest.mark.servers
 
 
-def test_the_private_names_of_nats_py_are_as_the_bridge_needs_them() -> None:
+def test_private_names_of_nats_py_exist() -> None:
     parser = Client()._ps
     assert inspect.iscoroutinefunction(parser.parse)
     assert list(inspect.signature(parser.parse).parameters) == ["data"]
@@ -55,7 +55,7 @@ def test_the_private_names_of_nats_py_are_as_the_bridge_needs_them() -> None:
     assert init.index("self._ps.reset()") < init.index("self._read_loop()")
 
 
-async def test_an_end_before_the_first_bytes_is_noticed() -> None:
+async def test_stream_end_before_first_bytes_is_noticed() -> None:
     """A server that hangs up at once after the handshake (2.10 and 2.11 send nothing more then)."""
     lost, connected = asyncio.Event(), asyncio.Event()
 
@@ -85,7 +85,7 @@ async def test_an_end_before_the_first_bytes_is_noticed() -> None:
     await server.wait_closed()
 
 
-async def test_a_subscription_has_its_sid(shared_server: NatsServer) -> None:
+async def test_subscription_has_sid(shared_server: NatsServer) -> None:
     client = tapped_client()
     await client.connect(shared_server.url)
     try:
@@ -163,7 +163,7 @@ async def test_closing_an_inbox_in_the_middle_of_a_flood_keeps_the_rest_sound(
     assert answers == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_after_a_reconnect_both_kinds_of_subscription_live(nats_server: NatsServer) -> None:
+async def test_subscriptions_of_both_kinds_survive_reconnect(nats_server: NatsServer) -> None:
     client = tapped_client()
     again = asyncio.Event()
 
@@ -210,7 +210,7 @@ def reads_of(client: Client) -> object:
     return client._transport._io_reader  # type: ignore[attr-defined]
 
 
-async def test_it_reads_past_the_stream_as_soon_as_something_comes(
+async def test_tap_reads_past_stream_reader(
     shared_server: NatsServer,
 ) -> None:
     client = tapped_client()
@@ -223,7 +223,7 @@ async def test_it_reads_past_the_stream_as_soon_as_something_comes(
         await client.close()
 
 
-async def test_a_transport_that_is_not_known_is_read_as_it_comes(
+async def test_unknown_transport_is_read_as_it_comes(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What websocket and another version of nats-py meet: slower, and the same."""
@@ -238,7 +238,7 @@ async def test_a_transport_that_is_not_known_is_read_as_it_comes(
         await client.close()
 
 
-async def test_a_read_loop_that_is_behind_makes_the_server_wait(
+async def test_slow_read_loop_makes_server_wait(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_tap, "_MAX_UNREAD", 100_000)
@@ -444,7 +444,7 @@ async def test_deliveries_overtake_nothing() -> None:
     assert arrived[-1] == 258
 
 
-async def test_a_connection_that_is_lost_meanwhile_is_not_resumed() -> None:
+async def test_lost_connection_is_not_resumed() -> None:
     transport: Any = FakeTransport()
     reader = _BufferedReader(Framer(), transport, lambda _: False)
     received(reader, 100 << 10)
@@ -457,7 +457,7 @@ async def test_a_connection_that_is_lost_meanwhile_is_not_resumed() -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_a_bulk_inbox_receives_all(
+async def test_bulk_inbox_receives_all(
     shared_server: NatsServer,
     tls_files: Path,
     tls_server: NatsServer,

@@ -49,7 +49,7 @@ async def test_batches(shared_server: NatsServer, complete: bool) -> None:
         assert await read(max_bytes=100) == whole
 
 
-async def test_an_empty_stream(shared_server: NatsServer) -> None:
+async def test_stream_empty(shared_server: NatsServer) -> None:
     make(shared_server.url, "EMPTY", 0)
 
     async with direct_get(shared_server.url, "EMPTY") as get:
@@ -73,7 +73,7 @@ async def test_pages_are_as_large_as_asked_and_give_columns(shared_server: NatsS
         assert [page.last_seq async for page in get.pages(max_bytes=1, limit=3)] == [1, 2, 3]
 
 
-async def test_a_batch_is_what_was_there_when_it_began(shared_server: NatsServer) -> None:
+async def test_batch_contains_messages_of_its_start(shared_server: NatsServer) -> None:
     """Under steady writes it ends, and shows nothing of later."""
     url = shared_server.url
     skip_before(url, 11)
@@ -87,7 +87,7 @@ async def test_a_batch_is_what_was_there_when_it_began(shared_server: NatsServer
         assert found == list(range(1, 21))
 
 
-async def test_where_direct_get_is_off_a_consumer_reads(shared_server: NatsServer) -> None:
+async def test_direct_get_off_is_read_by_consumer(shared_server: NatsServer) -> None:
     url = shared_server.url
     make(url, "OFF", 30, allow_direct=False)
 
@@ -106,7 +106,7 @@ async def test_where_direct_get_is_off_a_consumer_reads(shared_server: NatsServe
     assert api(url, "CONSUMER.NAMES.OFF").get("consumers") in (None, [])
 
 
-async def test_a_server_without_batches(shared_server: NatsServer) -> None:
+async def test_server_without_batches(shared_server: NatsServer) -> None:
     url = shared_server.url
     if version(url) >= (2, 11):
         pytest.skip("this server has batches")
@@ -123,7 +123,7 @@ async def test_a_server_without_batches(shared_server: NatsServer) -> None:
                 await call
 
 
-async def test_many_at_once_on_one_connection(shared_server: NatsServer) -> None:
+async def test_batches_concurrent_on_one_connection(shared_server: NatsServer) -> None:
     url = shared_server.url
     skip_before(url, 11)
     make(url, "SHARED", 100)
@@ -137,7 +137,7 @@ async def test_many_at_once_on_one_connection(shared_server: NatsServer) -> None
         assert len(get.jetstream.connection.client._subs) <= 1
 
 
-def test_what_the_server_sends(shared_server: NatsServer) -> None:
+def test_server_responses_are_as_documented(shared_server: NatsServer) -> None:
     """The header fields that all of this stands on."""
     url = shared_server.url
     make(url, "FIELDS", 6)
@@ -166,9 +166,7 @@ def test_what_the_server_sends(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("delete", [True, False], ids=["made again", "deleted"])
-async def test_a_stream_that_goes_away_between_two_pages(
-    shared_server: NatsServer, delete: bool
-) -> None:
+async def test_stream_deleted_between_pages(shared_server: NatsServer, delete: bool) -> None:
     """What is read ends with an error, not as if it were whole."""
     url, name = shared_server.url, f"AWAY{delete}"
     skip_before(url, 11)

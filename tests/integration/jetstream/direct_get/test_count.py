@@ -50,12 +50,12 @@ async def test_counts(shared_server: NatsServer, allow_direct: bool) -> None:
     assert consumers(url, bucket) == []
 
 
-async def test_an_empty_stream(shared_server: NatsServer) -> None:
+async def test_stream_empty(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "empty")
     assert await counts(shared_server.url, "empty", (1, ()), (1, ("$KV.empty.a",))) == [0, 0]
 
 
-async def test_a_partial_mirror_never_answers_for_the_stream(shared_server: NatsServer) -> None:
+async def test_partial_mirror_never_counts_for_stream(shared_server: NatsServer) -> None:
     """Direct Get is answered by whoever is there; the mirror below holds half of the keys."""
     url = shared_server.url
     create_bucket(url, "whole", history=1)

@@ -66,9 +66,7 @@ async def test_pages_of_one_point_in_time(shared_server: NatsServer, complete: b
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
-async def test_another_read_goes_on_at_the_same_point(
-    shared_server: NatsServer, complete: bool
-) -> None:
+async def test_read_resumes_at_same_point(shared_server: NatsServer, complete: bool) -> None:
     """What is written during the read comes with the next one, and nothing comes twice."""
     url, name = shared_server.url, f"GOON{complete}"
     skip_before(url, 11)
@@ -86,7 +84,7 @@ async def test_another_read_goes_on_at_the_same_point(
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "what is there"])
-async def test_the_point_in_time(
+async def test_point_in_time_is_reported(
     shared_server: NatsServer, allow_direct: bool, complete: bool
 ) -> None:
     url, name = shared_server.url, f"AT{allow_direct}{complete}"
@@ -109,7 +107,7 @@ async def test_the_point_in_time(
         assert await point(up_to_time="2099-01-01T00:00:00Z") == 20
 
 
-async def test_a_key_overwritten_between_two_pages_is_not_lost(shared_server: NatsServer) -> None:
+async def test_key_overwritten_between_pages_is_not_lost(shared_server: NatsServer) -> None:
     """A bucket with history 1 forgets the value of the point in time: the newer one comes."""
     url = shared_server.url
     skip_before(url, 11)
@@ -125,7 +123,7 @@ async def test_a_key_overwritten_between_two_pages_is_not_lost(shared_server: Na
         assert found == {"a": b"old", "b": b"old", "c": b"new", "d": b"old"}
 
 
-async def test_at_most_1024_subjects(shared_server: NatsServer) -> None:
+async def test_subjects_at_most_1024(shared_server: NatsServer) -> None:
     url = shared_server.url
     skip_before(url, 11)
     make(url, "WIDE", 0)

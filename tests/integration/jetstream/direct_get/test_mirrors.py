@@ -13,7 +13,7 @@ from tests.support.nats.direct_get import direct_get, seqs, version
 pytestmark = pytest.mark.servers
 
 
-async def test_a_mirror_that_holds_a_part_never_speaks_for_the_stream(
+async def test_partial_mirror_never_responds_for_stream(
     shared_server: NatsServer,
 ) -> None:
     url = shared_server.url
@@ -75,7 +75,7 @@ async def test_a_mirror_that_holds_a_part_never_speaks_for_the_stream(
     assert consumers(url, "whole") == []
 
 
-async def test_without_completeness_a_mirror_may_answer(shared_server: NatsServer) -> None:
+async def test_mirror_may_respond_without_completeness(shared_server: NatsServer) -> None:
     """The other half of the bargain: what is near by, as far as it goes."""
     url = shared_server.url
     skip_before(url, 11)

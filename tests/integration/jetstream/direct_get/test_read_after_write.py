@@ -85,7 +85,7 @@ READS = {
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 @pytest.mark.parametrize("name", READS)
-async def test_a_sequence_that_is_too_high_and_the_write_that_reaches_it(
+async def test_sequence_too_high_until_written(
     shared_server: NatsServer, name: str, allow_direct: bool
 ) -> None:
     """ADR-53, "Note about testing": the error; then the publish, and the read succeeds."""
@@ -107,7 +107,7 @@ async def test_a_sequence_that_is_too_high_and_the_write_that_reaches_it(
         assert await waiting == expected
 
 
-async def test_what_is_not_there_is_reported_after_the_sequence_is_reached(
+async def test_missing_message_is_reported_after_sequence(
     shared_server: NatsServer,
 ) -> None:
     make(shared_server.url, "GONE")
@@ -136,7 +136,7 @@ async def test_waiting_for_what_cannot_come(nats_server: NatsServer) -> None:
         assert (await wait_for_last_seq(jetstream, "DEAF", 3)).last_seq == 3
 
 
-async def test_no_released_server_honours_the_field(shared_server: NatsServer) -> None:
+async def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsServer) -> None:
     """Direct Get ignores it, message get ignores or refuses it: this is why it is not relied on."""
     make(shared_server.url, "FIELD")
 
@@ -149,7 +149,7 @@ async def test_no_released_server_honours_the_field(shared_server: NatsServer) -
         assert not await supports_min_last_seq(get.jetstream, "FIELD")
 
 
-async def test_a_server_that_would_honour_it_is_asked_to(shared_server: NatsServer) -> None:
+async def test_min_last_seq_is_sent_to_server_that_honours_it(shared_server: NatsServer) -> None:
     """The probe's answer is replaced by a 412; from then on the field is sent along, once probed.
 
     The real server refuses the field (or ignores it), so the answer comes by the other way.
@@ -185,7 +185,7 @@ async def test_a_server_that_would_honour_it_is_asked_to(shared_server: NatsServ
     assert refused == (3 if refuses else 0)
 
 
-async def test_a_follower_that_lags_is_never_read_from_too_early() -> None:
+async def test_lagging_follower_is_never_read_early() -> None:
     """A real R3 stream: a paused follower wakes up and answers from what it had."""
     with Cluster(4) as cluster:
         make(cluster.url, "LAG", num_replicas=3)
@@ -231,7 +231,7 @@ async def test_monotonic_reads() -> None:
             assert {one.seq for one in await gathered} == {4}
 
 
-async def test_a_mirror_is_not_fresh_because_it_answers(nats_server: NatsServer) -> None:
+async def test_mirror_response_does_not_prove_freshness(nats_server: NatsServer) -> None:
     """A mirror whose limits keep it behind answers Direct Gets; what it says is not taken."""
     url = nats_server.url
     make(url, "SRC", 3)

@@ -66,7 +66,7 @@ async def fifth_time(server: NatsServer) -> str:
     return str(message["time"])
 
 
-async def test_a_user_who_may_only_send_direct_gets(server: NatsServer) -> None:
+async def test_user_restricted_to_direct_get(server: NatsServer) -> None:
     """The permissions of this module: what Direct Get does not answer is denied."""
     async with direct_get(with_user(server.url, "direct"), "OFF") as get:
         with pytest.raises(PermissionDeniedError):
@@ -105,7 +105,7 @@ SINGLE: dict[str, tuple[Any, Request, list[int]]] = {
 
 
 @pytest.mark.parametrize("name", SINGLE)
-async def test_one_message(server: NatsServer, name: str) -> None:
+async def test_request_for_one_message(server: NatsServer, name: str) -> None:
     read, request, found = SINGLE[name]
     with Proxy(server.port) as proxy:
         async with direct_get(with_user(proxy.url, "direct"), "S") as get:
@@ -113,7 +113,7 @@ async def test_one_message(server: NatsServer, name: str) -> None:
         assert requests(proxy) == [request]
 
 
-async def test_one_message_from_a_time(server: NatsServer) -> None:
+async def test_request_for_one_message_from_time(server: NatsServer) -> None:
     skip_before(with_user(server.url, "all"), 11)
     time = await fifth_time(server)
     with Proxy(server.port) as proxy:
@@ -173,7 +173,7 @@ BATCHES: dict[str, tuple[Many, list[dict[str, Any]], list[int]]] = {
 
 
 @pytest.mark.parametrize("call", BATCHES)
-async def test_a_batch(server: NatsServer, call: str) -> None:
+async def test_request_for_batch(server: NatsServer, call: str) -> None:
     """ADR-31, "Batched requests", calls 1 to 6."""
     skip_before(with_user(server.url, "all"), 11)
     read, bodies, found = BATCHES[call]
@@ -190,7 +190,7 @@ async def test_a_batch(server: NatsServer, call: str) -> None:
         assert len([frame for frame in proxy.seen if b"NATS/1.0 204 EOB" in frame]) == len(bodies)
 
 
-async def test_a_batch_of_all_subjects_has_no_filter(server: NatsServer) -> None:
+async def test_request_for_all_subjects_has_no_filter(server: NatsServer) -> None:
     """The document requires a subject. Servers do without, and are faster than with ``>``."""
     skip_before(with_user(server.url, "all"), 11)
     with Proxy(server.port) as proxy:
@@ -243,7 +243,7 @@ async def test_last_messages(server: NatsServer, call: str) -> None:
         ]
 
 
-async def test_a_read_at_a_minimum_sequence_takes_up_to_three_requests(server: NatsServer) -> None:
+async def test_read_at_min_last_seq_takes_at_most_three_requests(server: NatsServer) -> None:
     """One where the message proves that its server is current; else the leader is requested."""
     with Proxy(server.port) as proxy:
         async with direct_get(with_user(proxy.url, "all"), "S") as get:
@@ -262,7 +262,7 @@ async def test_a_read_at_a_minimum_sequence_takes_up_to_three_requests(server: N
             ]
 
 
-async def test_the_leader_gets_the_same_request(server: NatsServer) -> None:
+async def test_leader_receives_same_request(server: NatsServer) -> None:
     """The body of a Direct Get is that of a message get; only the subject differs."""
     reads = [
         (lambda get: get.get(3), {"seq": 3}),
@@ -277,7 +277,7 @@ async def test_the_leader_gets_the_same_request(server: NatsServer) -> None:
                 assert requests(proxy)[-1] == ("STREAM.MSG.GET.OFF", body)
 
 
-async def test_one_reply_to_a_request(server: NatsServer) -> None:
+async def test_request_has_one_reply(server: NatsServer) -> None:
     """The servers with the stream are one queue group: a single read has a single reply."""
     with Proxy(server.port) as proxy:
         async with direct_get(with_user(proxy.url, "direct"), "S") as get:
@@ -290,7 +290,7 @@ async def test_one_reply_to_a_request(server: NatsServer) -> None:
         assert sum(b"\r\nNats-Sequence: 3\r\n" in frame for frame in proxy.seen) == 5
 
 
-async def test_the_documents_replies(server: NatsServer) -> None:
+async def test_replies_of_document_are_parsed(server: NatsServer) -> None:
     """ADR-31, "Example calls". The document's time stamps are those of another format of Go."""
     with Proxy(server.port) as proxy:
         async with direct_get(with_user(proxy.url, "direct"), "S") as get:

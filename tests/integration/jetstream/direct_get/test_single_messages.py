@@ -63,7 +63,7 @@ async def test_single_messages(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
-async def test_what_is_not_there(shared_server: NatsServer, allow_direct: bool) -> None:
+async def test_message_missing(shared_server: NatsServer, allow_direct: bool) -> None:
     name = f"NONE{allow_direct}"
     make(shared_server.url, name, allow_direct=allow_direct)
 
@@ -83,7 +83,7 @@ async def test_what_is_not_there(shared_server: NatsServer, allow_direct: bool) 
                 await bad()
 
 
-async def test_a_stream_that_is_not_there(shared_server: NatsServer) -> None:
+async def test_stream_missing(shared_server: NatsServer) -> None:
     async with direct_get(shared_server.url, "NOWHERE") as get:
         for call in (get.get(1), get.last("x"), seqs(get.batch()), seqs(get.last_for(["x"]))):
             with pytest.raises(StreamNotFoundError):
@@ -91,7 +91,7 @@ async def test_a_stream_that_is_not_there(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
-async def test_from_a_time(shared_server: NatsServer, allow_direct: bool) -> None:
+async def test_message_from_time(shared_server: NatsServer, allow_direct: bool) -> None:
     url, name = shared_server.url, f"TIME{allow_direct}"
     make(url, name, allow_direct=allow_direct)
 
@@ -117,7 +117,7 @@ async def test_from_a_time(shared_server: NatsServer, allow_direct: bool) -> Non
             await get.next(start_time=datetime(2026, 1, 1))
 
 
-async def test_a_publishers_headers_are_data(shared_server: NatsServer) -> None:
+async def test_publisher_headers_are_data(shared_server: NatsServer) -> None:
     """Whatever a publisher writes, also what looks like the server's own words.
 
     See docs/internals/measurements.md, Servers 17.
@@ -161,7 +161,7 @@ async def test_a_publishers_headers_are_data(shared_server: NatsServer) -> None:
             assert await listed(get.last_for(["HDR.a"])) == [one_by_one[3]]
 
 
-async def test_the_subject_appended_form_is_what_a_restricted_user_may_ask(tmp_path: Path) -> None:
+async def test_subject_appended_form_for_restricted_user(tmp_path: Path) -> None:
     config = tmp_path / "server.conf"
     config.write_text(
         """

@@ -52,7 +52,7 @@ async def test_conditions_that_hold(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("operation", ["delete", "purge"])
-async def test_a_deleted_key_does_not_exist(shared_server: NatsServer, operation: str) -> None:
+async def test_key_deleted_does_not_exist(shared_server: NatsServer, operation: str) -> None:
     """Revision 0 is ``create``: over a marker, the write is sent again for its revision."""
     async with writing(shared_server, operation) as (kv, writer):
         await kv.put("a", b"1")
@@ -62,7 +62,7 @@ async def test_a_deleted_key_does_not_exist(shared_server: NatsServer, operation
         assert (await kv.get("a")).value == b"2"
 
 
-async def test_a_conflict_fails(shared_server: NatsServer) -> None:
+async def test_conflict_fails(shared_server: NatsServer) -> None:
     async with writing(shared_server, "fails") as (kv, writer):
         revision = await kv.put("a", b"theirs")
         with pytest.raises(
@@ -87,7 +87,7 @@ async def test_conflicts_are_skipped_and_counted(shared_server: NatsServer) -> N
             assert (await kv.get(f"k{i}")).value == expected
 
 
-async def test_a_repeated_write_is_recognised(shared_server: NatsServer) -> None:
+async def test_write_repeated_is_recognised(shared_server: NatsServer) -> None:
     """The server rejects the repetition (10071): the id of the last message shows whose it is."""
     async with writing(shared_server, "repeat") as (kv, writer):
         first = await kv.put("a", b"1")

@@ -26,7 +26,7 @@ from tests.support.nats.buckets import api, flushed, server_version
 pytestmark = pytest.mark.servers
 
 
-async def test_the_servers_configuration_is_the_documents(shared_server: NatsServer) -> None:
+async def test_server_configuration_equals_document(shared_server: NatsServer) -> None:
     """The document's example, as the server has stored it, without this package's own names."""
     async with new_bucket(shared_server.url, KeyValueConfig("CONFIGURATION", history=5)) as kv:
         await kv.put("auth.username", b"bob")
@@ -54,7 +54,7 @@ async def test_names_of_buckets(shared_server: NatsServer, name: str) -> None:
         assert api(shared_server.url, f"STREAM.INFO.KV_{name}")["state"]["messages"] == 1
 
 
-async def test_the_server_stores_64_revisions(shared_server: NatsServer) -> None:
+async def test_server_stores_64_revisions(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("deep", history=64)) as kv:
         for number in range(70):
             await kv.put("a", b"%d" % number)
@@ -63,7 +63,7 @@ async def test_the_server_stores_64_revisions(shared_server: NatsServer) -> None
         ]
 
 
-async def test_a_buckets_configuration_read_back(shared_server: NatsServer) -> None:
+async def test_bucket_configuration_is_read_back(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("made", history=5)) as kv:
         status = await kv.status()
         config = status.stream_info["config"]
@@ -77,7 +77,7 @@ async def test_a_buckets_configuration_read_back(shared_server: NatsServer) -> N
         assert (status.ttl, status.backing_store) == (None, "JetStream")
 
 
-async def test_every_read_of_a_deleted_bucket_names_the_bucket(shared_server: NatsServer) -> None:
+async def test_deleted_bucket_is_named_by_every_read(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("dropped", history=5)) as kv:
         await kv.put("a", b"1")
         await KeyValue.delete_bucket(kv.jetstream, "dropped")
@@ -148,7 +148,7 @@ async def test_create_twice_open_update_delete(shared_server: NatsServer) -> Non
             await opened.put("a", b"2")
 
 
-async def test_an_update_ends_what_it_leaves_out(shared_server: NatsServer) -> None:
+async def test_update_resets_omitted_settings(shared_server: NatsServer) -> None:
     new = server_version(shared_server.url) >= (2, 11)
     full = KeyValueConfig(
         "less",
@@ -166,7 +166,7 @@ async def test_an_update_ends_what_it_leaves_out(shared_server: NatsServer) -> N
         assert (await kv.status()).config == less
 
 
-async def test_what_is_no_bucket(shared_server: NatsServer) -> None:
+async def test_bucket_name_invalid(shared_server: NatsServer) -> None:
     api(shared_server.url, "STREAM.CREATE.KV_x1", {"name": "KV_x1", "subjects": ["x1.>"]})
 
     async with jetstream(shared_server.url) as js:

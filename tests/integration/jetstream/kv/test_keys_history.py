@@ -88,7 +88,7 @@ async def test_reads_without_values_transfer_no_value(shared_server: NatsServer)
             assert await api_consumers(kv) == []
 
 
-async def test_the_consumers_of_history_keys_and_watches(shared_server: NatsServer) -> None:
+async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) -> None:
     """ADR-8, "History", "Watch" and "List of known keys": ephemeral, without acknowledgements."""
     create_bucket(shared_server.url, "consumed", history=3)
     publish(shared_server.url, [(f"$KV.consumed.{key}", b"1", None) for key in "aab"])

@@ -19,7 +19,7 @@ from tests.support.wait import wait_until_async
 pytestmark = pytest.mark.servers
 
 
-async def test_a_mirror_reads_and_writes_the_mirrored_bucket(shared_server: NatsServer) -> None:
+async def test_mirror_reads_and_writes_upstream_bucket(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("main", history=3)) as main:
         await main.put("a", b"1")
         mirror = await KeyValue.create_bucket(
@@ -76,7 +76,7 @@ async def test_sources(shared_server: NatsServer) -> None:
         assert (await both.get("from.two")).value == b"two"
 
 
-async def test_a_mirror_and_sources_in_another_domain() -> None:
+async def test_mirror_and_sources_in_other_domain() -> None:
     """The bucket is at the hub, its replicas at a leaf node."""
 
     async def whole(both: HubAndLeaf) -> None:

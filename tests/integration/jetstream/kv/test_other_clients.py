@@ -52,7 +52,7 @@ async def watched(bucket: TheirBucket) -> list[tuple[str, object]]:
     return found
 
 
-async def test_this_package_reads_what_nats_py_writes(shared_server: NatsServer) -> None:
+async def test_entries_of_nats_py_are_read(shared_server: NatsServer) -> None:
     async def write(client: Client) -> None:
         theirs = await client.jetstream().create_key_value(bucket="theirs", history=5)
         await theirs.put("a.b", b"1")

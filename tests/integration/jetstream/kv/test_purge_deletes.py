@@ -61,7 +61,7 @@ async def test_purge_deletes_spares_a_key_that_is_written_meanwhile(
     assert written == [3]
 
 
-async def test_a_marker_on_a_wildcard_does_not_purge_the_bucket(shared_server: NatsServer) -> None:
+async def test_marker_on_wildcard_does_not_purge_bucket(shared_server: NatsServer) -> None:
     """Servers store what is published to a wildcard; in a request its name is a filter."""
     url = shared_server.url
     deleted = {"KV-Operation": "DEL"}
@@ -81,7 +81,7 @@ async def test_a_marker_on_a_wildcard_does_not_purge_the_bucket(shared_server: N
         assert (await kv.get("b.c")).value == b"1"
 
 
-async def test_what_fails_among_many_purges_stops_them(shared_server: NatsServer) -> None:
+async def test_purge_failure_stops_remaining_purges(shared_server: NatsServer) -> None:
     purged = 0
 
     class Failing(JetStream):

@@ -159,7 +159,7 @@ async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
         assert await kv.purge_deletes(0) == 0
 
 
-async def test_a_repeated_put_with_a_message_id(shared_server: NatsServer) -> None:
+async def test_put_repeated_with_message_id(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("dup", history=5)) as kv:
         assert await kv.put("a", b"1", msg_id="x") == 1
         assert await kv.put("a", b"1", msg_id="x") == 1

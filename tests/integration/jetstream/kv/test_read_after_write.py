@@ -37,7 +37,7 @@ async def test_min_last_revision_that_is_too_high_and_then_reached(
             assert await read(last)
 
 
-async def test_every_write_returns_a_revision_that_reads_accept(shared_server: NatsServer) -> None:
+async def test_write_returns_revision_that_reads_accept(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("revisions", history=5)) as kv:
         created = await kv.create("a", b"1")
         put_ = await kv.put("a", b"2")

@@ -72,7 +72,7 @@ class Model:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(history=st.sampled_from([1, 2, 5]), steps=_STEPS)
-def test_a_bucket_is_what_the_model_says(
+def test_bucket_equals_model(
     shared_server: NatsServer, history: int, steps: list[tuple[str, str]]
 ) -> None:
     async def step(kv: KeyValue, model: Model, what: str, key: str, value: bytes) -> None:

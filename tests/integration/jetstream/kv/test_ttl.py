@@ -105,7 +105,7 @@ async def test_marker_reasons_and_unknown_operations(shared_server: NatsServer) 
                     await kv.get(key)
 
 
-async def test_a_ttl_where_the_bucket_has_none(shared_server: NatsServer) -> None:
+async def test_ttl_in_bucket_without_ttls(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("nottl")) as kv:
         await kv.put("a", b"1")
         for call in (

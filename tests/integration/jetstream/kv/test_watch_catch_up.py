@@ -17,9 +17,7 @@ pytestmark = pytest.mark.servers
 
 
 @pytest.mark.parametrize("history", [1, 3])
-async def test_a_dump_under_steady_writes_misses_no_key(
-    shared_server: NatsServer, history: int
-) -> None:
+async def test_dump_under_writes_has_every_key(shared_server: NatsServer, history: int) -> None:
     """Keys are overwritten between the start and their turn: their entry comes later, but comes."""
     count = 2000
     name = f"steady{history}"
@@ -54,9 +52,7 @@ async def test_a_dump_under_steady_writes_misses_no_key(
 
 
 @pytest.mark.parametrize("history", [1, 3])
-async def test_the_signal_waits_for_keys_that_were_overtaken(
-    shared_server: NatsServer, history: int
-) -> None:
+async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, history: int) -> None:
     """Overwritten after the start, before their turn: they come after what was last then."""
     async with watched_bucket(shared_server.url, f"overtaken{history}", history) as kv:
         for i in range(100):
@@ -84,7 +80,7 @@ async def test_the_signal_waits_for_keys_that_were_overtaken(
         ([100, 150, 200], 150),
     ],
 )
-async def test_how_long_a_watch_goes_on_catching_up(lasts: list[int], signals_at: int) -> None:
+async def test_watch_catch_up_is_bounded(lasts: list[int], signals_at: int) -> None:
     watch = Watch.__new__(Watch)
     watch._initial_end, watch._catch_up_target, watch._catch_up_length, watch._seen = (
         10,
@@ -107,7 +103,7 @@ async def test_how_long_a_watch_goes_on_catching_up(lasts: list[int], signals_at
 
 
 @pytest.mark.parametrize("meta_only", [False, True])
-async def test_a_key_that_was_overtaken_is_sent_before_the_signal_and_once(
+async def test_overtaken_key_is_sent_once_before_signal(
     shared_server: NatsServer, meta_only: bool
 ) -> None:
     """Where waiting does not help: the leader has it, and it is sent ahead of its turn."""

@@ -100,7 +100,7 @@ async def test_options(
 
 @pytest.mark.parametrize("history", [1, 5])
 @pytest.mark.parametrize("options", [{}, {"include_history": True}, {"updates_only": True}])
-async def test_an_empty_bucket(
+async def test_bucket_empty(
     shared_server: NatsServer, history: int, options: dict[str, Any]
 ) -> None:
     name = f"empty{history}{len(options)}{'updates_only' in options}"
@@ -111,7 +111,7 @@ async def test_an_empty_bucket(
         assert await take(watch, 1) == [("a", 1, "PUT")]
 
 
-async def test_a_bucket_whose_messages_are_all_gone(shared_server: NatsServer) -> None:
+async def test_bucket_with_all_messages_removed(shared_server: NatsServer) -> None:
     async with watched_bucket(shared_server.url, "gone") as kv:
         await kv.put("a", b"1")
         await kv.put("b", b"1")
@@ -120,7 +120,7 @@ async def test_a_bucket_whose_messages_are_all_gone(shared_server: NatsServer) -
             assert await watch.initial() == []
 
 
-async def test_the_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
+async def test_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
     """The stream's last message is gone, so no message says that this is all."""
     async with watched_bucket(shared_server.url, "beat") as kv:
         await kv.put("a", b"1")
@@ -133,7 +133,7 @@ async def test_the_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("removed", ["before the start", "after the start"])
-async def test_the_signal_where_all_entries_from_a_revision_on_were_removed(
+async def test_signal_where_entries_from_revision_were_removed(
     shared_server: NatsServer, removed: str
 ) -> None:
     """No message comes: a heartbeat alone tells that the replica has reached the end."""
@@ -201,7 +201,7 @@ async def test_contradictions(
                 kv.watch(bad)
 
 
-async def test_a_bucket_that_is_not_there(shared_server: NatsServer) -> None:
+async def test_bucket_missing(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "short")
 
     async with opened(shared_server.url, "short", request_timeout=1.0) as kv:

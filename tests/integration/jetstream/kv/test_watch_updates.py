@@ -56,7 +56,7 @@ async def test_batches(shared_server: NatsServer) -> None:
             assert revisions == list(range(1, 1001))
 
 
-async def test_a_cancelled_reader_leaves_nothing_behind(shared_server: NatsServer) -> None:
+async def test_reader_cancelled_leaves_nothing(shared_server: NatsServer) -> None:
     async with watched_bucket(shared_server.url, "cancel") as kv:
         for options in ({}, {"updates_only": True}):
             async with kv.watch(**options) as watch:
@@ -70,7 +70,7 @@ async def test_a_cancelled_reader_leaves_nothing_behind(shared_server: NatsServe
             await asyncio.wait_for(kv.watch("x", updates_only=True).__anext__(), 0)
 
 
-async def test_a_read_that_is_cancelled_loses_nothing(shared_server: NatsServer) -> None:
+async def test_read_cancelled_loses_nothing(shared_server: NatsServer) -> None:
     """Whoever waits with a deadline reads on after it; that is no end of the watch."""
     async with watched_bucket(shared_server.url, "patient", history=5) as kv:
         await kv.put("k", b"")
@@ -102,7 +102,7 @@ async def test_closing_a_watch_that_is_being_read_elsewhere(shared_server: NatsS
         assert await asyncio.gather(*readers) == ["end", "end"]
 
 
-async def test_a_revision_far_to_come_outlives_a_reconnect(shared_server: NatsServer) -> None:
+async def test_future_revision_survives_reconnect(shared_server: NatsServer) -> None:
     async with watched_bucket(shared_server.url, "far", history=9) as kv:
         await kv.put("a", b"1")
         async with kv.watch(resume_from_revision=5, heartbeat=FAST) as watch:
@@ -121,7 +121,7 @@ async def test_a_revision_far_to_come_outlives_a_reconnect(shared_server: NatsSe
             assert await take(watch, 1) == [("a", 6, "PUT")]
 
 
-async def test_many_watches_on_one_connection(shared_server: NatsServer) -> None:
+async def test_watches_many_on_one_connection(shared_server: NatsServer) -> None:
     async with watched_bucket(shared_server.url, "many") as kv:
         for i in range(20):
             await kv.put(f"k{i}", b"1")
@@ -139,7 +139,7 @@ async def test_many_watches_on_one_connection(shared_server: NatsServer) -> None
             assert update[0] == f"k{i}"
 
 
-async def test_the_bucket_is_deleted(shared_server: NatsServer) -> None:
+async def test_bucket_deleted(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "deleted")
 
     async with opened(shared_server.url, "deleted") as kv:
@@ -153,7 +153,7 @@ async def test_the_bucket_is_deleted(shared_server: NatsServer) -> None:
                 await watch.__anext__()
 
 
-async def test_the_bucket_is_replaced(shared_server: NatsServer) -> None:
+async def test_bucket_replaced(shared_server: NatsServer) -> None:
     url = shared_server.url
 
     async with watched_bucket(url, "replaced") as kv:
@@ -166,7 +166,7 @@ async def test_the_bucket_is_replaced(shared_server: NatsServer) -> None:
                 await asyncio.wait_for(watch.__anext__(), 60)
 
 
-async def test_a_watch_that_nobody_reads_is_bounded_and_loses_nothing(
+async def test_watch_unread_is_bounded_and_complete(
     nats_server: NatsServer,
 ) -> None:
     """Flow control stops the server: what waits here stays far below what there is."""

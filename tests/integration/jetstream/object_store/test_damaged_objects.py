@@ -41,7 +41,7 @@ async def test_bytes_with_another_digest_are_an_error(url: str) -> None:
             await store.get("a")
 
 
-async def test_an_object_that_is_replaced_while_it_is_read(url: str) -> None:
+async def test_object_replaced_while_read(url: str) -> None:
     async with opened_store(url) as store:
         await store.put("a", MEGABYTE)
         looked_up = store.info
@@ -58,7 +58,7 @@ async def test_an_object_that_is_replaced_while_it_is_read(url: str) -> None:
         assert store.info == looked_up
 
 
-async def test_a_put_that_is_refused_leaves_nothing(url: str) -> None:
+async def test_put_refused_leaves_nothing(url: str) -> None:
     async with opened_store(url) as store:
         small = await ObjectStore.create(store.jetstream, "small", max_bytes=300_000)
         with pytest.raises(StreamFullError):
@@ -81,7 +81,7 @@ async def test_a_put_that_is_refused_leaves_nothing(url: str) -> None:
     "payload",
     [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": "a", "bucket": "b", "size": "5"}'],
 )
-async def test_a_meta_message_that_is_none(url: str, payload: bytes) -> None:
+async def test_meta_message_invalid(url: str, payload: bytes) -> None:
     publish(url, [(meta_subject("b", "a"), payload, None)])
     for read in (lambda store: store.get("a"), lambda store: store.list()):
         async with opened_store(url) as store:
@@ -92,7 +92,7 @@ async def test_a_meta_message_that_is_none(url: str, payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("nuid", [">", "*", "a.b", "x y"])
-async def test_a_meta_message_that_names_all_chunks_destroys_nothing(url: str, nuid: str) -> None:
+async def test_meta_message_for_all_chunks_destroys_nothing(url: str, nuid: str) -> None:
     async with opened_store(url) as store:
         await store.put("good", MEGABYTE)
         meta = ObjectInfo("b", "bad", nuid, size=1, chunks=1, digest=Digest().text)

@@ -27,7 +27,7 @@ _META = st.fixed_dictionaries({}, optional=dict.fromkeys(_FIELDS, _ANYTHING))
     st.binary(max_size=50) | (_META | _ANYTHING).map(lambda one: json.dumps(one).encode()),
     st.integers(0, 2**62),
 )
-def test_any_payload_is_read_or_refused(payload: bytes, sequence: int) -> None:
+def test_payload_is_read_or_refused(payload: bytes, sequence: int) -> None:
     with contextlib.suppress(BadObjectInfoError):
         assert ObjectInfo.parse(payload, sequence, 0).sequence == sequence
 
@@ -57,11 +57,11 @@ def test_meta_data_survive_encoding(info: ObjectInfo) -> None:
 
 
 @pytest.mark.parametrize("digest", ["", "MD5=AAAA", "SHA-256=AAAA", "SHA-256=ü"])
-def test_a_digest_that_is_none(digest: str) -> None:
+def test_digest_invalid(digest: str) -> None:
     with pytest.raises(BadObjectInfoError, match="is not a SHA-256 digest"):
         Digest().check(ObjectInfo("b", "a", digest=digest))
 
 
-def test_a_digest_in_small_letters_and_without_padding_counts() -> None:
+def test_digest_in_lower_case_without_padding_is_accepted() -> None:
     told = Digest().text.replace("SHA", "sha").rstrip("=")
     Digest().check(ObjectInfo("b", "a", digest=told))

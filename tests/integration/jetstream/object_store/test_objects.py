@@ -30,7 +30,7 @@ def consumer_count(url: str) -> int:
 
 
 @pytest.mark.parametrize("size", [0, 1, 131_072, 131_073, 1_000_000])
-async def test_what_was_put_is_got(url: str, size: int) -> None:
+async def test_object_roundtrip(url: str, size: int) -> None:
     data = MEGABYTE[:size]
 
     async with opened_store(url) as store:
@@ -58,7 +58,7 @@ async def test_data_from_files_and_iterators(url: str) -> None:
         assert len([chunk async for chunk in store.chunks(info)]) == 10
 
 
-async def test_an_object_in_place_of_another(url: str) -> None:
+async def test_object_replaces_another(url: str) -> None:
     async with opened_store(url) as store:
         first = await store.put("a", b"x" * 300_000)
         second = await store.put("a", b"new", headers={"h": ["1", "2"]})
@@ -69,7 +69,7 @@ async def test_an_object_in_place_of_another(url: str) -> None:
         assert set(left(url)) == {chunk_subject("b", second.nuid), meta_subject("b", "a")}
 
 
-async def test_a_deleted_object(url: str) -> None:
+async def test_object_deleted(url: str) -> None:
     async with opened_store(url) as store:
         await store.put("a", b"x")
         gone = await store.delete("a")
@@ -86,7 +86,7 @@ async def test_a_deleted_object(url: str) -> None:
         assert await store.get("a") == b"again"
 
 
-async def test_a_watch(url: str) -> None:
+async def test_watch_reports_objects(url: str) -> None:
     async with opened_store(url) as store:
         await store.put("a", b"1")
         await store.put("b", b"1")
@@ -110,7 +110,7 @@ async def test_a_watch(url: str) -> None:
     assert consumer_count(url) == 0
 
 
-async def test_a_list_under_writes_has_every_object(url: str) -> None:
+async def test_list_under_writes_has_every_object(url: str) -> None:
     """An object that is replaced before its turn comes has left the range that is being read."""
     names = {f"o{i}" for i in range(200)}
 
@@ -141,7 +141,7 @@ async def test_links(url: str) -> None:
             [chunk async for chunk in store.chunks(await store.info("one"))]
 
 
-async def test_no_store_no_object(url: str) -> None:
+async def test_store_or_object_missing(url: str) -> None:
     async with opened_store(url) as store:
         with pytest.raises(ObjectNotFoundError, match="'none' is not in store 'b'"):
             await store.info("none")

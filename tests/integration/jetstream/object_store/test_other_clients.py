@@ -75,7 +75,7 @@ async def test_through_an_account_import() -> None:
         assert list(left(accounts.exporter)) == [meta_subject("b", "a")]
 
 
-async def test_in_another_domain() -> None:
+async def test_object_in_other_domain() -> None:
     mapping = MAPPING.replace("<domain>", "hub")
     with hub_and_leaf(hub_options=mapping) as both:
         async with opened_store(both.hub.url) as store:
@@ -85,7 +85,7 @@ async def test_in_another_domain() -> None:
         assert list(left(both.hub.url)) == [meta_subject("b", "a")]
 
 
-async def test_a_domain_that_does_not_map_the_writes() -> None:
+async def test_domain_without_mapping_of_writes() -> None:
     """Servers map ``$KV`` and ``$OBJ`` by themselves, not ``$O``: the error says what to add."""
     with hub_and_leaf() as both:
         async with opened_store(both.hub.url) as store:

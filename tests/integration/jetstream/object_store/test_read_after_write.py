@@ -14,7 +14,7 @@ from tests.support.nats.topology import hub_and_leaf, make_mirror
 pytestmark = pytest.mark.servers
 
 
-async def test_a_sequence_that_is_too_high_and_then_comes(url: str) -> None:
+async def test_sequence_too_high_until_written(url: str) -> None:
     async with opened_store(url) as store:
         early = {"min_last_seq": (await store.put("a", b"1")).sequence + 2}
     async with opened_store(url, request_timeout=1.0) as store:
@@ -28,7 +28,7 @@ async def test_a_sequence_that_is_too_high_and_then_comes(url: str) -> None:
         assert await waiting == b"2"
 
 
-async def test_an_object_in_a_mirror_that_lags() -> None:
+async def test_object_in_lagging_mirror() -> None:
     """Put at the hub, it is not in the leaf's mirror yet: with its sequence it is waited for."""
     with hub_and_leaf() as both:
         async with opened_store(both.hub.url) as store:

@@ -69,7 +69,7 @@ async def rows(batches: AsyncIterator[Frames], count: int) -> list[int]:
     return found
 
 
-async def test_what_is_written_comes_at_once(nats_server: NatsServer) -> None:
+async def test_message_arrives_at_once(nats_server: NatsServer) -> None:
     url = nats_server.url
     create_bucket(url, "b", history=5)
     put_many(url, "b", ((f"k{i}", b"v") for i in range(10)))
@@ -82,7 +82,7 @@ async def test_what_is_written_comes_at_once(nats_server: NatsServer) -> None:
     assert consumers(url, "b") == []
 
 
-async def test_the_reach_is_told_by_an_empty_batch_when_no_message_tells_it(
+async def test_reach_is_reported_by_empty_batch(
     nats_server: NatsServer,
 ) -> None:
     url = nats_server.url
@@ -100,14 +100,14 @@ async def test_the_reach_is_told_by_an_empty_batch_when_no_message_tells_it(
         assert await rows(batches, 1) == [4]
 
 
-async def test_an_empty_bucket_tells_its_reach_first(nats_server: NatsServer) -> None:
+async def test_empty_bucket_reports_reach_first(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
 
     async with following(nats_server.url, nats_server) as (_, batches):
         assert len(await anext(batches)) == 0
 
 
-async def test_a_reach_that_never_comes(nats_server: NatsServer) -> None:
+async def test_reach_never_comes(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "k", b"v")
 
@@ -121,7 +121,7 @@ async def test_a_reach_that_never_comes(nats_server: NatsServer) -> None:
     assert consumers(nats_server.url, "b") == []
 
 
-async def test_the_list_of_last_values_begins_anew_after_a_gap(nats_server: NatsServer) -> None:
+async def test_last_per_subject_restarts_after_gap(nats_server: NatsServer) -> None:
     """Each key's last value comes once, none of the older ones, though a message was lost."""
     url = nats_server.url
     create_bucket(url, "b", history=10)
@@ -147,7 +147,7 @@ async def test_the_list_of_last_values_begins_anew_after_a_gap(nats_server: Nats
         assert len(proxy.dropped) == 1
 
 
-async def test_after_the_list_a_rebuild_brings_all_that_was_written(
+async def test_rebuild_after_initial_values_has_all_messages(
     nats_server: NatsServer,
 ) -> None:
     """Behind the initial values every change counts, not only the last of each key."""
@@ -167,7 +167,7 @@ async def test_after_the_list_a_rebuild_brings_all_that_was_written(
     assert consumers(url, "b") == []
 
 
-async def test_a_reader_that_is_away_holds_a_bounded_backlog(nats_server: NatsServer) -> None:
+async def test_reader_paused_holds_bounded_backlog(nats_server: NatsServer) -> None:
     """Flow control makes the server wait; nothing is lost, and no consumer is rebuilt."""
     url = nats_server.url
     create_bucket(url, "b", history=64)
@@ -191,7 +191,7 @@ async def test_a_reader_that_is_away_holds_a_bounded_backlog(nats_server: NatsSe
         assert inbox.dropped == 0
 
 
-async def test_without_flow_control_too_much_is_a_gap(nats_server: NatsServer) -> None:
+async def test_backlog_without_flow_control_is_a_gap(nats_server: NatsServer) -> None:
     url = nats_server.url
     create_bucket(url, "b", history=64)
 
@@ -207,7 +207,7 @@ async def test_without_flow_control_too_much_is_a_gap(nats_server: NatsServer) -
         assert Rebuild.GAP in reader.cursor.rebuilds
 
 
-async def test_a_stream_deleted_meanwhile(nats_server: NatsServer) -> None:
+async def test_stream_deleted_meanwhile(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
 
     async with following(nats_server.url, nats_server) as (_, batches):
@@ -217,7 +217,7 @@ async def test_a_stream_deleted_meanwhile(nats_server: NatsServer) -> None:
             await anext(batches)
 
 
-async def test_many_restarts_while_idle_are_no_reason_to_give_up(nats_server: NatsServer) -> None:
+async def test_restarts_while_idle_do_not_exhaust_attempts(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
 
     async with following(nats_server.url, nats_server, attempts=2) as (reader, batches):
@@ -236,7 +236,7 @@ async def test_many_restarts_while_idle_are_no_reason_to_give_up(nats_server: Na
         assert await waiting == [1]
 
 
-async def test_two_readers_survive_a_connection_that_one_of_them_gives_up(
+async def test_readers_survive_connection_closed_by_one(
     nats_server: NatsServer,
 ) -> None:
     """A shared connection is made anew, not closed; a paused server is no end either."""

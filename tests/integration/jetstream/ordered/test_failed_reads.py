@@ -27,7 +27,7 @@ from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_
 pytestmark = pytest.mark.servers
 
 
-async def test_a_consumer_that_is_always_lost(filled: NatsServer) -> None:
+async def test_consumer_lost_repeatedly(filled: NatsServer) -> None:
     with Proxy(filled.port, lambda f: not (is_delivery(f) and b".1500." in f)) as proxy:
         request = request_for(filled.url, "b", 3000, attempts=3)
         with pytest.raises(ConsumerLostError, match=r"after sequence 1499: 4 consumers.*gap"):
@@ -59,7 +59,7 @@ async def test_large_values_at_the_end_of_a_range_still_come(nats_server: NatsSe
     assert held
 
 
-async def test_a_consumer_that_nothing_is_heard_of(filled: NatsServer) -> None:
+async def test_consumer_silent(filled: NatsServer) -> None:
     """As where the inbox prefix is not imported: the advice is another one."""
     with Proxy(filled.port, lambda f: not (is_delivery(f) or is_status(f, b""))) as proxy:
         request = request_for(filled.url, "b", 3000, attempts=1)
@@ -83,7 +83,7 @@ def lagging(after: int, start: int) -> Callable[[bytes], bool | bytes]:
     return verdict
 
 
-async def test_a_replica_that_stays_behind_fails_the_read(filled: NatsServer) -> None:
+async def test_replica_behind_fails_read(filled: NatsServer) -> None:
     """The leader has the end, what delivers has not: never a short batch (ADR-53)."""
     with Proxy(filled.port, lagging(after=2995, start=2990)) as proxy:
         request = request_for(filled.url, "b", 3000, 2990, catch_up_timeout=0.5)
@@ -96,7 +96,7 @@ async def test_a_replica_that_stays_behind_fails_the_read(filled: NatsServer) ->
     assert consumers(filled.url, "b") == []
 
 
-async def test_a_replica_that_catches_up_is_waited_for(filled: NatsServer) -> None:
+async def test_replica_catching_up_is_awaited(filled: NatsServer) -> None:
     with Proxy(filled.port, lagging(after=2995, start=2990)) as proxy:
 
         async def catch_up(reader: OrderedReader) -> None:
@@ -107,7 +107,7 @@ async def test_a_replica_that_catches_up_is_waited_for(filled: NatsServer) -> No
     assert rows == list(range(2991, 3001))
 
 
-async def test_a_stream_that_was_set_back_meanwhile(filled: NatsServer) -> None:
+async def test_stream_rolled_back_meanwhile(filled: NatsServer) -> None:
     """A plan beyond the leader's end: the stream has lost what was planned."""
     request = request_for(filled.url, "b", 3001, 2990, catch_up_timeout=0.5)
     with pytest.raises(DataLossError, match="rolled back to sequence 3000"):
@@ -115,7 +115,7 @@ async def test_a_stream_that_was_set_back_meanwhile(filled: NatsServer) -> None:
     assert consumers(filled.url, "b") == []
 
 
-async def test_a_mirror_that_has_not_got_the_end_yet_lags(filled: NatsServer) -> None:
+async def test_mirror_without_end_lags(filled: NatsServer) -> None:
     """Its upstream may have it: nothing is lost, and the error is the one that says so."""
     mirror = {"name": "M", "mirror": {"name": "KV_b"}}
     created = api(filled.url, "STREAM.CREATE.M", mirror)["created"]

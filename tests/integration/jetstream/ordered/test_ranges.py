@@ -28,7 +28,7 @@ from tests.support.nats.buckets import (
 pytestmark = pytest.mark.servers
 
 
-async def test_a_range_is_read_whole_and_leaves_nothing_behind(filled: NatsServer) -> None:
+async def test_range_is_complete_and_leaves_nothing(filled: NatsServer) -> None:
     rows, reader = await read_range(
         filled.url, request_for(filled.url, "b", 3000, heartbeat=UNHEARD)
     )
@@ -64,7 +64,7 @@ async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> N
 
 
 @pytest.mark.parametrize(("eager", "long"), [(False, True), (False, False), (True, True)])
-async def test_only_a_reader_of_a_long_range_in_whole_batches_reads_in_bulk(
+async def test_bulk_reads_only_for_long_ranges_in_whole_batches(
     filled: NatsServer, monkeypatch: pytest.MonkeyPatch, eager: bool, long: bool
 ) -> None:
     monkeypatch.setattr(consumer, "_BULK", 2999 if long else 3000)
@@ -79,7 +79,7 @@ async def test_only_a_reader_of_a_long_range_in_whole_batches_reads_in_bulk(
             raise AssertionError("no batch came while the consumer existed")
 
 
-async def test_one_message_larger_than_a_batch(nats_server: NatsServer) -> None:
+async def test_message_larger_than_a_batch(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "small", b"1")
     put(nats_server.url, "b", "large", b"x" * 900_000)
@@ -87,7 +87,7 @@ async def test_one_message_larger_than_a_batch(nats_server: NatsServer) -> None:
     assert (await read_range(nats_server.url, request))[0] == [1, 2]
 
 
-async def test_only_the_filtered_subjects_and_the_end_by_heartbeat(filled: NatsServer) -> None:
+async def test_filter_ends_range_by_heartbeat(filled: NatsServer) -> None:
     request = request_for(filled.url, "b", 3000, filters=("$KV.b.k7", "$KV.b.k42"))
     rows, reader = await read_range(filled.url, request)
     assert rows == [s for s in ALL if (s - 1) % 100 in (7, 42)]
@@ -99,21 +99,21 @@ async def test_last_per_subject(filled: NatsServer) -> None:
     assert (await read_range(filled.url, request))[0] == list(range(2901, 3001))
 
 
-async def test_a_range_whose_end_was_overwritten_ends(nats_server: NatsServer) -> None:
+async def test_range_with_overwritten_end_ends(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b", history=1)
     put_many(nats_server.url, "b", [("a", b"1"), ("b", b"1"), ("c", b"1")])
     put(nats_server.url, "b", "c", b"2")
     assert (await read_range(nats_server.url, request_for(nats_server.url, "b", 3)))[0] == [1, 2]
 
 
-async def test_a_range_that_holds_nothing_any_more_ends(nats_server: NatsServer) -> None:
+async def test_range_without_messages_ends(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put_many(nats_server.url, "b", [("a", b"1"), ("b", b"1")])
     api(nats_server.url, "STREAM.PURGE.KV_b")
     assert (await read_range(nats_server.url, request_for(nats_server.url, "b", 2)))[0] == []
 
 
-async def test_a_reader_that_is_left_early_leaves_nothing_behind(filled: NatsServer) -> None:
+async def test_reader_left_early_leaves_nothing(filled: NatsServer) -> None:
     async with linked(filled.url) as link:
         reader = OrderedReader(link, request_for(filled.url, "b", 3000, batch_rows=10))
         batches = reader.batches()

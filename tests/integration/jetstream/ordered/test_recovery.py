@@ -149,7 +149,7 @@ async def test_server_restarted_in_the_middle(filled: NatsServer, how: str) -> N
     assert Rebuild.RECONNECTED in reader.cursor.rebuilds
 
 
-async def test_a_server_that_stands_still_in_the_middle(filled: NatsServer) -> None:
+async def test_server_paused_while_read(filled: NatsServer) -> None:
     """No PONG: the connection is given up; the consumer that stayed behind is deleted later."""
     held = Held()
 
@@ -166,7 +166,7 @@ async def test_a_server_that_stands_still_in_the_middle(filled: NatsServer) -> N
     assert consumers(filled.url, "b") == []
 
 
-async def test_a_reader_that_pauses_for_many_heartbeats(filled: NatsServer) -> None:
+async def test_reader_pauses_for_many_heartbeats(filled: NatsServer) -> None:
     """While the caller does not ask, nothing is judged: no rebuild."""
     async with linked(filled.url) as link:
         request = request_for(filled.url, "b", 3000, batch_rows=10, heartbeat=0.5)

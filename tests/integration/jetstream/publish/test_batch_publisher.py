@@ -67,7 +67,7 @@ async def stored(jetstream: JetStream, stream: str, count: int) -> list[tuple[st
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 7, 4096])
-async def test_all_are_stored_in_order(shared_server: NatsServer, max_in_flight: int) -> None:
+async def test_messages_are_stored_in_order(shared_server: NatsServer, max_in_flight: int) -> None:
     url, name = shared_server.url, f"order{max_in_flight}"
     create(url, name)
     async with publishing(url, name, max_in_flight=max_in_flight) as (jetstream, publisher):
@@ -125,7 +125,7 @@ async def test_rejections(shared_server: NatsServer) -> None:
     assert found == [(4, f"{name}.1", 10071), (6, f"{name}.3", 10071)]
 
 
-async def test_a_full_stream(shared_server: NatsServer) -> None:
+async def test_stream_full(shared_server: NatsServer) -> None:
     url, name = shared_server.url, "full"
     create(url, name, max_msgs=10, discard="new")
     async with publishing(url, name) as (_, publisher):
@@ -146,7 +146,7 @@ async def test_messages_too_large(shared_server: NatsServer) -> None:
             await publish(publisher, columns(name, [b"x" * 101]))
 
 
-async def test_another_stream_has_the_subject(shared_server: NatsServer) -> None:
+async def test_subject_of_other_stream(shared_server: NatsServer) -> None:
     url = shared_server.url
     create(url, "mine")
     create(url, "theirs")
@@ -155,13 +155,13 @@ async def test_another_stream_has_the_subject(shared_server: NatsServer) -> None
             await publish(publisher, columns("theirs", [b""]))
 
 
-async def test_a_stream_that_does_not_exist(shared_server: NatsServer) -> None:
+async def test_stream_missing(shared_server: NatsServer) -> None:
     async with publishing(shared_server.url, "nope") as (_, publisher):
         with pytest.raises(StreamNotFoundError, match="nope"):
             await publish(publisher, columns("nope", [b""]))
 
 
-async def test_a_subject_that_is_denied(tmp_path: Any) -> None:
+async def test_subject_denied(tmp_path: Any) -> None:
     config = tmp_path / "server.conf"
     config.write_text(
         "authorization { users = [{ user: a, password: a }, { user: u, password: p, "

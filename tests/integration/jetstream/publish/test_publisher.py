@@ -100,7 +100,7 @@ def test_refusals(err_code: int, text: str, kind: type[PublishError], last_seq: 
     assert getattr(caught.value, "last_seq", None) == last_seq
 
 
-async def test_many_in_flight(shared_server: NatsServer) -> None:
+async def test_messages_many_in_flight(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "many")
     most = 0
 
@@ -157,7 +157,7 @@ async def test_headers_that_the_server_acts_on(shared_server: NatsServer) -> Non
         assert (await publish("act.c", X="ü")).seq == 4
 
 
-async def test_a_full_stream(shared_server: NatsServer) -> None:
+async def test_stream_full(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "full", max_msgs=1, discard="new")
 
     async with publishing(shared_server.url) as publisher:
@@ -166,7 +166,7 @@ async def test_a_full_stream(shared_server: NatsServer) -> None:
             await publisher.publish("full.a")
 
 
-async def test_a_message_that_is_too_large(shared_server: NatsServer) -> None:
+async def test_message_too_large(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "large", max_msg_size=100)
 
     async with publishing(shared_server.url) as publisher:
@@ -179,7 +179,7 @@ async def test_a_message_that_is_too_large(shared_server: NatsServer) -> None:
         assert (await publisher.publish("large.a", b"x")).seq == 1
 
 
-async def test_no_stream(shared_server: NatsServer) -> None:
+async def test_stream_missing(shared_server: NatsServer) -> None:
     async with publishing(shared_server.url) as publisher:
         with pytest.raises(NoStreamError, match=r"'nowhere\.x'"):
             await publisher.publish("nowhere.x")
@@ -197,7 +197,7 @@ async def test_no_stream(shared_server: NatsServer) -> None:
         ("bad.a", {"A": " b"}),
     ],
 )
-async def test_what_cannot_be_sent(
+async def test_message_unsendable(
     shared_server: NatsServer, subject: str, headers: dict[str, str] | None
 ) -> None:
     async with publishing(shared_server.url) as publisher:
@@ -206,7 +206,7 @@ async def test_what_cannot_be_sent(
         assert repr(publisher) == "<Publisher 0 of 1000 in flight>", "the room is free again"
 
 
-async def test_an_answer_that_is_none(shared_server: NatsServer) -> None:
+async def test_response_invalid(shared_server: NatsServer) -> None:
     async with publishing(shared_server.url) as publisher:
         client = publisher._connection.client
 
@@ -219,7 +219,7 @@ async def test_an_answer_that_is_none(shared_server: NatsServer) -> None:
             await publisher.publish("garbage")
 
 
-async def test_no_answer_in_time(shared_server: NatsServer) -> None:
+async def test_response_late(shared_server: NatsServer) -> None:
     async with publishing(shared_server.url, request_timeout=0.3) as publisher:
         await publisher._connection.client.subscribe("silence")
         futures = [await publisher.send("silence") for _ in range(3)]
@@ -229,7 +229,7 @@ async def test_no_answer_in_time(shared_server: NatsServer) -> None:
         assert repr(publisher) == "<Publisher 0 of 1000 in flight>"
 
 
-async def test_a_loop_that_is_held_up_takes_nothing_for_lost(shared_server: NatsServer) -> None:
+async def test_loop_blocked_loses_nothing(shared_server: NatsServer) -> None:
     """The deadline is over before the messages have left."""
     create_stream(shared_server.url, "held")
 
@@ -240,7 +240,7 @@ async def test_a_loop_that_is_held_up_takes_nothing_for_lost(shared_server: Nats
         assert [(await future).seq for future in futures] == list(range(2, 502))
 
 
-async def test_a_lost_connection_fails_what_is_under_way_and_nothing_else(
+async def test_lost_connection_fails_only_messages_in_flight(
     nats_server: NatsServer,
 ) -> None:
     create_stream(nats_server.url, "s")
@@ -290,7 +290,7 @@ async def test_publishing_waits_for_the_connection(tmp_path: Path) -> None:
             await work(publisher)
 
 
-async def test_no_connection_in_time(nats_server: NatsServer) -> None:
+async def test_connection_late(nats_server: NatsServer) -> None:
     create_stream(nats_server.url, "s")
 
     async with publishing(nats_server.url, request_timeout=1.0) as publisher:
@@ -305,7 +305,7 @@ async def test_no_connection_in_time(nats_server: NatsServer) -> None:
             await publisher.publish("s.a")
 
 
-async def test_after_closing(shared_server: NatsServer) -> None:
+async def test_publisher_closed(shared_server: NatsServer) -> None:
     async with connected(shared_server.url) as connection:
         publisher = connection.service(Publisher)
         assert connection.service(Publisher) is publisher
@@ -317,7 +317,7 @@ async def test_after_closing(shared_server: NatsServer) -> None:
         await publisher.publish("silence")
 
 
-async def test_who_stops_waiting_frees_the_room(shared_server: NatsServer) -> None:
+async def test_waiter_cancelled_frees_its_place(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "away")
 
     async with connected(shared_server.url) as connection:

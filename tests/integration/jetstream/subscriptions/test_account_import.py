@@ -52,7 +52,7 @@ IMPORTS = {"one response": False, "responses up to an empty one": True}
 
 @pytest.mark.parametrize("streamed", IMPORTS.values(), ids=IMPORTS)
 @pytest.mark.parametrize("timeout", [2.0, None])
-async def test_an_import_that_passes_one_response(streamed: bool, timeout: float | None) -> None:
+async def test_import_with_single_response(streamed: bool, timeout: float | None) -> None:
     """Nine of ten messages are lost on the way: an error that names the export."""
     async with importing(streamed=streamed) as (exporter, jetstream):
         publish(exporter, [(f"s.{i}", b"" if streamed else b"x", None) for i in range(12)])
@@ -63,7 +63,7 @@ async def test_an_import_that_passes_one_response(streamed: bool, timeout: float
         assert api(exporter, "CONSUMER.NAMES.S")["consumers"] == []
 
 
-async def test_one_message_at_a_time_over_such_an_import() -> None:
+async def test_import_with_single_response_one_message_at_a_time() -> None:
     """Without heartbeats: one would be the one response that arrives."""
     async with (
         importing() as (exporter, jetstream),

@@ -31,7 +31,7 @@ async def listen(url: str, subject: str, work: Any) -> list[bytes]:
     return heard
 
 
-async def test_every_kind_of_ack(shared_server: NatsServer, published: str) -> None:
+async def test_acknowledgements_of_every_kind(shared_server: NatsServer, published: str) -> None:
     async with connected(shared_server.url) as jetstream:
         subscription = await subscribe(jetstream, stream=published)
         messages = [await subscription.next(15) for _ in range(5)]
@@ -66,7 +66,7 @@ async def test_every_kind_of_ack(shared_server: NatsServer, published: str) -> N
         await subscription.unsubscribe()
 
 
-async def test_an_acknowledgement_that_waits_for_its_answer_is_the_only_one(
+async def test_acknowledgement_awaiting_response_is_exclusive(
     shared_server: NatsServer, published: str
 ) -> None:
     async with connected(shared_server.url) as jetstream:
@@ -94,9 +94,7 @@ async def test_an_acknowledgement_that_waits_for_its_answer_is_the_only_one(
             assert sent == [b"+ACK"]
 
 
-async def test_nothing_is_sent_where_the_ack_policy_is_none(
-    shared_server: NatsServer, published: str
-) -> None:
+async def test_ack_policy_none_sends_nothing(shared_server: NatsServer, published: str) -> None:
     async with connected(shared_server.url) as jetstream:
         none = ConsumerConfig(ack_policy="none")
         async with await subscribe(jetstream, stream=published, config=none) as subscription:
@@ -114,7 +112,7 @@ async def test_nothing_is_sent_where_the_ack_policy_is_none(
             assert not message.acked
 
 
-async def test_an_ack_that_cannot_be_published_is_an_error(
+async def test_acknowledgement_unpublishable_is_an_error(
     shared_server: NatsServer, published: str
 ) -> None:
     async with connected(shared_server.url) as jetstream:
@@ -152,7 +150,7 @@ async def test_metadata_and_headers(shared_server: NatsServer) -> None:
                 assert list(map(int, numbers)) == [1, 1, 1, time, 0]
 
 
-async def test_a_reply_subject_without_a_domain_has_an_underscore(tmp_path: Path) -> None:
+async def test_reply_subject_without_domain_has_underscore(tmp_path: Path) -> None:
     """The form of 11 tokens. Servers do not refuse ``_`` as the name of a domain."""
     with NatsServer() as probe:
         if server_version(probe.url) < (2, 14):

@@ -56,7 +56,7 @@ async def race(jetstream: JetStream, **how: Any) -> tuple[list[Any], list[Racing
     return outcome, racers
 
 
-async def test_of_two_creators_one_is_told_that_it_is_a_duplicate(
+async def test_creators_concurrent_report_duplicate(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 3)
@@ -71,7 +71,7 @@ async def test_of_two_creators_one_is_told_that_it_is_a_duplicate(
         await winner.unsubscribe()
 
 
-async def test_a_creator_that_was_faster_and_does_not_listen_is_a_duplicate_too(
+async def test_creator_without_interest_is_duplicate(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url)
@@ -87,7 +87,7 @@ async def test_a_creator_that_was_faster_and_does_not_listen_is_a_duplicate_too(
         assert consumers_of(shared_server.url, stream) == ["d"]
 
 
-async def test_of_two_creators_in_a_queue_group_one_joins_the_other(
+async def test_creators_concurrent_in_queue_group_join(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url)
@@ -118,7 +118,7 @@ async def test_of_two_creators_in_a_queue_group_one_joins_the_other(
         assert consumers_of(shared_server.url, stream) == []
 
 
-async def test_of_two_creators_of_a_pull_consumer_one_owns_it(shared_server: NatsServer) -> None:
+async def test_creators_concurrent_of_pull_consumer_own_it_once(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 4)
 
     async with connected(shared_server.url) as jetstream:
@@ -129,7 +129,7 @@ async def test_of_two_creators_of_a_pull_consumer_one_owns_it(shared_server: Nat
         assert consumers_of(shared_server.url, stream) == ["d"]
 
 
-async def test_a_server_changes_the_deliver_subject_of_a_consumer_that_is_not_in_use(
+async def test_deliver_subject_of_unused_consumer_changes(
     shared_server: NatsServer,
 ) -> None:
     """Why the inbox is subscribed to before the consumer is created."""

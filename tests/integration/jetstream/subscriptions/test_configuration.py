@@ -34,7 +34,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "text"), MISTAKES)
-async def test_a_mistake_is_found_before_anything_is_sent(
+async def test_mistake_is_found_before_sending(
     shared_server: NatsServer, arguments: dict[str, Any], text: str
 ) -> None:
     stream = make_stream(shared_server.url)
@@ -47,7 +47,7 @@ async def test_a_mistake_is_found_before_anything_is_sent(
     assert consumers_of(shared_server.url, stream) == []
 
 
-async def test_a_new_push_consumer_is_what_was_asked_for(shared_server: NatsServer) -> None:
+async def test_push_consumer_is_created_as_requested(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     given = {
         "ack_policy": "all",
@@ -76,7 +76,7 @@ async def test_a_new_push_consumer_is_what_was_asked_for(shared_server: NatsServ
     assert {name: config.get(name) for name in expected} == expected
 
 
-async def test_a_new_pull_consumer_has_no_deliver_subject(shared_server: NatsServer) -> None:
+async def test_pull_consumer_has_no_deliver_subject(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     given = ConsumerConfig(max_waiting=9)
 
@@ -91,7 +91,7 @@ async def test_a_new_pull_consumer_has_no_deliver_subject(shared_server: NatsSer
 
 
 @pytest.mark.parametrize("statuses", [{}, {"flow_control": True}])
-async def test_a_queue_cannot_use_a_consumer_with_statuses(
+async def test_queue_refuses_consumer_with_statuses(
     shared_server: NatsServer, statuses: dict[str, Any]
 ) -> None:
     stream = make_stream(shared_server.url, 1)
@@ -104,7 +104,7 @@ async def test_a_queue_cannot_use_a_consumer_with_statuses(
             await subscribe(jetstream, stream=stream, bind="c", queue="q")
 
 
-async def test_a_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
+async def test_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
     """Of servers up to 2.15 without a domain in the configuration."""
     stream = make_stream(shared_server.url, 2)
 

@@ -34,7 +34,7 @@ from tests.support.wait import wait_until_async
 pytestmark = pytest.mark.servers
 
 
-async def test_what_was_created_is_deleted_at_the_end(shared_server: NatsServer) -> None:
+async def test_consumer_created_is_deleted_at_end(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
 
     async with connected(shared_server.url) as jetstream:
@@ -59,7 +59,7 @@ async def test_what_was_created_is_deleted_at_the_end(shared_server: NatsServer)
         assert [message async for message in pull] == []
 
 
-async def test_what_was_there_is_left_alone(shared_server: NatsServer) -> None:
+async def test_consumer_found_is_kept(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 5)
     quick = {"deliver_subject": f"to.{stream}", "ack_wait": 200_000_000}
     make_consumer(shared_server.url, stream, "push", **quick)
@@ -74,7 +74,7 @@ async def test_what_was_there_is_left_alone(shared_server: NatsServer) -> None:
         assert set(consumers_of(shared_server.url, stream)) == {"push", "pull"}
 
 
-async def test_a_consumer_to_bind_to_must_exist(shared_server: NatsServer) -> None:
+async def test_consumer_to_bind_must_exist(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
 
     async with connected(shared_server.url) as jetstream:
@@ -88,7 +88,7 @@ async def test_a_consumer_to_bind_to_must_exist(shared_server: NatsServer) -> No
         assert consumers_of(shared_server.url, stream) == ["later"]
 
 
-async def test_a_consumer_that_does_not_fit_is_refused(shared_server: NatsServer) -> None:
+async def test_consumer_mismatch_is_refused(shared_server: NatsServer) -> None:
     url = shared_server.url
     stream = make_stream(url, 1)
     make_consumer(url, stream, "push", deliver_subject=f"to.{stream}", filter_subject=f"{stream}.a")
@@ -120,7 +120,7 @@ async def test_a_consumer_that_does_not_fit_is_refused(shared_server: NatsServer
         assert set(consumers_of(url, stream)) == {"push", "group", "pull"}
 
 
-async def test_what_the_server_refuses_leaves_nothing(shared_server: NatsServer) -> None:
+async def test_server_refusal_leaves_nothing(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -140,7 +140,7 @@ async def test_what_the_server_refuses_leaves_nothing(shared_server: NatsServer)
         assert consumers_of(shared_server.url, stream) == []
 
 
-async def test_a_queue_group_shares_the_messages(shared_server: NatsServer) -> None:
+async def test_queue_group_shares_messages(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:

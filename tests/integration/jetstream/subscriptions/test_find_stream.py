@@ -16,7 +16,7 @@ from tests.support.proxy.fault_proxy import Proxy
 pytestmark = pytest.mark.servers
 
 
-async def test_the_stream_is_found_by_its_subject(shared_server: NatsServer) -> None:
+async def test_stream_is_found_by_subject(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 3)
 
     async with connected(shared_server.url) as jetstream:
@@ -26,7 +26,7 @@ async def test_the_stream_is_found_by_its_subject(shared_server: NatsServer) -> 
             assert await sequences(subscription, 1) == [2]
 
 
-async def test_the_requests_of_a_subscription(shared_server: NatsServer) -> None:
+async def test_subscription_requests(shared_server: NatsServer) -> None:
     """The stream by its subject, the inbox before the consumer, and their end in reverse order."""
     stream = make_stream(shared_server.url, 3)
     prefix = "$JS.API."
@@ -69,7 +69,7 @@ async def test_the_requests_of_a_subscription(shared_server: NatsServer) -> None
             ]
 
 
-async def test_no_stream_or_several_are_an_error(shared_server: NatsServer) -> None:
+async def test_stream_missing_or_ambiguous_is_an_error(shared_server: NatsServer) -> None:
     one, other = make_stream(shared_server.url), make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -85,7 +85,7 @@ async def test_no_stream_or_several_are_an_error(shared_server: NatsServer) -> N
             await subscribe(jetstream, stream="MISSING")
 
 
-async def test_a_stream_without_a_subject_is_read_whole(shared_server: NatsServer) -> None:
+async def test_stream_without_subject_is_read_whole(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 20)
 
     async with (

@@ -27,7 +27,7 @@ def linked() -> Iterator[HubAndLeaf]:
 
 
 @pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
-async def test_a_consumer_waits_for_the_sequence(
+async def test_consumer_waits_for_sequence(
     shared_server: NatsServer, kind: dict[str, bool]
 ) -> None:
     stream = make_stream(shared_server.url, 5)
@@ -55,7 +55,7 @@ async def test_a_consumer_waits_for_the_sequence(
 
 
 @pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
-async def test_a_consumer_of_a_mirror_waits_for_the_mirror(
+async def test_consumer_of_mirror_waits_for_mirror(
     linked: HubAndLeaf, kind: dict[str, bool]
 ) -> None:
     """A consumer is created on a mirror that lags; it delivers once that has the sequence."""
@@ -78,7 +78,7 @@ async def test_a_consumer_of_a_mirror_waits_for_the_mirror(
         linked.line.release()
 
 
-def test_no_released_server_keeps_min_last_seq(shared_server: NatsServer) -> None:
+def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsServer) -> None:
     """Why it is kept by the library: the field is refused, or has no effect."""
     stream = make_stream(shared_server.url, 1)
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.servers
         ),
     ],
 )
-async def test_an_ordered_subscription_begins_where_it_shall(
+async def test_ordered_subscription_start_positions(
     shared_server: NatsServer, config: ConsumerConfig, expected: list[int]
 ) -> None:
     stream = make_stream(shared_server.url, 30)
@@ -48,7 +48,7 @@ async def test_an_ordered_subscription_begins_where_it_shall(
     assert consumers_of(shared_server.url, stream) == []
 
 
-async def test_an_ordered_subscription_by_time_begins_in_the_middle(
+async def test_ordered_subscription_start_time(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 5)
@@ -61,7 +61,7 @@ async def test_an_ordered_subscription_by_time_begins_in_the_middle(
             assert await sequences(found, 3) == [3, 4, 5]
 
 
-async def test_an_ordered_subscription_survives_the_loss_of_its_consumer(
+async def test_ordered_subscription_survives_lost_consumer(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 10)
@@ -80,7 +80,7 @@ async def test_an_ordered_subscription_survives_the_loss_of_its_consumer(
 
 
 @pytest.mark.parametrize("count", [0, 5])
-async def test_after_the_last_values_an_ordered_subscription_leaves_nothing_out(
+async def test_ordered_subscription_is_complete_after_initial_values(
     shared_server: NatsServer, count: int
 ) -> None:
     """A consumer made anew does not skip what is not the last of its subject any more."""

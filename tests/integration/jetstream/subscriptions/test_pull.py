@@ -84,7 +84,7 @@ async def test_iterating_goes_on_over_many_requests(shared_server: NatsServer) -
         assert found == list(range(1, 1006))
 
 
-async def test_the_consumers_limits_are_kept_when_iterating(shared_server: NatsServer) -> None:
+async def test_pull_limits_hold_while_iterating(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 20)
 
     async with (
@@ -114,7 +114,7 @@ async def test_max_bytes_ends_a_request(shared_server: NatsServer) -> None:
         assert [(await anext(pull)).metadata.stream_seq for _ in range(5)] == [6, 7, 8, 9, 10]
 
 
-async def test_a_bad_request_is_an_unknown_status(shared_server: NatsServer) -> None:
+async def test_bad_request_is_unknown_status(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
 
     async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -129,7 +129,7 @@ async def test_a_bad_request_is_an_unknown_status(shared_server: NatsServer) -> 
                 await pull.fetch(batch, timeout)
 
 
-async def test_a_consumer_deleted_under_a_request(shared_server: NatsServer) -> None:
+async def test_consumer_deleted_while_requested(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -150,7 +150,7 @@ async def test_a_consumer_deleted_under_a_request(shared_server: NatsServer) -> 
         await pull.unsubscribe()
 
 
-async def test_a_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> None:
+async def test_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -162,7 +162,7 @@ async def test_a_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> No
             await subscribe(jetstream, stream=stream, pull=True, callback=print)  # type: ignore[arg-type]
 
 
-async def test_what_a_cancelled_caller_had_is_given_back(shared_server: NatsServer) -> None:
+async def test_cancelled_caller_returns_messages(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 5)
 
     async with (
@@ -184,7 +184,7 @@ async def test_what_a_cancelled_caller_had_is_given_back(shared_server: NatsServ
         assert {message.metadata.delivered for message in again} == {2}
 
 
-async def test_what_nobody_iterates_over_is_given_back(shared_server: NatsServer) -> None:
+async def test_iteration_abandoned_returns_messages(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 5)
     make_consumer(shared_server.url, stream, "d", ack_wait=60_000_000_000)
 
@@ -203,7 +203,7 @@ async def test_what_nobody_iterates_over_is_given_back(shared_server: NatsServer
             assert sorted(seqs(await pull.fetch(4, 5))) == [2, 3, 4, 5]
 
 
-async def test_a_timeout_around_the_iteration_loses_nothing(shared_server: NatsServer) -> None:
+async def test_timeout_around_iteration_loses_nothing(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 3)
 
     async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -218,7 +218,7 @@ async def test_a_timeout_around_the_iteration_loses_nothing(shared_server: NatsS
         assert found == [1, 2, 3, 4, 5, 6]
 
 
-async def test_more_than_may_wait_is_an_error(shared_server: NatsServer) -> None:
+async def test_pending_limit_exceeded_is_an_error(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 300, 1000)
 
     async with connected(shared_server.url) as jetstream:
@@ -256,7 +256,7 @@ async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None
             assert seqs(await pull.fetch(1, 5)) == [1]
 
 
-async def test_no_answer_at_all_to_a_short_request(shared_server: NatsServer) -> None:
+async def test_short_request_without_response(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     with Proxy(shared_server.port, lambda frame: b"NATS/1.0 408" not in frame) as proxy:
         async with (
@@ -297,7 +297,7 @@ def changed(frame: bytes, old: bytes, new: bytes) -> bytes:
     return b" ".join([*words, size, size]) + b"\r\n" + block + b"\r\n"
 
 
-async def test_a_lost_connection_does_not_end_an_iteration(shared_server: NatsServer) -> None:
+async def test_lost_connection_does_not_end_iteration(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 3)
     make_consumer(shared_server.url, stream, "d", ack_wait=300_000_000)
     with Proxy(shared_server.port) as proxy:
@@ -313,7 +313,7 @@ async def test_a_lost_connection_does_not_end_an_iteration(shared_server: NatsSe
             assert (await waiting).metadata.stream_seq == 4
 
 
-async def test_what_is_refused_at_once_is_asked_again_after_a_while(
+async def test_request_refused_is_retried_later(
     shared_server: NatsServer,
 ) -> None:
     url = shared_server.url
@@ -355,9 +355,7 @@ async def test_drain_lets_a_fetch_return_what_it_has(shared_server: NatsServer, 
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
-async def test_a_fetch_of_no_sensible_time_is_refused(
-    shared_server: NatsServer, timeout: float
-) -> None:
+async def test_fetch_timeout_invalid_is_refused(shared_server: NatsServer, timeout: float) -> None:
     stream = make_stream(shared_server.url, 1)
 
     async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -367,7 +365,7 @@ async def test_a_fetch_of_no_sensible_time_is_refused(
         assert len(jetstream.connection.client._subs) == before
 
 
-async def test_two_subscriptions_and_a_fetch_at_once_on_one_connection(
+async def test_subscriptions_and_fetch_share_connection(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 300)

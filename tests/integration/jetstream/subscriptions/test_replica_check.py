@@ -40,7 +40,7 @@ def on_a_follower(cluster: Cluster, stream: str) -> tuple[str, NatsServer]:
     raise AssertionError("fifty consumers, and all were placed on the leader")
 
 
-async def test_a_follower_that_lags_is_waited_for(cluster: Cluster) -> None:
+async def test_lagging_follower_is_awaited(cluster: Cluster) -> None:
     stream = make_stream(cluster.url, 10, num_replicas=3)
     cluster.wait_current(stream)
     name, follower = on_a_follower(cluster, stream)
@@ -69,7 +69,7 @@ async def test_a_follower_that_lags_is_waited_for(cluster: Cluster) -> None:
     assert not [one for one in consumers_of(leader.url, stream) if "reach" in one]
 
 
-async def test_a_replicated_consumer_has_a_leader_too(cluster: Cluster) -> None:
+async def test_replicated_consumer_has_leader(cluster: Cluster) -> None:
     stream = make_stream(cluster.url, 10, num_replicas=3)
 
     async with connected(cluster.leader_of(stream).url) as jetstream:
@@ -96,7 +96,7 @@ class Ahead(JetStream):
         return replace(info, last_seq=info.last_seq + 1)
 
 
-async def test_the_leader_does_not_speak_for_a_follower(cluster: Cluster) -> None:
+async def test_leader_does_not_prove_follower(cluster: Cluster) -> None:
     stream = make_stream(cluster.url, 10, num_replicas=3)
     cluster.wait_current(stream)
     name, _ = on_a_follower(cluster, stream)
@@ -116,7 +116,7 @@ async def test_the_leader_does_not_speak_for_a_follower(cluster: Cluster) -> Non
         await waiting
 
 
-async def test_a_leader_that_does_not_have_it_proves_nothing(cluster: Cluster) -> None:
+async def test_leader_without_sequence_proves_nothing(cluster: Cluster) -> None:
     """One said that it had it; the one that leads now is asked, too."""
     stream = make_stream(cluster.url, 10)
     make_consumer(cluster.url, stream, "c")
@@ -128,7 +128,7 @@ async def test_a_leader_that_does_not_have_it_proves_nothing(cluster: Cluster) -
             await wait_for_consumer_replica(Ahead(jetstream.connection), info, 11, 0.3)
 
 
-async def test_an_ordered_subscription_that_is_busy_is_looked_at(cluster: Cluster) -> None:
+async def test_busy_ordered_subscription_is_checked(cluster: Cluster) -> None:
     stream = make_stream(cluster.url, 10)
 
     async with connected(cluster.url) as jetstream:

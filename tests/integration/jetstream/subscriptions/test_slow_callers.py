@@ -19,7 +19,7 @@ pytestmark = pytest.mark.servers
 
 
 @pytest.mark.parametrize("kind", [{}, {"ordered": True}])
-async def test_two_who_wait_for_the_next_message_have_each_their_time(
+async def test_callers_waiting_have_own_deadlines(
     shared_server: NatsServer, kind: dict[str, bool]
 ) -> None:
     stream = make_stream(shared_server.url)
@@ -35,7 +35,7 @@ async def test_two_who_wait_for_the_next_message_have_each_their_time(
             assert (await waiting).metadata.stream_seq == 1
 
 
-async def test_a_slow_caller_is_told_what_was_dropped(shared_server: NatsServer) -> None:
+async def test_slow_caller_is_told_dropped_count(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:

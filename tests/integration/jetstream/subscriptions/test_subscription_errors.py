@@ -17,9 +17,7 @@ from tests.support.nats.subscriptions import connected, consumers_of, make_consu
 pytestmark = pytest.mark.servers
 
 
-async def test_a_closed_connection_is_an_error_not_an_end(
-    shared_server: NatsServer, published: str
-) -> None:
+async def test_closed_connection_is_an_error(shared_server: NatsServer, published: str) -> None:
     async with connected(shared_server.url) as jetstream:
         subscription = await subscribe(jetstream, stream=published)
         assert len(await sequences(subscription, 5)) == 5
@@ -30,7 +28,7 @@ async def test_a_closed_connection_is_an_error_not_an_end(
             await asyncio.wait_for(waiting, 60)
 
 
-async def test_a_stream_deleted_under_a_subscription_is_an_error(shared_server: NatsServer) -> None:
+async def test_stream_deleted_while_subscribed_is_an_error(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -45,7 +43,7 @@ async def test_a_stream_deleted_under_a_subscription_is_an_error(shared_server: 
         await subscription.unsubscribe()
 
 
-async def test_what_the_user_may_not_do_is_an_error(tmp_path: Path) -> None:
+async def test_permission_missing_is_an_error(tmp_path: Path) -> None:
     config = tmp_path / "server.conf"
     config.write_text("""
         authorization { users: [

@@ -37,7 +37,7 @@ NO_CONSUMERS = {
     ],
     ids=["push", "durable", "ordered", "read-after-write"],
 )
-async def test_whoever_is_cancelled_at_any_moment_leaves_nothing(
+async def test_caller_cancelled_at_any_point_leaves_nothing(
     shared_server: NatsServer, asked: dict[str, Any]
 ) -> None:
     """Servers create consumers aside: a deletion must not be faster than the creation."""
@@ -90,7 +90,7 @@ async def test_leaving_does_not_wait_for_a_server_that_is_away(
 
 
 @pytest.mark.parametrize("pull", [False, True])
-async def test_a_failed_deletion_is_raised_by_unsubscribe(
+async def test_deletion_failure_is_raised_by_unsubscribe(
     shared_server: NatsServer, published: str, pull: bool
 ) -> None:
     async with connected(shared_server.url) as jetstream:
@@ -102,7 +102,7 @@ async def test_a_failed_deletion_is_raised_by_unsubscribe(
 
 
 @pytest.mark.parametrize("pull", [False, True])
-async def test_a_failed_deletion_goes_to_on_error_by_drain(
+async def test_deletion_failure_at_drain_goes_to_on_error(
     shared_server: NatsServer, published: str, pull: bool
 ) -> None:
     async with connected(shared_server.url) as jetstream:
@@ -156,9 +156,7 @@ async def test_drain_waits_for_the_callback(shared_server: NatsServer, published
         await subscription.unsubscribe()
 
 
-async def test_what_a_callback_raises_is_not_lost(
-    shared_server: NatsServer, published: str
-) -> None:
+async def test_callback_exception_is_reported(shared_server: NatsServer, published: str) -> None:
     async with connected(shared_server.url) as jetstream:
         found: list[int] = []
         errors: list[Exception] = []

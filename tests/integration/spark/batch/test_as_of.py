@@ -210,7 +210,7 @@ def test_keys_that_are_made_while_later_ones_are_read(
     assert looks == [0, 1, 2]
 
 
-def test_what_is_kept_of_later_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_keeps_later_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row a key, however many revisions follow."""
     monkeypatch.setattr(as_of, "_MAX_ROWS", 5)
     seen = SubjectsSeen()
@@ -243,7 +243,7 @@ def test_keys_that_are_made_meanwhile_are_no_loss(shared_server: NatsServer, buc
     assert [row["revision"] for row in rows_of_task(reader, task)] == [2, 3]
 
 
-def test_many_keys_are_named_by_the_first_of_them(shared_server: NatsServer, bucket: str) -> None:
+def test_keys_undecidable_are_named_by_first(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket)
     put_many(url, bucket, [(f"k{i:02}", b"") for i in range(25)] * 2)
@@ -255,7 +255,7 @@ def test_many_keys_are_named_by_the_first_of_them(shared_server: NatsServer, buc
 # -- limits that leave no trace -------------------------------------------------------------------
 
 
-def test_what_has_outlived_the_age_limit(nats_server: NatsServer, bucket: str) -> None:
+def test_entry_older_than_age_limit(nats_server: NatsServer, bucket: str) -> None:
     url = nats_server.url
     create_bucket(url, bucket, 5, max_age=1_000_000_000, duplicate_window=1_000_000_000)
     put_many(url, bucket, [("old", b"1"), ("a", b"1")])
@@ -265,7 +265,7 @@ def test_what_has_outlived_the_age_limit(nats_server: NatsServer, bucket: str) -
         read_batch(url, bucket=bucket, asOfSequence=3)
 
 
-def test_an_age_limit_that_nothing_has_reached(shared_server: NatsServer, bucket: str) -> None:
+def test_age_limit_not_reached(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2, max_age=3_600_000_000_000)
     put_many(url, bucket, [("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"1")])
@@ -275,7 +275,7 @@ def test_an_age_limit_that_nothing_has_reached(shared_server: NatsServer, bucket
 
 @pytest.mark.parametrize("keys", [None, "*"])
 @pytest.mark.parametrize("history", [1, 2])
-def test_what_outlives_the_age_limit_after_the_plan(
+def test_age_limit_reached_after_plan(
     nats_server: NatsServer, bucket: str, history: int, keys: str | None
 ) -> None:
     """Nothing is later than the point, and yet its entries go away before they are read."""
@@ -290,7 +290,7 @@ def test_what_outlives_the_age_limit_after_the_plan(
         list(rows_of_task(reader, task))
 
 
-def test_what_a_full_bucket_has_dropped(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_full_has_dropped_revisions(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 5, max_msgs=3, discard="old")
     put_many(url, bucket, [(key, b"1") for key in "abcde"])
@@ -302,7 +302,7 @@ def test_what_a_full_bucket_has_dropped(shared_server: NatsServer, bucket: str) 
     assert [row["key"] for row in read_batch(url, bucket=bucket, asOfSequence=5)] == ["c", "d", "e"]
 
 
-def test_a_bucket_that_nats_py_created(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_created_by_nats_py(shared_server: NatsServer, bucket: str) -> None:
     """It allows TTLs, used or not: only where no sequence is missing was none over."""
     url = shared_server.url
     with_client(url, lambda client: client.jetstream().create_key_value(bucket=bucket, history=2))
@@ -319,7 +319,7 @@ def test_a_bucket_that_nats_py_created(shared_server: NatsServer, bucket: str) -
 
 
 @pytest.mark.parametrize("pauses", [True, False])
-def test_a_purged_key_is_not_called_superseded(
+def test_purged_key_is_not_called_superseded(
     shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
     url = shared_server.url
@@ -338,7 +338,7 @@ def test_a_purged_key_is_not_called_superseded(
 # -- options --------------------------------------------------------------------------------------
 
 
-def test_as_of_a_time(shared_server: NatsServer, bucket: str) -> None:
+def test_as_of_time(shared_server: NatsServer, bucket: str) -> None:
     """Each entry is of the state of the very time that Spark shows for it."""
     url = shared_server.url
     create_bucket(url, bucket, 10)
@@ -357,7 +357,7 @@ def test_as_of_a_time(shared_server: NatsServer, bucket: str) -> None:
         read_batch(url, bucket=bucket, asOfTime="2999-01-01T00:00:00Z")
 
 
-def test_a_revision_beyond_the_end(shared_server: NatsServer, bucket: str) -> None:
+def test_revision_beyond_end(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put(url, bucket, "a", b"1")
@@ -392,7 +392,7 @@ def test_markers_values_and_keys(shared_server: NatsServer, bucket: str) -> None
     assert read(keys="c") == []
 
 
-def test_an_empty_bucket_and_one_that_was_emptied(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_empty_or_emptied(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("a", b"2")])

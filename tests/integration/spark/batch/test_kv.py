@@ -37,7 +37,9 @@ from tests.support.query_driver.batch import (
 
 
 @pytest.mark.parametrize("history", [1, 3])
-def test_the_last_entry_of_each_key(shared_server: NatsServer, bucket: str, history: int) -> None:
+def test_rows_are_last_entry_of_each_key(
+    shared_server: NatsServer, bucket: str, history: int
+) -> None:
     url = shared_server.url
     create_bucket(url, bucket, history)
     put_many(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b"4"), ("d", b"5")])
@@ -59,13 +61,13 @@ def test_the_last_entry_of_each_key(shared_server: NatsServer, bucket: str, hist
     assert consumers(url, bucket) == []
 
 
-def test_an_empty_bucket(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_empty(shared_server: NatsServer, bucket: str) -> None:
     create_bucket(shared_server.url, bucket)
     for history in (False, True):
         assert read_batch(shared_server.url, bucket=bucket, includeHistory=history) == []
 
 
-def test_a_mirror_of_a_bucket(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_mirror(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("a", b"2")])
@@ -77,7 +79,7 @@ def test_a_mirror_of_a_bucket(shared_server: NatsServer, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("history", [1, 2])
-def test_a_replica_that_lags_gives_no_old_entry(bucket: str, history: int) -> None:
+def test_lagging_replica_returns_no_old_entry(bucket: str, history: int) -> None:
     """The servers place most consumers on followers, one of which lags."""
     with Cluster(lines=True) as cluster:
         create_bucket(cluster.url, bucket, history, num_replicas=3)
@@ -96,7 +98,7 @@ def test_a_replica_that_lags_gives_no_old_entry(bucket: str, history: int) -> No
         assert consumers(cluster.url, bucket) == []
 
 
-def test_all_revisions_and_those_from_one_on(shared_server: NatsServer, bucket: str) -> None:
+def test_history_whole_and_from_revision(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"%d" % i) for i in range(3)] + [("b", b"3")])

@@ -166,7 +166,7 @@ def test_keys_that_come_and_go_meanwhile(
     assert revisions(list(rows_of_task(reader, task))) == revisions(rows)
 
 
-def test_one_key_overtaken_and_another_removed(shared_server: NatsServer, bucket: str) -> None:
+def test_keys_overtaken_and_removed_while_read(shared_server: NatsServer, bucket: str) -> None:
     """The number of keys equals the number of keys read, but the keys differ."""
     url = shared_server.url
     create_bucket(url, bucket)
@@ -203,7 +203,7 @@ def test_values_that_were_overtaken_obey_the_options(
 
 
 @pytest.mark.parametrize("history", [1, 2])
-def test_a_consumer_that_is_lost_meanwhile(
+def test_consumer_lost_while_read(
     shared_server: NatsServer, bucket: str, history: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rebuilt consumer lists the last entries again; each key is read exactly once."""
@@ -225,7 +225,7 @@ def test_a_consumer_that_is_lost_meanwhile(
     assert {"k14998", "k14999"} <= newer <= {"k0", "k1", "k14998", "k14999"}
 
 
-def test_a_bucket_made_anew_or_deleted_meanwhile(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_recreated_or_deleted_while_read(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     for history in (1, 2):
         create_bucket(url, bucket, history)
@@ -242,7 +242,7 @@ def test_a_bucket_made_anew_or_deleted_meanwhile(shared_server: NatsServer, buck
         read_batch(url, bucket=bucket)
 
 
-def test_a_ttl_uncovers_an_older_value(shared_server: NatsServer, bucket: str) -> None:
+def test_ttl_uncovers_older_value(shared_server: NatsServer, bucket: str) -> None:
     """A value expires, and the last value of its key is an older one than was listed."""
     url = shared_server.url
     create_bucket(url, bucket, 2, allow_msg_ttl=True)

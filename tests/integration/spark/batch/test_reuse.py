@@ -48,7 +48,7 @@ def test_union_and_self_join(trucks: DataFrame) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.sampled_from([*KEYS, "revision >= 3", "value is null"]), min_size=2, max_size=3))
-def test_each_use_has_its_own_filter(trucks: DataFrame, filters: list[str]) -> None:
+def test_filters_belong_to_each_use(trucks: DataFrame, filters: list[str]) -> None:
     for one in filters:
         condition = f"key = '{one}'" if one in KEYS else one
         rows = trucks.where(condition).collect()

@@ -23,7 +23,7 @@ def in_sql(options: dict[str, str]) -> str:
     return ", ".join(f"{name} '{value}'" for name, value in options.items())
 
 
-def test_a_view_has_the_entries(spark: SparkSession, options: dict[str, str]) -> None:
+def test_view_has_entries(spark: SparkSession, options: dict[str, str]) -> None:
     spark.sql(f"CREATE TEMPORARY VIEW entries USING nats_kv OPTIONS ({in_sql(options)})")
     try:
         rows = spark.sql("SELECT key, CAST(value AS STRING) AS value FROM entries ORDER BY key")
@@ -32,12 +32,12 @@ def test_a_view_has_the_entries(spark: SparkSession, options: dict[str, str]) ->
         spark.catalog.dropTempView("entries")
 
 
-def test_a_table_names_the_view_to_create(spark: SparkSession, options: dict[str, str]) -> None:
+def test_table_error_names_view_to_create(spark: SparkSession, options: dict[str, str]) -> None:
     with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW name USING nats_kv"):
         spark.sql(f"CREATE TABLE wrong USING nats_kv OPTIONS ({in_sql(options)})")
 
 
-def test_other_columns_are_refused(spark: SparkSession, options: dict[str, str]) -> None:
+def test_columns_unknown_are_refused(spark: SparkSession, options: dict[str, str]) -> None:
     with pytest.raises(AnalysisException, match=COLUMNS):
         spark.read.format("nats_kv").schema("key STRING").options(**options).load().collect()
     stream = spark.readStream.format("nats_kv").schema("key STRING").options(**options).load()
@@ -47,7 +47,7 @@ def test_other_columns_are_refused(spark: SparkSession, options: dict[str, str])
 
 
 @pytest.mark.parametrize("headers", ["false", "true"])
-def test_the_columns_of_the_format_are_accepted(
+def test_columns_of_format_are_accepted(
     spark: SparkSession, options: dict[str, str], headers: str
 ) -> None:
     reader = spark.read.format("nats_kv").options(**options, includeHeaders=headers)

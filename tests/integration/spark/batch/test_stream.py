@@ -118,7 +118,7 @@ def test_ranges_of_time_adjoin(shared_server: NatsServer, stream: str) -> None:
     assert read(url, stream, startTime="2020-01-01T00:00:00Z", endTime="2020-01-02T00:00:00Z") == []
 
 
-def test_what_the_stream_does_not_have(shared_server: NatsServer, stream: str) -> None:
+def test_range_outside_stream(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
     with pytest.raises(StreamNotFoundError, match="'stream'"):
         read(url, stream)
@@ -179,7 +179,7 @@ def test_written_meanwhile(shared_server: NatsServer, stream: str) -> None:
 @pytest.mark.parametrize(
     ("subject", "expected"), [(">", [6]), ("NAME.a", [5]), ("NAME.c", []), ("NAME.d", [4])]
 )
-def test_the_last_message_is_written_while_it_is_planned(
+def test_message_written_while_planned(
     shared_server: NatsServer,
     stream: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -230,7 +230,7 @@ def test_messages_that_went_away_before_they_were_read(
     assert read(url, stream, startSequence=11) == list(range(11, 61))
 
 
-def test_a_stream_made_anew_meanwhile(shared_server: NatsServer, stream: str) -> None:
+def test_stream_recreated_while_read(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
     create(url, stream)
     fill(url, stream, "abc" * 20)

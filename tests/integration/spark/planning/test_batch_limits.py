@@ -119,7 +119,7 @@ async def test_limits_under_filters(nats_server: NatsServer, limit: int) -> None
     assert found[-1] == matching[-1]
 
 
-async def test_a_filter_that_rarely_matches_does_not_stay_behind(nats_server: NatsServer) -> None:
+async def test_filter_rarely_matching_does_not_stay_behind(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b", history=64)
     put(nats_server.url, "b", "rare", b"v")
 
@@ -136,7 +136,7 @@ async def test_a_filter_that_rarely_matches_does_not_stay_behind(nats_server: Na
     assert len(set(positions)) <= 5  # not with every write
 
 
-async def test_a_limit_in_bytes(nats_server: NatsServer) -> None:
+async def test_limit_in_bytes(nats_server: NatsServer) -> None:
     """By the mean size of a message: 100 of 1,000 bytes, and some 50 of the store's own."""
     create_bucket(nats_server.url, "b")
     put_many(nats_server.url, "b", ((f"k{i}", bytes(1000)) for i in range(100)))
@@ -211,7 +211,7 @@ async def test_limit_while_others_write_is_not_exceeded(
             await writing
 
 
-async def test_many_keys_keep_the_limit(nats_server: NatsServer) -> None:
+async def test_limit_holds_for_many_keys(nats_server: NatsServer) -> None:
     """A look asks for eight of them, and one that saw others' writes only proves nothing."""
     url = nats_server.url
     create_bucket(url, "b", history=64)

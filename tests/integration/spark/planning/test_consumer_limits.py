@@ -46,7 +46,7 @@ def take(url: str, stream: str) -> None:
 
 
 @pytest.mark.parametrize(("most", "parts"), [(1, 1), (3, 3), (9, 4)])
-def test_no_more_splits_than_consumers(shared_server: NatsServer, most: int, parts: int) -> None:
+def test_splits_at_most_consumers(shared_server: NatsServer, most: int, parts: int) -> None:
     url = fill(shared_server, f"FEW{most}", max_consumers=most)
     with new_query(url, stream=f"FEW{most}", minPartitions=4) as query:
         assert sequences(query.read_new()) == ALL
@@ -62,9 +62,7 @@ def test_splits_beside_the_consumers_of_others(shared_server: NatsServer) -> Non
 
 
 @pytest.mark.parametrize("filters", [None, "FILTERED.1, FILTERED.2"])
-def test_a_limit_that_takes_consumers_to_count(
-    shared_server: NatsServer, filters: str | None
-) -> None:
+def test_limit_count_needs_consumers(shared_server: NatsServer, filters: str | None) -> None:
     """Without Direct Get each rank takes one; where there is none, sequences decide."""
     stream = "COUNTED" if filters is None else "FILTERED"
     url = fill(shared_server, stream, max_consumers=1)
@@ -84,7 +82,7 @@ def account(tmp_path: Path) -> Any:
         yield server
 
 
-def test_it_waits_until_an_account_has_room(
+def test_query_waits_for_room_in_account(
     account: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = fill(account, "S")
@@ -108,9 +106,7 @@ def test_it_waits_until_an_account_has_room(
     assert not api(url, "CONSUMER.NAMES.S")["consumers"]
 
 
-def test_an_account_that_never_has_room(
-    account: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_account_without_room_fails(account: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the server's number and names the setting."""
     monkeypatch.setattr(
         range_reader, "RangeRequest", partial(range_reader.RangeRequest, attempts=2)

@@ -71,7 +71,7 @@ async def test_set_back_to_before_anything_that_was_read(ten: str) -> None:
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 @pytest.mark.parametrize("what", ["the last message deleted", "all purged"])
-async def test_a_healthy_stream_is_not_taken_for_set_back(
+async def test_healthy_stream_is_not_rolled_back(
     nats_server: NatsServer, how: str, what: str
 ) -> None:
     """A killed server does not know the time of a last message that was deleted."""
@@ -104,7 +104,7 @@ async def test_aged_out_history_is_loss_only_where_history_was_asked_for(ten: st
     assert (end.epoch, split.start, split.end, split.required_from) == (0, 10, 110, 101)
 
 
-async def test_a_logged_range_of_a_replaced_stream(ten: str) -> None:
+async def test_logged_range_of_replaced_stream(ten: str) -> None:
     """The first batch was logged, not finished; the stream was made anew before the restart."""
     end = await read_all(ten)
     delete_bucket(ten, "b")
@@ -121,7 +121,7 @@ async def test_a_logged_range_of_a_replaced_stream(ten: str) -> None:
         assert await restart(planner) == []
 
 
-async def test_a_logged_range_of_a_stream_that_was_set_back(ten: str) -> None:
+async def test_logged_range_of_rolled_back_stream(ten: str) -> None:
     """What is left of the planned range is read; what is gone is said to be."""
     logged = replace(await read_all(ten), stream_seq=14, time="2100-01-01T00:00:00Z")
 
@@ -160,7 +160,7 @@ async def test_aged_out_under_a_filter_is_only_a_warning(
     assert "whether keys=k0 matched any of them is unknown" in caplog.text
 
 
-async def test_a_logged_first_batch_is_read_from_its_own_origin(ten: str) -> None:
+async def test_logged_first_batch_is_read_from_its_origin(ten: str) -> None:
     """Updates only: at the restart the stream has grown past the logged end."""
     async with planning(ten, "b", updatesOnly="true") as planner:
         start = await planner.initial_offset()
@@ -174,7 +174,7 @@ async def test_a_logged_first_batch_is_read_from_its_own_origin(ten: str) -> Non
     assert (split.start, split.end) == (10, 11)
 
 
-async def test_a_mirror_keeps_the_subjects_of_its_origin(ten: str) -> None:
+async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
     api(ten, "STREAM.CREATE.KV_copy", {"name": "KV_copy", "mirror": {"name": "KV_b"}})
     for _ in range(500):
         if stream_state(ten, "copy")["last_seq"] == 10:

@@ -39,7 +39,7 @@ async def test_idle_asks_little_and_makes_no_consumer(
     assert consumers(nats_server.url, "b") == []
 
 
-async def test_many_filters_cost_few_requests_while_others_write(
+async def test_filters_many_cost_few_requests(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what matches in the end is found, whichever filter it is."""

@@ -66,7 +66,7 @@ async def test_splits_are_balanced_by_rows(nats_server: NatsServer, keys: str) -
     assert max(rows) <= 2 * min(rows)
 
 
-async def test_a_small_range_is_one_split_and_asks_nothing(
+async def test_small_range_is_one_split_without_requests(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_bucket(nats_server.url, "b")
@@ -81,7 +81,7 @@ async def test_a_small_range_is_one_split_and_asks_nothing(
     assert asked == ["STREAM.INFO.KV_b"]
 
 
-async def test_a_large_range_is_cut_for_the_cores(
+async def test_large_range_is_cut_for_cores(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "BYTES_PER_SPLIT", 1 << 20)

@@ -64,20 +64,20 @@ async def test_lag(nats_server: NatsServer) -> None:
     assert newest.consumer_seq - end.consumer_seq == 40
 
 
-async def test_no_such_bucket(shared_server: NatsServer) -> None:
+async def test_bucket_missing(shared_server: NatsServer) -> None:
     async with planning(shared_server.url, "none") as planner:
         with pytest.raises(BucketNotFoundError, match=r"bucket 'none'.*stream 'KV_none'"):
             await planner.initial_offset()
 
 
-async def test_a_work_queue_is_refused(shared_server: NatsServer) -> None:
+async def test_work_queue_is_refused(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "work", retention="workqueue", allow_direct=False)
     async with planning(shared_server.url, "work") as planner:
         with pytest.raises(UnsupportedStreamError, match="'workqueue'"):
             await planner.initial_offset()
 
 
-async def test_a_start_beyond_the_end_waits(ten: str) -> None:
+async def test_start_beyond_end_waits(ten: str) -> None:
     start = await read_all(ten, startSequence="15")
     assert (start.stream_seq, start.time) == (14, None)
     assert await go_on(ten, start, startSequence="15") == (start, [])
@@ -86,7 +86,7 @@ async def test_a_start_beyond_the_end_waits(ten: str) -> None:
     assert (split.start, split.end, end.stream_seq) == (14, 16, 16)
 
 
-async def test_another_bucket_or_other_keys(ten: str) -> None:
+async def test_checkpoint_of_other_bucket_or_keys(ten: str) -> None:
     start = await read_all(ten)
     async with planning(ten, "b") as planner:
         with pytest.raises(OffsetError, match=r"of stream KV_other.*option 'bucket'"):
@@ -96,7 +96,7 @@ async def test_another_bucket_or_other_keys(ten: str) -> None:
             await planner.planner.latest_offset(Offset({"KV_b": start}, (), ONE_STREAM))
 
 
-async def test_a_least_sequence_that_a_new_stream_does_not_have(ten: str) -> None:
+async def test_min_last_seq_beyond_new_stream(ten: str) -> None:
     """The option is for the first start; who restarts with it is told so."""
     async with planning(ten, "b", minLastRevision="11", requestTimeout="0.3") as planner:
         with pytest.raises(MinLastSequenceError, match="'minLastRevision' is for the first start"):
@@ -120,7 +120,7 @@ FIRST_AND_THEN: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
 
 
 @pytest.mark.parametrize(("first", "then", "ignored"), FIRST_AND_THEN.values(), ids=FIRST_AND_THEN)
-async def test_a_start_option_that_a_checkpoint_overrides_is_logged(
+async def test_start_option_overridden_by_checkpoint_is_logged(
     ten: str,
     first: dict[str, str],
     then: dict[str, str],
@@ -162,7 +162,7 @@ def message_times(url: str) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("config", "level"), [({"allow_msg_ttl": True}, "INFO"), ({"max_age": 10**12}, "WARNING")]
 )
-async def test_only_a_setting_that_removes_keys_is_a_warning(
+async def test_warning_only_for_settings_that_remove_keys(
     nats_server: NatsServer, config: dict[str, int], level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """nats-py allows TTLs in every bucket: each start of each query would warn."""

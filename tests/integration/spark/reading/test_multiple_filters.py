@@ -48,7 +48,7 @@ FILTERS = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(FILTERS, min_size=2, max_size=5), st.lists(SUBJECTS, max_size=20))
-def test_what_is_selected(filters: list[str], names: list[str]) -> None:
+def test_filters_select_messages(filters: list[str], names: list[str]) -> None:
     one = MergedFilter(filters)
     expected = [name for name in names if any(covers(pattern, name) for pattern in filters)]
     assert all(covers(one.subject, name) for name in expected)
@@ -63,7 +63,7 @@ HOW = ("a marker", "the API", "the API, up to a sequence")
 @pytest.mark.servers
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how: str) -> None:
+def test_purge_while_range_is_read(shared_server: NatsServer, kind: str, how: str) -> None:
     """Of 10 MB that are under way for two filters, the only message of the first one goes."""
     recorded = RecordedStream(kind, shared_server.url).create(allow_rollup_hdrs=True)
     written = [
@@ -94,7 +94,7 @@ def test_a_purge_while_a_range_is_read(shared_server: NatsServer, kind: str, how
 
 
 @pytest.mark.parametrize("kind", ["kv", "kv current", "stream"])
-def test_what_no_filter_matches_is_left_out(
+def test_messages_unmatched_are_left_out(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """With any server, as if it lost messages: long stretches of others, rows, and others again."""

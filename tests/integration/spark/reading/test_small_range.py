@@ -96,7 +96,7 @@ def without_delta(found: Rows) -> Rows:
     return [{name: value for name, value in row.items() if name != "delta"} for row in found]
 
 
-def test_no_consumer(shared_server: NatsServer, bucket: str) -> None:
+def test_small_range_needs_no_consumer(shared_server: NatsServer, bucket: str) -> None:
     found, consumer = through(shared_server, plan_of(shared_server.url, bucket))
     assert not consumer
     assert [(row["revision"], row["key"], row["operation"], row["delta"]) for row in found] == [
@@ -135,7 +135,7 @@ WRITES = st.lists(
     meta_only=st.booleans(),
     ignore_deletes=st.booleans(),
 )
-def test_the_same_rows_as_by_a_consumer(
+def test_small_range_has_same_rows_as_consumer(
     shared_server: NatsServer,
     writes: list[tuple[str, bytes, dict[str, str] | None]],
     history: int,
@@ -157,7 +157,9 @@ def test_the_same_rows_as_by_a_consumer(
 
 
 @pytest.mark.parametrize(("count", "expected"), [(32, False), (33, True)])
-def test_the_bound(shared_server: NatsServer, bucket: str, count: int, expected: bool) -> None:
+def test_small_range_bound(
+    shared_server: NatsServer, bucket: str, count: int, expected: bool
+) -> None:
     url = shared_server.url
     buckets.put_many(url, bucket, [(f"k.{i}", b"v") for i in range(40)])
     plan = replace(plan_of(url, bucket), start=6, end=6 + count)
@@ -205,7 +207,7 @@ def padded(frame: bytes, pattern: bytes, new: bytes) -> bytes:
     ],
     ids=["behind before", "behind after", "another leader"],
 )
-def test_a_leader_in_doubt(
+def test_leader_in_doubt(
     shared_server: NatsServer, bucket: str, pattern: bytes, new: bytes, which: set[int]
 ) -> None:
     """What such a leader does not have may be no hole."""
@@ -223,7 +225,7 @@ def test_a_leader_in_doubt(
     assert next(infos) >= 2
 
 
-def test_an_answer_that_is_lost(shared_server: NatsServer, bucket: str) -> None:
+def test_response_lost(shared_server: NatsServer, bucket: str) -> None:
     lost: list[bytes] = []
 
     def verdict(frame: bytes) -> bool:
@@ -239,7 +241,7 @@ def test_an_answer_that_is_lost(shared_server: NatsServer, bucket: str) -> None:
     assert lost
 
 
-def test_a_subject_that_the_server_cannot_say(shared_server: NatsServer, bucket: str) -> None:
+def test_subject_not_expressible(shared_server: NatsServer, bucket: str) -> None:
     """In the API's JSON such bytes are U+FFFD; a consumer delivers them as they are."""
     replaced: list[bytes] = []
 
@@ -257,7 +259,7 @@ def test_a_subject_that_the_server_cannot_say(shared_server: NatsServer, bucket:
 
 
 @pytest.mark.parametrize("entries", [1, 8])
-def test_a_stream_made_anew(shared_server: NatsServer, bucket: str, entries: int) -> None:
+def test_stream_recreated(shared_server: NatsServer, bucket: str, entries: int) -> None:
     url = shared_server.url
     plan = plan_of(url, bucket)
     buckets.delete_bucket(url, bucket)
@@ -267,7 +269,7 @@ def test_a_stream_made_anew(shared_server: NatsServer, bucket: str, entries: int
         rows(url, plan)
 
 
-def test_a_stream_made_anew_in_between(shared_server: NatsServer, bucket: str) -> None:
+def test_stream_recreated_between_requests(shared_server: NatsServer, bucket: str) -> None:
     """The second look sees it; no row gets out."""
     url = shared_server.url
     plan = plan_of(url, bucket)
@@ -290,7 +292,7 @@ def test_a_stream_made_anew_in_between(shared_server: NatsServer, bucket: str) -
     assert next(infos) == 2
 
 
-def test_what_aged_out_before_it_was_read(shared_server: NatsServer, bucket: str) -> None:
+def test_messages_aged_out_before_read(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     plan = plan_of(url, bucket, required_from=1)
     buckets.api(url, f"STREAM.PURGE.KV_{bucket}", {"seq": 4})
@@ -299,9 +301,7 @@ def test_what_aged_out_before_it_was_read(shared_server: NatsServer, bucket: str
     assert [row["revision"] for row in rows(url, plan, failOnDataLoss="false")] == [4, 5, 6]
 
 
-def test_without_the_permission_a_consumer_does_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_permission_missing_uses_consumer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = tmp_path / "server.conf"
     denied = '{ publish: { deny: "$JS.API.STREAM.MSG.GET.>" } }'
     config.write_text(

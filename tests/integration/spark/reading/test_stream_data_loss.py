@@ -81,7 +81,7 @@ def test_history_may_go_before_it_is_read(shared_server: NatsServer, name: str) 
         assert sequences(query.read_new()) == list(range(16, 26))
 
 
-def test_a_start_that_is_gone(shared_server: NatsServer, name: str) -> None:
+def test_start_aged_out(shared_server: NatsServer, name: str) -> None:
     """Who names a sequence wants it."""
     url = shared_server.url
     create(url, name, max_msgs=4)
@@ -92,7 +92,7 @@ def test_a_start_that_is_gone(shared_server: NatsServer, name: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [-1, 2])
-def test_after_the_last_of_each_subject(shared_server: NatsServer, name: str, kept: int) -> None:
+def test_data_loss_after_last_per_subject(shared_server: NatsServer, name: str, kept: int) -> None:
     """Every later message counts, unless the stream itself drops what is superseded."""
     url = shared_server.url
     create(url, name, max_msgs_per_subject=kept)
@@ -109,7 +109,7 @@ def test_after_the_last_of_each_subject(shared_server: NatsServer, name: str, ke
             assert sequences(query.read_new()) == [11, 12, 13, 14]
 
 
-def test_a_filter_that_covers_the_stream_knows_a_loss(
+def test_filter_covering_stream_detects_loss(
     shared_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a narrower one, nobody can say whether it was a loss."""
@@ -130,7 +130,7 @@ def test_a_filter_that_covers_the_stream_knows_a_loss(
                 assert f"whether subject={subject} matched any of them is unknown" in caplog.text
 
 
-def test_made_again_and_waiting(shared_server: NatsServer, name: str) -> None:
+def test_stream_recreated_while_waiting(shared_server: NatsServer, name: str) -> None:
     """A query that waits for a sequence to come does not wait in another stream."""
     url = shared_server.url
     create(url, name)

@@ -26,7 +26,7 @@ def test_looked_up(shared_server: NatsServer, name: str) -> None:
         read(url, None, subject=f"{name}.>")
 
 
-def test_it_stays_with_its_stream(shared_server: NatsServer, name: str) -> None:
+def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> None:
     """Another stream has the subject by now: the offset is of the first one."""
     url = shared_server.url
     create(url, name)
@@ -60,7 +60,7 @@ def test_filters(shared_server: NatsServer, name: str) -> None:
         assert sequences(read(url, name, filterSubjects=filters)) == expected, filters
 
 
-def test_a_stream_whose_subjects_were_changed(shared_server: NatsServer, name: str) -> None:
+def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
     """What it has from before is read by a filter, and is nothing that another filter matches."""
     url = shared_server.url
     create(url, name, subjects=[f"{name}.old.*"])
@@ -82,7 +82,7 @@ def test_a_stream_whose_subjects_were_changed(shared_server: NatsServer, name: s
         read(url, name, filterSubjects=f"{name}.old.1")
 
 
-def test_the_last_message_of_a_former_subject_expires(shared_server: NatsServer, name: str) -> None:
+def test_last_message_of_former_subject_expires(shared_server: NatsServer, name: str) -> None:
     """Nothing is wrong with a query that has read it, nor with its restart."""
     url = shared_server.url
     create(url, name, subjects=[f"{name}.old"])
@@ -107,7 +107,7 @@ def test_the_last_message_of_a_former_subject_expires(shared_server: NatsServer,
         assert query.read_new() == []
 
 
-def test_a_filter_that_the_stream_does_not_have(shared_server: NatsServer, name: str) -> None:
+def test_filter_outside_stream(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)
     with pytest.raises(

@@ -38,7 +38,7 @@ def test_messages_that_go_away_when_they_are_read(
         assert sequences(read(url, f"{name}M", filterSubjects=f"{name}.1")) == [1, 4]
 
 
-def test_a_mirror(shared_server: NatsServer, name: str) -> None:
+def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
     """Its sequences are those of its origin, also where it has a part only."""
     url = shared_server.url
     create(url, name)
@@ -85,7 +85,7 @@ def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
     assert row["subject"] == "changed.x"
 
 
-def test_a_stream_of_another_domain() -> None:
+def test_stream_of_other_domain() -> None:
     with hub_and_leaf() as two:
         create(two.hub.url, "FAR")
         fill(two.hub.url, "FAR", 50)
@@ -95,7 +95,7 @@ def test_a_stream_of_another_domain() -> None:
             read(two.leaf.url, "FAR")
 
 
-def test_a_bucket_read_as_a_stream(shared_server: NatsServer, name: str) -> None:
+def test_bucket_read_as_stream(shared_server: NatsServer, name: str) -> None:
     """Markers are messages like others; each key's last message is what a bucket has."""
     url = shared_server.url
     buckets.create_bucket(url, name, history=1)

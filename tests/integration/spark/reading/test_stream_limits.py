@@ -33,7 +33,7 @@ def test_limits_in_a_stream_of_holes(shared_server: NatsServer, name: str, direc
         assert max(map(len, batches)) <= 10
 
 
-def test_the_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
+def test_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)
     publish(url, ((f"{name}.a", bytes(1000), None) for _ in range(100)))

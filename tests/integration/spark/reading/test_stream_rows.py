@@ -27,7 +27,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_a_row(shared_server: NatsServer, name: str, way: str) -> None:
+def test_row_of_message(shared_server: NatsServer, name: str, way: str) -> None:
     url = shared_server.url
     created = create(url, name)["created"]
     publish(url, [(f"{name}.a.b", b"\x00\xff", None), (f"{name}.c", b"", {"A": "1"})])

@@ -59,7 +59,7 @@ def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: st
         assert sequences(of_some + filtered.read_new()) == FILTERED[case]
 
 
-def test_from_a_time(shared_server: NatsServer, name: str) -> None:
+def test_start_time(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create(url, name)
     fill(url, name, 6)

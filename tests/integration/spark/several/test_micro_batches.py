@@ -242,7 +242,7 @@ def test_names_are_read_without_the_permission_to_list_and_patterns_are_not(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_write_is_read_once_and_in_order(nats_server: NatsServer, seed: int) -> None:
+def test_writes_are_read_once_and_in_order(nats_server: NatsServer, seed: int) -> None:
     """Buckets come, writes go to any of them, the query restarts: each revision once."""
     url, dice = nats_server.url, random.Random(seed)
     written: dict[str, list[int]] = {}

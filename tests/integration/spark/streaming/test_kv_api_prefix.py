@@ -57,7 +57,7 @@ def in_domain() -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("place", [imported, in_domain])
-def test_a_query_through_a_prefix(spark: SparkSession, tmp_path: Path, place: object) -> None:
+def test_query_through_prefix(spark: SparkSession, tmp_path: Path, place: object) -> None:
     with place() as (owner, options):
         scene = Scene(spark, SimpleNamespace(url=owner), "map", tmp_path)
         # A filter and a limit, so that the planner ranks: its requests take the prefix too.
@@ -79,9 +79,7 @@ def test_a_query_through_a_prefix(spark: SparkSession, tmp_path: Path, place: ob
         )
 
 
-def test_a_query_without_the_prefix_says_which_option_is_missing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_query_without_prefix_names_option(spark: SparkSession, tmp_path: Path) -> None:
     with imported() as (owner, options):
         scene = Scene(spark, SimpleNamespace(url=owner), "map", tmp_path)
         del options["apiPrefix"]

@@ -135,13 +135,13 @@ def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) ->
     return ExpectError(error, fragments, Run(options or {}), absent=(SECRET,))
 
 
-def test_no_such_bucket(scene: Scene) -> None:
+def test_bucket_missing(scene: Scene) -> None:
     what = f"bucket '{scene.bucket}' does not exist on {scene.url}"
     play(scene, fails("BucketNotFoundError", what, "check 'bucket', 'servers' and 'domain'"))
     assert scene.offsets() == []
 
 
-def test_no_bucket_but_a_work_queue(scene: Scene) -> None:
+def test_work_queue_instead_of_bucket(scene: Scene) -> None:
     play(
         scene,
         Create(-1, {"retention": "workqueue"}),
@@ -150,7 +150,7 @@ def test_no_bucket_but_a_work_queue(scene: Scene) -> None:
     )
 
 
-def test_no_such_domain(scene: Scene) -> None:
+def test_domain_missing(scene: Scene) -> None:
     options = {"domain": "nowhere", "connectTimeout": 1}
     play(
         scene,
@@ -223,7 +223,7 @@ def guarded_scene(spark: SparkSession, guarded: NatsServer, tmp_path: Path) -> I
 
 
 @pytest.mark.parametrize("name", DENIED)
-def test_no_permission(guarded_scene: Scene, name: str) -> None:
+def test_permission_missing(guarded_scene: Scene, name: str) -> None:
     # A key filter, so that the planner asks for messages too. Three entries with their history are
     # a small range, which needs no consumer; the initial values of a bucket with history do.
     history = name != "consumer"

@@ -60,7 +60,7 @@ def fill(scene: Scene) -> list[int]:
 
 
 @pytest.mark.parametrize("keys", [None, "a.*"])
-def test_every_row_once_and_in_order(scene: Scene, keys: str | None) -> None:
+def test_rows_are_read_once_and_in_order(scene: Scene, keys: str | None) -> None:
     expected = fill(scene)
     options: dict[str, Any] = {"minPartitions": 5} | ({"keys": keys} if keys else {})
     tasks = run(scene, **options)
@@ -75,7 +75,7 @@ def test_every_row_once_and_in_order(scene: Scene, keys: str | None) -> None:
     play(scene, ExpectNoConsumers())
 
 
-def test_both_limits_and_splits_with_a_restart_in_between(scene: Scene) -> None:
+def test_limits_and_splits_with_restart(scene: Scene) -> None:
     expected = fill(scene)
     options: dict[str, Any] = {
         "maxRowsPerTrigger": 1000,
@@ -99,7 +99,7 @@ def test_both_limits_and_splits_with_a_restart_in_between(scene: Scene) -> None:
     play(scene, ExpectNoConsumers())
 
 
-def test_a_small_micro_batch_is_one_task(scene: Scene) -> None:
+def test_small_micro_batch_is_one_task(scene: Scene) -> None:
     create_bucket(scene.url, scene.bucket)
     put_many(scene.url, scene.bucket, [(f"k{i}", b"v") for i in range(500)])
     assert [len(batch) for batch in run(scene).batches] == [1]

@@ -87,7 +87,7 @@ def report(
     return changed
 
 
-def test_a_first_batch() -> None:
+def test_first_batch_progress() -> None:
     (record,) = records(REPORT)
     assert record == BatchProgress(
         query="fleet",
@@ -112,7 +112,7 @@ def one(**changes: Any) -> BatchProgress:
     return record
 
 
-def test_a_later_batch() -> None:
+def test_later_batch_progress() -> None:
     end = {"stream_seq": 120, "consumer_seq": 60}
     newest = {"stream_seq": 125, "consumer_seq": 65}
     record = one(start={"stream_seq": 100, "consumer_seq": 40}, end=end, newest=newest)
@@ -120,7 +120,7 @@ def test_a_later_batch() -> None:
     assert (record.compacted, record.initial) == (10, False)
 
 
-def test_what_is_not_known() -> None:
+def test_unknown_fields_are_null() -> None:
     assert one(latestOffset=None).lag is None
     assert one(end={"filter": ["k.>"]}).compacted is None
     assert one(newest={"time": None}).lag_seconds is None
@@ -130,12 +130,12 @@ def test_what_is_not_known() -> None:
     assert one(numInputRows=140).compacted == 0
 
 
-def test_a_new_epoch_begins_where_its_origin_is() -> None:
+def test_new_epoch_starts_at_its_origin() -> None:
     record = one(start={"stream_seq": 500}, end={"epoch": 1, "origin": 20})
     assert (record.start, record.end) == (20, 70)
 
 
-def test_only_this_package_s_sources() -> None:
+def test_sources_of_other_packages_are_ignored() -> None:
     mixed = report()
     mixed["sources"] = [
         {"startOffset": None, "endOffset": 7, "latestOffset": 8, "numInputRows": 1},
@@ -201,7 +201,7 @@ def inspected(
     return report["committed_batch"], source["committed"]["stream_seq"], source["lag"]
 
 
-def test_the_lag_of_a_bucket(
+def test_lag_of_bucket(
     watched: Watched,
     shared_server: NatsServer,
     tmp_path: Path,
@@ -232,7 +232,7 @@ def test_the_lag_of_a_bucket(
     assert (last.batch, last.rows, last.lag, last.compacted, last.initial) == (3, 3, 0, 0, False)
 
 
-def test_the_lag_of_each_bucket(
+def test_lag_of_each_bucket(
     watched: Watched,
     shared_server: NatsServer,
     tmp_path: Path,
@@ -265,7 +265,7 @@ def test_the_lag_of_each_bucket(
     assert last.rows_per_second
 
 
-def test_the_lag_of_a_stream_with_a_filter(
+def test_lag_of_stream_with_filter(
     watched: Watched, shared_server: NatsServer, tmp_path: Path
 ) -> None:
     url = shared_server.url

@@ -46,7 +46,7 @@ def test_fields_are_read_back(fields: dict[str, str]) -> None:
     assert parse_fields(f"12:00 WARN something happened {format_fields(fields)}") == fields
 
 
-def test_a_line_with_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_has_fields(caplog: pytest.LogCaptureFixture) -> None:
     log = field_logger("some.module")
     log.warning("100% sure", stream="KV_a", error=ValueError("a b"), detail="", seq=None)
     log.warning("plain %d", 7)
@@ -59,7 +59,7 @@ def test_a_line_with_fields(caplog: pytest.LogCaptureFixture) -> None:
     assert shown["context"] == {"stream": "KV_a", "error": "a b"}
 
 
-def test_every_module_logs_with_fields() -> None:
+def test_modules_log_with_fields() -> None:
     """No line of the package has positional arguments: fields are what a machine can read."""
     lines = 0
     for file in PACKAGE.rglob("*.py"):
@@ -129,7 +129,7 @@ def rebuilt(shared_server: NatsServer, caplog: pytest.LogCaptureFixture) -> logg
     return record
 
 
-def test_a_rebuild_is_one_line(rebuilt: logging.LogRecord, tmp_path: Path) -> None:
+def test_rebuild_is_one_line(rebuilt: logging.LogRecord, tmp_path: Path) -> None:
     assert (rebuilt.name, rebuilt.levelname) == (
         "nats_stream_source.jetstream.ordered.reader",
         "WARNING",
@@ -146,9 +146,7 @@ def test_a_rebuild_is_one_line(rebuilt: logging.LogRecord, tmp_path: Path) -> No
     assert counted(tmp_path, "something else") == []
 
 
-def test_what_a_server_said_is_not_taken_for_a_reason(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_server_text_is_not_a_reason(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     said = 'unknown field "x" reason=other stream=KV_b'
     for detail in (said, "{}", '{"a": "consumer rebuilt stream=KV_b reason=x"}'):
         caplog.clear()

@@ -137,7 +137,7 @@ def test_options(options: dict[str, str | None], error: type[NatsSourceError], t
     assert SECRET not in str(raised.value)
 
 
-def test_in_spark(spark: SparkSession) -> None:
+def test_query_fails_in_spark(spark: SparkSession) -> None:
     """The named error is what the user sees, when the source is loaded."""
     with pytest.raises(AnalysisException, match="OptionError: unknown option 'filtersubject'; did"):
         spark.readStream.format("nats_stream").options(**BASE, filterSubject="a").load()
@@ -146,7 +146,7 @@ def test_in_spark(spark: SparkSession) -> None:
 # -- what is on the server ------------------------------------------------------------------------
 
 
-def test_no_such_stream(shared_server: NatsServer) -> None:
+def test_stream_missing(shared_server: NatsServer) -> None:
     with (
         pytest.raises(StreamNotFoundError, match="stream 'NOWHERE': it does not exist on nats://"),
         new_query(shared_server.url, stream="NOWHERE") as query,
@@ -166,7 +166,7 @@ def test_no_such_stream(shared_server: NatsServer) -> None:
         query.read_new()
 
 
-def test_a_time_in_the_future(shared_server: NatsServer, name: str) -> None:
+def test_start_time_in_future(shared_server: NatsServer, name: str) -> None:
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
     when = tomorrow.strftime("%Y-%m-%dT%H:%M:%SZ")
     with (
@@ -179,7 +179,7 @@ def test_a_time_in_the_future(shared_server: NatsServer, name: str) -> None:
 
 
 @pytest.mark.parametrize("beyond", [6, 9, 2**63 - 1])
-def test_a_start_beyond_the_end(shared_server: NatsServer, name: str, beyond: int) -> None:
+def test_start_beyond_end(shared_server: NatsServer, name: str, beyond: int) -> None:
     """It waits, also over a restart, and begins exactly there."""
     with new_query(shared_server.url, stream=name, startSequence=beyond) as query:
         assert query.read_new() == []
@@ -231,7 +231,7 @@ def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> N
         assert sequences(query.read_new()) == [6]
 
 
-def test_the_subject_that_was_looked_up_is_a_filter(shared_server: NatsServer, name: str) -> None:
+def test_looked_up_subject_is_a_filter(shared_server: NatsServer, name: str) -> None:
     url, some = shared_server.url, f"{name}.a"
     with new_query(url, subject=some) as query:
         assert sequences(query.read_new()) == [1, 3, 5]
@@ -286,7 +286,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize(("edit", "text"), EDITS.values(), ids=EDITS)
-def test_an_offset_edited_by_hand(edit: Callable[[dict[str, Any]], object], text: str) -> None:
+def test_offset_edited_by_hand(edit: Callable[[dict[str, Any]], object], text: str) -> None:
     position = Position("2026-11-20T23:55:01Z", 0, 0, 5, "2026-11-20T23:59:12Z", 5, 5)
     json = Offset({"S": position}, ("a",), ONE_STREAM).to_json()
     assert Offset.parse(json).to_json() == json
@@ -303,7 +303,7 @@ def test_offsets_that_run_backwards(shared_server: NatsServer, name: str) -> Non
         assert query.offset == offset
 
 
-def test_an_offset_ahead_of_the_stream(shared_server: NatsServer, name: str) -> None:
+def test_offset_ahead_of_stream(shared_server: NatsServer, name: str) -> None:
     """Which no edit explains better than a stream that was set back."""
     ahead = {**offset_of(shared_server.url, name), "stream_seq": 9}
     with (

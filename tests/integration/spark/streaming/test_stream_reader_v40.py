@@ -71,7 +71,7 @@ def revisions(reader: NoAdmissionReader, start: Json, end: Json) -> list[int]:
     return found
 
 
-def test_a_query_that_goes_on(shared_server: NatsServer, bucket: str, make: Make) -> None:
+def test_query_continues(shared_server: NatsServer, bucket: str, make: Make) -> None:
     """``latestOffset`` before ``initialOffset``, then from where the last one ended."""
     write(shared_server, bucket, "a", "b", "a")
     reader = make()
@@ -88,7 +88,7 @@ def test_a_query_that_goes_on(shared_server: NatsServer, bucket: str, make: Make
     assert then["initial_through"] == 3
 
 
-def test_an_end_that_is_asked_for_twice(shared_server: NatsServer, bucket: str, make: Make) -> None:
+def test_end_requested_twice(shared_server: NatsServer, bucket: str, make: Make) -> None:
     """The initial values stay one micro-batch of last entries, whatever came between."""
     write(shared_server, bucket, "a", "a")
     reader = make()
@@ -100,7 +100,7 @@ def test_an_end_that_is_asked_for_twice(shared_server: NatsServer, bucket: str, 
 
 
 @pytest.mark.parametrize("options", [{}, {"updatesOnly": "true"}, {"includeHistory": "true"}])
-def test_a_restart(
+def test_query_restarts(
     shared_server: NatsServer, bucket: str, make: Make, options: dict[str, str]
 ) -> None:
     """Spark says where the query stands by the splits of an empty range."""
@@ -118,7 +118,7 @@ def test_a_restart(
     assert [then[name] for name in unchanged] == [end[name] for name in unchanged]
 
 
-def test_a_micro_batch_that_failed(shared_server: NatsServer, bucket: str, make: Make) -> None:
+def test_micro_batch_failed(shared_server: NatsServer, bucket: str, make: Make) -> None:
     """It comes again, the same, also if it is the first one of a query for updates only."""
     write(shared_server, bucket, "a")
     reader = make(updatesOnly="true")
@@ -147,9 +147,7 @@ def test_data_loss_is_seen_after_a_restart(
         again.latestOffset()
 
 
-def test_an_end_that_was_taken_too_early_is_refused(
-    shared_server: NatsServer, bucket: str, make: Make
-) -> None:
+def test_end_taken_too_early_is_refused(shared_server: NatsServer, bucket: str, make: Make) -> None:
     """As with Spark's wrapper for AvailableNow, which would lose what came since the last run."""
     write(shared_server, bucket, "a")
     reader = make(updatesOnly="true")

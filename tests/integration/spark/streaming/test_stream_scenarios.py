@@ -79,7 +79,7 @@ def _first_batch(scene: Scene, rows: int) -> None:
     assert len(scene.batches[0]) == rows
 
 
-def test_a_stream_with_holes_of_a_subject_that_is_looked_up(scene: Scene) -> None:
+def test_stream_with_holes_by_looked_up_subject(scene: Scene) -> None:
     """Deleted messages are nowhere: not in the rows, not in the limit, not in the splits."""
     kept = [seq for seq in range(1, 61) if seq % 3 == 0]
     options = {

@@ -45,7 +45,7 @@ def entries(url: str, bucket: str) -> dict[str, tuple[str, Any]]:
     return {row["key"]: (row["operation"], row["value"]) for row in read_batch(url, bucket=bucket)}
 
 
-def test_a_bucket_is_copied_in_one_line(
+def test_bucket_copy_in_one_line(
     spark: SparkSession, shared_server: NatsServer, write: Write
 ) -> None:
     url = shared_server.url
@@ -129,7 +129,7 @@ def test_conflicts(
     assert entries(url, "conflicts")["a"] == ("PUT", b"newer")
 
 
-def test_a_stream(spark: SparkSession, shared_server: NatsServer, write: Write) -> None:
+def test_stream_write(spark: SparkSession, shared_server: NatsServer, write: Write) -> None:
     url = shared_server.url
     rows = [("orders.1", "one", "id-1", None), ("orders.2", "two", None, {"Trace": ["x"]})]
     ddl = "subject STRING, data STRING, msg_id STRING, headers MAP<STRING, ARRAY<STRING>>"
@@ -157,7 +157,7 @@ def test_fast_ingest(
     assert len(set(map(str, ids))) == (12_000 if message_id == "auto" else 1)
 
 
-def test_a_repeated_task_with_fast_ingest(shared_server: NatsServer) -> None:
+def test_task_repeated_with_fast_ingest(shared_server: NatsServer) -> None:
     """As Spark repeats a task that has failed at its end: with ids each row is stored once."""
     url = shared_server.url
     given = {"servers": url, "stream": "AGAIN", "subject": "again", "ifMissing": "create"}
@@ -171,7 +171,9 @@ def test_a_repeated_task_with_fast_ingest(shared_server: NatsServer) -> None:
     assert [row["data"] for row in messages(url, "AGAIN")] == [b"%d" % i for i in range(2000)]
 
 
-def test_the_option_subject(spark: SparkSession, shared_server: NatsServer, write: Write) -> None:
+def test_subject_option_sets_subject(
+    spark: SparkSession, shared_server: NatsServer, write: Write
+) -> None:
     frame = spark.createDataFrame([("x",), ("y",)], "data STRING")
     write(frame, stream="ONE", subject="one.subject", ifMissing="create")
     assert {row["subject"] for row in messages(shared_server.url, "ONE")} == {"one.subject"}
@@ -194,7 +196,7 @@ def copy(
 
 
 @pytest.mark.parametrize(("message_id", "copies"), [("auto", 1), ("none", 2)])
-def test_a_repeated_micro_batch(
+def test_micro_batch_repeated(
     spark: SparkSession,
     shared_server: NatsServer,
     tmp_path: Path,
@@ -274,7 +276,7 @@ def test_modes(spark: SparkSession, write: Write) -> None:
         write(frame, mode="errorifexists", bucket="modes", ifMissing="create")
 
 
-def test_an_unreachable_server_fails_before_the_job(spark: SparkSession) -> None:
+def test_server_unreachable_fails_before_job(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("a", "v")], "key STRING, value STRING")
     writer = frame.write.format("nats_kv").options(
         servers="nats://127.0.0.1:1", bucket="b", connectTimeout="0.2"
@@ -283,7 +285,7 @@ def test_an_unreachable_server_fails_before_the_job(spark: SparkSession) -> None
         writer.mode("append").save()
 
 
-def test_a_short_duplicate_window_is_warned_of(
+def test_duplicate_window_short_warns(
     shared_server: NatsServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

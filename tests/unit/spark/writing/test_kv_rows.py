@@ -95,7 +95,7 @@ def test_operations() -> None:
     ]
 
 
-def test_a_frame_without_values_deletes() -> None:
+def test_frame_without_values_deletes() -> None:
     assert messages(encode({"key": "a", "operation": "DEL"})) == [
         ("$KV.fleet.a", b"", {"KV-Operation": "DEL"})
     ]

@@ -63,7 +63,7 @@ def test_refused_rows(row: dict[str, Any], kind: type[NatsSourceError], text: st
     assert text in str(caught.value)
 
 
-def test_the_option_subject_applies_to_all_rows() -> None:
+def test_subject_option_applies_to_all_rows() -> None:
     columns = encode({"data": b"1"}, {"data": b"2"}, subject="plain")
     assert [columns.subject(i) for i in range(2)] == ["plain", "plain"]
     assert encode({"subject": "audit.x", "data": b"1"}, subject="plain").subject(0) == "plain"

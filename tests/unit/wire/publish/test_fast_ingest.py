@@ -69,7 +69,7 @@ def test_frames_are_whole(headers: bool) -> None:
     assert frames.nbytes(0, 2) == len(b"".join(expected))
 
 
-def test_every_reply_leads_to_its_message() -> None:
+def test_reply_leads_to_its_message() -> None:
     for reply in replies(encode_batch(columns(12), INBOX, 5, 3, 10), 3):
         parsed = parse_reply(reply.encode(), INBOX.encode())
         assert parsed is not None
@@ -78,7 +78,7 @@ def test_every_reply_leads_to_its_message() -> None:
         assert reply.split(".")[5] == str(number)
 
 
-def test_the_batch_id_is_short_enough() -> None:
+def test_batch_id_is_short() -> None:
     """Servers accept 64 bytes; the largest serials have 18 digits."""
     inbox = f"_INBOX.{'x' * 22}."
     (reply,) = replies(encode_batch(columns(1), inbox, 999_999 * 10**12 + 10**11, 0, 1))
@@ -106,7 +106,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("subject", FOREIGN)
-def test_other_subjects(subject: bytes) -> None:
+def test_subjects_of_other_kinds(subject: bytes) -> None:
     assert parse_reply(subject, INBOX.encode()) is None
 
 
@@ -151,6 +151,6 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("payload", "problem"), INVALID)
-def test_what_is_not_a_response(payload: bytes, problem: str) -> None:
+def test_response_invalid(payload: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_response(payload)

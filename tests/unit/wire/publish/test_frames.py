@@ -65,7 +65,7 @@ def test_sizes_count_headers_and_payload_as_the_server_does() -> None:
     assert repr(messages) == f"<MessageColumns 2 messages, {len(BLOCK) + 3} bytes>"
 
 
-def test_more_than_an_arrow_array_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_exceed_arrow_array(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     with pytest.raises(OverflowError, match=r"could not encode 2 messages: .* publish fewer"):
         encode(columns([("a", b"x" * 30, None)] * 2), "r.", 1)

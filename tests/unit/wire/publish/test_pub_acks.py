@@ -55,7 +55,7 @@ def test_serials(prefix: str) -> None:
     assert acks.serial.tolist() == [0, 17, 123456789012345678, -1, -1, -1, -1]
 
 
-def test_a_message_with_headers_is_not_a_pub_ack() -> None:
+def test_message_with_headers_is_not_a_pub_ack() -> None:
     block = b"NATS/1.0 503\r\n\r\n"
     size = len(block)
     frame = b"HMSG %s3 1 %d %d\r\n%s\r\n" % (LONG.encode(), size, size, block)
@@ -71,7 +71,7 @@ def test_a_message_with_headers_is_not_a_pub_ack() -> None:
     assert acks.seq.tolist() == [-1, -1]
 
 
-def test_nothing_is_parsed_before_a_form_is_learned() -> None:
+def test_form_is_learned_before_parsing() -> None:
     acks = parse(received(LONG, [(b"1", USUAL)]), LONG.encode(), b"")
     assert acks.seq.tolist() == [-1]
 
@@ -91,7 +91,7 @@ def test_learning(payload: bytes, learned: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from([*[p for p, _ in PAYLOADS], b"\xff\x00", b"}" * 40]), max_size=30))
-def test_a_number_is_never_wrong(payloads: list[bytes]) -> None:
+def test_numbers_are_exact(payloads: list[bytes]) -> None:
     frames = received(LONG, [(b"%d" % i, p) for i, p in enumerate(payloads)])
     for payload, seq in zip(
         payloads, parse(frames, LONG.encode(), LEARNED).seq.tolist(), strict=True

@@ -44,7 +44,7 @@ def test_maps(maps: list[Map], start: int) -> None:
 
 
 @given(MAPS)
-def test_what_is_written_is_what_is_read(maps: list[Map]) -> None:
+def test_headers_roundtrip(maps: list[Map]) -> None:
     written = blocks([map_fields(pa.array(maps, HEADERS))])
     if written is None:
         assert all(lines(one) is None for one in maps)
@@ -77,7 +77,7 @@ def test_fields_of_a_block() -> None:
     assert blocks([]) is None
 
 
-def test_a_value_is_replaced() -> None:
+def test_value_is_replaced() -> None:
     block = b"NATS/1.0\r\nExpected: 0\r\nId: 0\r\n\r\n"
     assert replace_value(block, "Expected", "17") == b"NATS/1.0\r\nExpected: 17\r\nId: 0\r\n\r\n"
     assert parse_headers(replace_value(block, "Id", "x")).get("Id") == "x"
@@ -96,6 +96,6 @@ def test_a_value_is_replaced() -> None:
         ("a\r\n", ["1"], "name must be visible ASCII"),
     ],
 )
-def test_what_cannot_be_sent(name: str, values: list[str], problem: str) -> None:
+def test_headers_unsendable(name: str, values: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=rf"^row 1: .*{problem}"):
         map_fields(pa.array([[("ok", ["fine"])], [(name, values)]], HEADERS))
