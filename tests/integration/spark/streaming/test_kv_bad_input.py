@@ -65,7 +65,7 @@ OPTIONS: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"servers": f"nats://me:{SECRET}@h:1"}, "OptionError", ("'user' and 'password', or",)),
     ({"pasword": SECRET}, "OptionError", ("did you mean 'password'?",)),
     ({"password": " "}, "OptionError", ("'password'", "an empty string")),
-    ({"domain": "a", "apiPrefix": "b.c"}, "OptionError", ("'domain' and 'apiPrefix'",)),
+    ({"domain": "a", "apiPrefix": "b.c"}, "OptionError", ("(options 'domain' or 'apiPrefix')",)),
     ({"domain": "a.b"}, "OptionError", ("'domain'", "not one token")),
     ({"bucket": None}, "OptionError", ("'bucket' is missing",)),
     ({"servers": None}, "OptionError", ("'servers' is missing",)),
