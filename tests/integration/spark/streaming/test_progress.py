@@ -280,4 +280,4 @@ def test_lag_of_stream_with_filter(
         10 - sum(record.rows for record in found[: i + 1]) for i in range(len(found))
     ]
     assert found[-1].lag == 0
-    assert [record.compacted for record in found] == [None, None]
+    assert all(record.compacted is None for record in found)
