@@ -13,6 +13,7 @@ without them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -65,14 +66,18 @@ class _CompiledModules:
 
 
 def find_compiled_modules(archive: str) -> None:
-    """Make the compiled modules of a zip file importable, if it has some for this Python."""
+    """Make the compiled modules of a zip file importable, if it has some for this Python.
+
+    Without a directory to unpack them into, the package works without them.
+    """
     with zipfile.ZipFile(archive) as zipped:
         modules = {}
         for name in zipped.namelist():
             stem, _, suffix = name.rpartition("/")[2].partition(".")
             if stem.startswith("compiled_") and f".{suffix}" in EXTENSION_SUFFIXES:
                 module = name.removesuffix(f".{suffix}").replace("/", ".")
-                modules[module] = _unpacked(zipped.read(name), f"{stem}.{suffix}")
+                with contextlib.suppress(OSError):
+                    modules[module] = _unpacked(zipped.read(name), f"{stem}.{suffix}")
     sys.meta_path.insert(0, _CompiledModules(modules))
 
 

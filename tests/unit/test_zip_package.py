@@ -68,3 +68,18 @@ def test_deprecated_module_warns_and_writes_zip_file(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use nats_stream_source.zip_package"):
         from nats_stream_source.archive import main
     assert main([]) == 2
+
+
+def test_zip_file_without_directory_to_unpack(tmp_path: Path) -> None:
+    """The package is imported without the compiled modules."""
+    archive = write_archive(tmp_path / "package.zip")
+    blocked = tmp_path / "temporary"
+    blocked.mkdir()
+    (blocked / f"nats-stream-source-{os.getuid()}").touch()
+    with zipfile.ZipFile(archive, "a") as zipped:
+        zipped.writestr("nats_stream_source/wire/framing/compiled_scan.so", b"not a library")
+    environment = {**os.environ, "PYTHONPATH": str(archive), "TMPDIR": str(blocked)}
+    code = "from nats_stream_source.wire.framing import scanner; print(scanner.available())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "('python',)\n", done.stderr
