@@ -233,5 +233,7 @@ def _cut(knots: Mapping[int, int], count: int, decay: float) -> list[int]:
         above = max(1, bisect_left(up_to, target))
         low, low_rows = sequences[above - 1], up_to[above - 1]
         share = (target - low_rows) / max(up_to[above] - low_rows, 1)
-        ends.append(_between(low, sequences[above], share, decay))
+        high = sequences[above]
+        # `_between` does not reach `high`, which is the end where its count is the target.
+        ends.append(high if share >= 1 else _between(low, high, share, decay))
     return ends
