@@ -99,11 +99,12 @@ soak: java $(stamp) ## write and read under random faults, then compare (MINUTES
 	@$(python) -m tests.soak --minutes '$(or $(MINUTES),30)' \
 		$(if $(SEED),--seed '$(SEED)') $(if $(TOPOLOGY),--topology '$(TOPOLOGY)')
 
-check: $(stamp) ## run ruff (lint and format), mypy and the import contracts
+check: $(stamp) ## run ruff (lint and format), mypy, the import contracts and the limits of the tree
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/mypy
 	@$(venv)/bin/lint-imports --no-logo --no-cache
+	@$(python) -m pytest -q tests/unit/test_tree.py
 
 docs: $(venv)/.extra-docs ## regenerate the generated pages and build the documentation site into site/
 	@$(python) -m docs.generate

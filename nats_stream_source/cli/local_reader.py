@@ -26,10 +26,11 @@ from nats_stream_source.cli.flags import (
 )
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError, StreamNotFoundError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.factory import format_adapter

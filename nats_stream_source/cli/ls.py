@@ -29,8 +29,9 @@ from nats_stream_source.cli.output import (
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream import KeyValue
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.entry import Entry
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.stream_list import StreamList
 from nats_stream_source.jetstream.subjects import bucket_of, check_bucket, check_filters
 from nats_stream_source.jetstream.times import nanoseconds

@@ -12,7 +12,8 @@ Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 from nats_stream_source.extras import import_failure
 
 try:
-    from nats_stream_source.delta.engine import AutoLimits, Engine
+    from nats_stream_source.delta.limits import AutoLimits
+    from nats_stream_source.delta.location import Engine
     from nats_stream_source.delta.maintain import maintain
     from nats_stream_source.delta.merge import merge, merge_changes
     from nats_stream_source.delta.reconcile import ReconcileResult, reconcile

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.engine import Engine, EngineSelector, TableLocation
+from nats_stream_source.delta.engine import EngineSelector
+from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.table import TableEngine
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError

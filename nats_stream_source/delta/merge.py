@@ -25,7 +25,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta.engine import AutoLimits, Engine, EngineSelector, TableLocation
+from nats_stream_source.delta.engine import EngineSelector
+from nats_stream_source.delta.limits import AutoLimits
+from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.table import Deletes, TableEngine, check_batch, check_deletes
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 

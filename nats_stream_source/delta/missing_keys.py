@@ -18,8 +18,9 @@ from nats_stream_source.errors import (
     DataLossError,
     InvalidNameError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.headers import operations
 

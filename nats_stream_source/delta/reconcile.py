@@ -39,7 +39,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.engine import AutoLimits, Engine, EngineSelector, TableLocation
+from nats_stream_source.delta.engine import EngineSelector
+from nats_stream_source.delta.limits import AutoLimits
+from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
 from nats_stream_source.delta.table import Deletes, TableEngine, check_deletes, check_table
 from nats_stream_source.errors import ConfigurationError

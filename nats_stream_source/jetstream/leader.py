@@ -40,7 +40,8 @@ from nats_stream_source.errors import (
     NatsSourceError,
     RequestTimeoutError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.stream_info import StreamInfo
 
 _CONFIRM_DELAY = 1.0  # seconds; a deposed leader that hears of the new one steps down in ms
 _UNREACHABLE = 1 << 62  # a sequence that no stream reaches

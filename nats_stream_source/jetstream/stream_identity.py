@@ -29,8 +29,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 
 

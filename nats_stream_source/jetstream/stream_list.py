@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.json_fields import array, integer, object_, string
+from nats_stream_source.jetstream.stream_info import StreamInfo
 
 PAGE = 256
 """Streams of one response (JSApiListLimit of nats-server)."""

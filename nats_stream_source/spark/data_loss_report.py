@@ -7,7 +7,7 @@ and the options to change, or as a warning after which the query continues.
 from __future__ import annotations
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
 

@@ -1,4 +1,4 @@
-"""The zip file for ``--py-files``: its contents, its deprecated name, the demo that it lacks."""
+"""The zip file for ``--py-files``: its contents, and the demo that it lacks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-
-import pytest
 
 import nats_stream_source
 from nats_stream_source.zip_package import FORMAT_MODULES, write_archive
@@ -58,16 +56,6 @@ def test_demo_command_reports_missing_demo(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "could not start the demo: nats_stream_source.demo" in done.stderr
     assert "pip install 'nats-stream-source[demo]'" in done.stderr
-
-
-def test_deprecated_module_warns_and_writes_zip_file(tmp_path: Path) -> None:
-    archive = tmp_path / "package.zip"
-    done = run(PACKAGE.parent, "-m", "nats_stream_source.archive", str(archive))
-    assert (done.returncode, done.stdout) == (0, f"{archive}\n")
-    assert "DeprecationWarning: nats_stream_source.archive is deprecated" in done.stderr
-    with pytest.warns(DeprecationWarning, match="use nats_stream_source.zip_package"):
-        from nats_stream_source.archive import main
-    assert main([]) == 2
 
 
 def test_zip_file_without_directory_to_unpack(tmp_path: Path) -> None:

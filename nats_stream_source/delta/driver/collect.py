@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from nats_stream_source.delta.engine import AutoLimits
+from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.newest import NewestPerKey, newest_per_key
 from nats_stream_source.delta.table import EngineRefusedError
 

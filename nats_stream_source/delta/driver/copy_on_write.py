@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from nats_stream_source.delta.driver.collect import collect_newest
 from nats_stream_source.delta.driver.storage import TableStorage, live_bytes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
-from nats_stream_source.delta.engine import LimitCheck
+from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.newest import invalid_entries
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,

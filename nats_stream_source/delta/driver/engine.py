@@ -10,7 +10,8 @@ from pyspark.sql.types import StructType
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.features import unsupported_feature, unsupported_type
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.engine import LimitCheck, TableLocation
+from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.table import Deletes, EngineRefusedError, Table, table_schema
 
 

@@ -41,7 +41,7 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     ServerTooOldError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.arguments import (
     check_integer,
     check_optional_integer,
@@ -60,6 +60,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream, compare
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND

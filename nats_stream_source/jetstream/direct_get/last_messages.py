@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.batch import consumer_pages, verify_stream_unchanged
 from nats_stream_source.jetstream.direct_get.last_pages import (
     MAX_ATTEMPTS,
@@ -34,6 +34,7 @@ from nats_stream_source.jetstream.direct_get.last_pages import (
 )
 from nats_stream_source.jetstream.direct_get.request import DirectGetReply, too_many_subjects_error
 from nats_stream_source.jetstream.leader import stream_info_after
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND

@@ -12,8 +12,9 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.leader import wait_for_last_seq
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
     key_subject,

@@ -25,7 +25,7 @@ from nats_stream_source.errors import (
     KeyNotFoundError,
     MessageNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo, list_subjects
+from nats_stream_source.jetstream.api import JetStream, list_subjects
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.kv.arguments import check_optional_revision, check_revision
 from nats_stream_source.jetstream.kv.bucket import (
@@ -44,6 +44,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream, identify
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
     check_filters,

@@ -19,7 +19,7 @@ from nats_stream_source.errors import (
     TtlNotSupportedError,
     WrongLastSequenceError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.json_fields import stream_config
 from nats_stream_source.jetstream.kv.arguments import (
     check_optional_revision,
@@ -44,6 +44,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     TTL,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
     check_bucket,

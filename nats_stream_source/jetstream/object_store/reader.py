@@ -19,7 +19,7 @@ from nats_stream_source.errors import (
     ObjectNotFoundError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.leader import leader_message, wait_for_last_seq
 from nats_stream_source.jetstream.object_store.info import (
     Digest,
@@ -32,6 +32,7 @@ from nats_stream_source.jetstream.object_store.info import (
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     check_bucket,
     is_literal,

@@ -25,9 +25,10 @@ import asyncio
 from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer

@@ -19,7 +19,8 @@ from nats_stream_source.options import CommonOptions, StartPosition, StreamSet
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.jetstream.api import JetStream, StreamInfo
+    from nats_stream_source.jetstream.api import JetStream
+    from nats_stream_source.jetstream.stream_info import StreamInfo
     from nats_stream_source.spark.formats.splits import Split
     from nats_stream_source.wire.framing.frames import Frames
 

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms

@@ -22,7 +22,8 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.options import DeliverPolicy, StreamOptions
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms

@@ -26,9 +26,9 @@ from dataclasses import replace
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
 from nats_stream_source.spark.data_loss_report import report_aged_out
 from nats_stream_source.spark.formats.factory import format_adapter

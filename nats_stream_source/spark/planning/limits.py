@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from nats_stream_source.errors import ConsumerLimitError
-from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.planning.stream_view import StreamView
 
 ROWS_PER_SPLIT = 500_000  # about a second of reading

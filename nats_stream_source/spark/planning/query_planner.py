@@ -25,8 +25,8 @@ from dataclasses import replace
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import StreamNotFoundError
-from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition

@@ -12,7 +12,8 @@ query.
 from __future__ import annotations
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition

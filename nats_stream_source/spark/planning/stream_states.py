@@ -23,9 +23,10 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.stream_list import PAGE, StreamList
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.formats.base import ReadScope
 
 

@@ -7,10 +7,10 @@ those that the offsets promise, and the task fails.
 from __future__ import annotations
 
 from nats_stream_source.errors import DataLossError, PermissionDeniedError
-from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.leader import confirm_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare, identify
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.data_loss_report import report_aged_out

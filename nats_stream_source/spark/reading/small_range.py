@@ -17,12 +17,8 @@ from __future__ import annotations
 from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
-from nats_stream_source.jetstream.api import (
-    JetStream,
-    StreamInfo,
-    as_delivered,
-    max_concurrent_requests,
-)
+from nats_stream_source.jetstream.api import JetStream, as_delivered, max_concurrent_requests
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.splits import Split

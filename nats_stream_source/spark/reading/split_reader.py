@@ -20,9 +20,9 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 import pyarrow as pa
 
 from nats_stream_source.errors import StreamNotFoundError
-from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.data_loss_report import report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split

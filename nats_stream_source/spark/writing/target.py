@@ -13,10 +13,11 @@ from nats_stream_source.errors import (
     FastIngestNotSupportedError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import (

@@ -31,7 +31,8 @@ PROGRAM = """
 import sys
 import pyarrow as pa
 from nats_stream_source.delta.driver.engine import DriverEngine
-from nats_stream_source.delta.engine import NO_LIMITS, LimitCheck, TableLocation
+from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
+from nats_stream_source.delta.location import TableLocation
 from pyspark.sql.types import *
 path, keys, revision = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 batch = StructType([StructField("key", StringType()), StructField("value", BinaryType()),

@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import AutoLimits, engine, merge, merge_changes, session
-from nats_stream_source.delta.engine import TableLocation
+from nats_stream_source.delta import AutoLimits, location, merge, merge_changes, session
+from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, put
@@ -134,7 +134,7 @@ def test_arguments_are_checked_when_the_function_is_made(
     for value in (0, -1, True, 1.5, "1"):
         with pytest.raises(ConfigurationError, match=r"batch_rows is .*expected an integer from 1"):
             AutoLimits(batch_rows=value)  # type: ignore[arg-type]
-    monkeypatch.setattr(engine, "_installed", lambda: False)
+    monkeypatch.setattr(location, "_installed", lambda: False)
     with pytest.raises(MissingPackageError, match=r"deltalake is not installed.*\[delta\]"):
         merge_changes("/lake/fleet", engine="delta-rs")
     merge_changes("/lake/fleet")  # this session has Delta Lake

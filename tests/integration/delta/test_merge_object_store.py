@@ -92,7 +92,8 @@ def test_commit_with_lost_response_is_merged_once(
 PROGRAM = """
 import sys, pyarrow as pa
 from nats_stream_source.delta.driver.engine import DriverEngine
-from nats_stream_source.delta.engine import NO_LIMITS, LimitCheck, TableLocation
+from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
+from nats_stream_source.delta.location import TableLocation
 from pyspark.sql.types import *
 uri, endpoint = sys.argv[1:]
 options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",

@@ -12,7 +12,7 @@ from nats_stream_source.delta import merge
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.features import is_unsupported
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.engine import NO_LIMITS, LimitCheck
+from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import Frame, delete, put
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.errors import RequestTimeoutError
-from nats_stream_source.jetstream.api import Replica, StreamInfo
+from nats_stream_source.jetstream.stream_info import Replica, StreamInfo
 
 SECOND = 10**9
 ANSWER: dict[str, Any] = {

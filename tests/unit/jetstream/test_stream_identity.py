@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from nats_stream_source.jetstream.api import StoredMessage, StreamInfo
+from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare
+from nats_stream_source.jetstream.stream_info import StreamInfo
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 EARLIER, READ, LATER = "2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z", "2026-01-01T03:00:00Z"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 from unittest import mock
 
-from nats_stream_source.jetstream.api import JetStream, Replica, StreamInfo
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.count import MessageCount
+from nats_stream_source.jetstream.stream_info import Replica, StreamInfo
 from nats_stream_source.spark.formats.base import ReadScope
 from nats_stream_source.spark.planning import limits
 from nats_stream_source.spark.planning.limits import RangeLimit

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ConsumerLimitError
-from nats_stream_source.jetstream.api import Replica
+from nats_stream_source.jetstream.stream_info import Replica
 from nats_stream_source.spark.planning.limits import RangeLimit
 from tests.unit.spark.simulated_stream import SimulatedStream, overwritten
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.formats.offsets import Position
 from nats_stream_source.spark.planning.triggers import PollBackoff
 

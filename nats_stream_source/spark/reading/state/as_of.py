@@ -44,12 +44,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.aio.tasks import gather_limited
-from nats_stream_source.jetstream.api import (
-    JetStream,
-    StreamInfo,
-    list_subjects,
-    max_concurrent_requests,
-)
+from nats_stream_source.jetstream.api import JetStream, list_subjects, max_concurrent_requests
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
 from nats_stream_source.spark.reading.range_reader import read_range

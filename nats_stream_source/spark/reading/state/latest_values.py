@@ -30,12 +30,12 @@ from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import (
     StoredMessage,
-    StreamInfo,
     as_delivered,
     list_subjects,
     max_concurrent_requests,
 )
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.api import StreamInfo
 from nats_stream_source.jetstream.stream_identity import has_older_messages
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter

@@ -16,7 +16,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.api import StreamInfo
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.planning.stream_states import StreamStates
 from tests.support.nats.buckets import (
     api,
