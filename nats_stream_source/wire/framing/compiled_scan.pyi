@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-FIELDS: int
+FIELDS: dict[str, int]
 
 def in_sequence(
     sid: NDArray[np.int64],
@@ -27,7 +27,7 @@ def scan(
 
     Args:
         buffer: a block that starts with a frame at ``begin``, in bytes.
-        table: the columns of ``table.Field``: FIELDS rows, contiguous.
+        table: the columns of ``table.Field``, contiguous.
 
     Returns:
         the number of columns with frames; the position after the last frame; the length of the

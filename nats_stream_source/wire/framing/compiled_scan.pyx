@@ -21,13 +21,23 @@ seven bits of each byte, so that no carry reaches the next byte, and marks bytes
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-FIELDS = 16
-"""Rows of the table: those of ``table.Field``."""
+cdef enum:  # as table.Field
+    _BEGIN
+    _STOP
+    _KIND
+    _SID
+    _SUBJECT_BEGIN
+    _SUBJECT_END
+    _REPLY_BEGIN
+    _REPLY_END
+    _HEADER_BEGIN
+    _PAYLOAD_BEGIN
+    _PAYLOAD_END
+    _DELIVERED  # with it, the _NUMBERS of the ACK subject begin
 
 cdef enum:
-    _FIELDS = 16
-    _FRAME_FIELDS = 11
     _NUMBERS = 5
+    _FIELDS = 16  # _DELIVERED + _NUMBERS; C needs the number
     _MAX_LINE = 1 << 20
     _MAX_DIGITS = 19
     _SPACE = 32
@@ -36,6 +46,22 @@ cdef enum:
     _DOT = 46
     _V1_TOKENS = 9
     _V2_TOKENS = 11
+
+FIELDS = {
+    "BEGIN": _BEGIN,
+    "STOP": _STOP,
+    "KIND": _KIND,
+    "SID": _SID,
+    "SUBJECT_BEGIN": _SUBJECT_BEGIN,
+    "SUBJECT_END": _SUBJECT_END,
+    "REPLY_BEGIN": _REPLY_BEGIN,
+    "REPLY_END": _REPLY_END,
+    "HEADER_BEGIN": _HEADER_BEGIN,
+    "PAYLOAD_BEGIN": _PAYLOAD_BEGIN,
+    "PAYLOAD_END": _PAYLOAD_END,
+    "DELIVERED": _DELIVERED,
+}
+"""Rows of the table by their names in ``table.Field``, up to the first number of an ACK subject."""
 
 cdef extern from *:
     """
@@ -267,7 +293,7 @@ cdef bint _ack(
 cdef inline _Outcome _frame(
     _Block *block, Py_ssize_t begin, int64_t *row, _Delivery *last
 ) noexcept nogil:
-    """Parse the frame at ``begin`` into ``row``; row[1] is its stop, also if it is unfinished."""
+    """Parse the frame at ``begin`` into ``row``; row[_STOP] is its stop, also if it is unfinished."""
     cdef uint64_t head = _word(block, begin)
     cdef Py_ssize_t at, subject_end, sid_end, reply_begin, reply_end, after, payload_end
     cdef Py_ssize_t end = 0
@@ -280,11 +306,11 @@ cdef inline _Outcome _frame(
         kind, at = 2, begin + 5
     else:
         return _OTHER
-    row[4] = at
+    row[_SUBJECT_BEGIN] = at
     subject_end = _token_end(block, at)
     if subject_end == at or _byte(block, subject_end) != _SPACE:
         return _OTHER
-    if _repeats(block, subject_end, last, row + _FRAME_FIELDS, &end):
+    if _repeats(block, subject_end, last, row + _DELIVERED, &end):
         has_ack = True
         sid = last.sid
         reply_begin, reply_end = subject_end + last.reply, end
@@ -306,7 +332,7 @@ cdef inline _Outcome _frame(
             reply_begin, reply_end = at, end
             if _word(block, at) == _ACK_PREFIX:
                 last.begin, last.sid = subject_end, sid
-                has_ack = _ack(block, at, end, row + _FRAME_FIELDS, last)
+                has_ack = _ack(block, at, end, row + _DELIVERED, last)
             at = end + 1
     if kind == 2:
         header_length = _number(block, at, &end)
@@ -321,23 +347,23 @@ cdef inline _Outcome _frame(
     after = end + 2
     if after - begin > _MAX_LINE:
         return _OTHER
-    row[1] = after + length + 2
-    if row[1] > block.size:
+    row[_STOP] = after + length + 2
+    if row[_STOP] > block.size:
         return _UNFINISHED
     payload_end = after + <Py_ssize_t> length
     if _byte(block, payload_end) != _CR or _byte(block, payload_end + 1) != _LF:
         return _OTHER
-    row[0] = begin
-    row[2] = kind
-    row[3] = sid
-    row[5] = subject_end
-    row[6] = reply_begin
-    row[7] = reply_end
-    row[8] = after
-    row[9] = after + header_length
-    row[10] = payload_end
+    row[_BEGIN] = begin
+    row[_KIND] = kind
+    row[_SID] = sid
+    row[_SUBJECT_END] = subject_end
+    row[_REPLY_BEGIN] = reply_begin
+    row[_REPLY_END] = reply_end
+    row[_HEADER_BEGIN] = after
+    row[_PAYLOAD_BEGIN] = after + header_length
+    row[_PAYLOAD_END] = payload_end
     if not has_ack:
-        for i in range(_FRAME_FIELDS, _FIELDS):
+        for i in range(_DELIVERED, _FIELDS):
             row[i] = -1
     return _FOUND
 
@@ -418,9 +444,9 @@ def scan(
             if not _store(cells, columns, count, row):
                 break
             count += 1
-            begin = <Py_ssize_t> row[1]
+            begin = <Py_ssize_t> row[_STOP]
             continue
         if outcome == _UNFINISHED:
-            needed = row[1] - begin
+            needed = row[_STOP] - begin
         break
     return count, begin, needed
