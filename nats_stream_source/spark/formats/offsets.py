@@ -77,7 +77,7 @@ class Position:
         """
         try:
             position = cls(
-                created=_typed(json, "created", str),
+                created=_timestamp(json, "created"),
                 epoch=_typed(json, "epoch", int),
                 origin=_typed(json, "origin", int),
                 stream_seq=_typed(json, "stream_seq", int),
@@ -186,9 +186,12 @@ def _missing(name: KeyError, json: Mapping[str, Any]) -> OffsetError:
 
 
 def _timestamp_or_none(json: Mapping[str, Any], name: str) -> str | None:
-    """The RFC 3339 timestamp ``name``, or None; raises OffsetError for anything else."""
-    if json[name] is None:
-        return None
+    """As :func:`_timestamp`, or None."""
+    return None if json[name] is None else _timestamp(json, name)
+
+
+def _timestamp(json: Mapping[str, Any], name: str) -> str:
+    """The RFC 3339 timestamp ``name``; raises OffsetError for anything else."""
     value: str = _typed(json, name, str)
     try:
         nanoseconds(value)

@@ -73,6 +73,11 @@ BROKEN: dict[str, tuple[Offset, dict[str, Any], str]] = {
     "before its origin": (ONE, {"origin": 2000}, "expected 0 <= origin <= stream_seq"),
     "a negative epoch": (ONE, {"epoch": -1}, "expected 0 <= origin <= stream_seq"),
     "a number for the time": (ONE, {"time": 5}, "time=5"),
+    "a text for the creation": (
+        ONE,
+        {"created": "yesterday"},
+        "created=.yesterday., expected an RFC",
+    ),
     "null for streams": (SEVERAL, {"streams": None}, "streams=None, expected dict"),
     "a list of streams": (SEVERAL, {"streams": []}, "streams=.*, expected dict"),
     "a number for a position": (SEVERAL, {"streams": {"KV_a": 5}}, "found 5 for stream KV_a"),
