@@ -34,10 +34,10 @@ def register(spark: SparkSession, *, check: bool = True) -> None:
             or lacks this package or one that it requires.
     """
     from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
-    from nats_stream_source.spark.worker_check import check_workers
+    from nats_stream_source.spark.worker_check import verify_workers
 
     if check:
-        check_workers(spark, __version__)
+        verify_workers(spark, __version__)
     spark.dataSource.register(NatsKvDataSource)
     spark.dataSource.register(NatsStreamDataSource)
 

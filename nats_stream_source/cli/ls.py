@@ -33,7 +33,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.stream_list import StreamList
-from nats_stream_source.jetstream.subjects import bucket_of, check_bucket, check_filters
+from nats_stream_source.jetstream.subjects import bucket_of, validate_bucket, validate_filters
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose and arguments.bucket is None:
         raise OptionError("--verbose is for the keys of a bucket; name a bucket")
     if arguments.bucket is not None:
-        check_bucket(arguments.bucket)
-        check_filters(arguments.filters)
+        validate_bucket(arguments.bucket)
+        validate_filters(arguments.filters)
         asyncio.run(_list_keys(arguments))
     else:
         asyncio.run(_list_buckets(arguments))

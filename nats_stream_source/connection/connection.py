@@ -25,7 +25,7 @@ from nats_stream_source.connection.nats_py.handshake import (
     close_failed_attempt,
     close_transport,
     require_tls,
-    validate_info,
+    verify_info,
 )
 from nats_stream_source.connection.nats_py.socket_tap import (
     abort,
@@ -88,7 +88,7 @@ class Connection:
         self.client: Client = tapped_client()
         self.writer = SocketWriter(self.client)
         info_before_tls = settings.requires_tls and not settings.tls_handshake_first
-        validate_info(self.client, trust_first_info=settings.uses_websocket or not info_before_tls)
+        verify_info(self.client, trust_first_info=settings.uses_websocket or not info_before_tls)
         if settings.requires_tls and not settings.uses_websocket:
             require_tls(self.client)
         apply_patches(self.client)
@@ -358,9 +358,9 @@ class Connection:
                 f"{self.client.max_payload} bytes"
             ) from error
 
-    def check_inbox_permission(self) -> None:
+    def verify_inbox_permission(self) -> None:
         """Raise PermissionDeniedError if the server denied the inboxes on this connection."""
-        self._denied.check_inboxes()
+        self._denied.verify_inboxes()
 
     def _closed_error(self) -> ConnectError:
         return ConnectError(f"the connection to {self.settings.server_list} is closed")

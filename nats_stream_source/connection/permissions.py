@@ -43,14 +43,14 @@ class DeniedSubjects:
         self._running: dict[asyncio.Future[Any], str] = {}
         self._denied: dict[asyncio.Future[Any], str] = {}
 
-    def check_inboxes(self) -> None:
+    def verify_inboxes(self) -> None:
         """Raise PermissionDeniedError if the server denied the inboxes of this connection."""
         if self.inboxes:
             raise denied_error(self.inboxes)
 
     async def run(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``action``; raise PermissionDeniedError once ``subject`` or an inbox is denied."""
-        self.check_inboxes()
+        self.verify_inboxes()
         attempt = asyncio.ensure_future(action())
         self._running[attempt] = subject
         try:

@@ -58,7 +58,7 @@ class EngineSelector:
         """
         location = self.location
         if location.engine == "spark":
-            session.check_delta(spark)
+            session.require_delta(spark)
             return work(self._spark_engine(spark))
         missing: str | None = "not allowed"
         problem, allowed = None, NO_LIMITS
@@ -69,7 +69,7 @@ class EngineSelector:
         try:
             if problem is not None:
                 raise EngineRefusedError(problem)
-            limits.check("driver_memory", resident_memory())
+            limits.validate("driver_memory", resident_memory())
             result = work(self._driver_engine(limits))
         except EngineRefusedError as refusal:
             reason = str(refusal)

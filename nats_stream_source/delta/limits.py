@@ -64,7 +64,7 @@ class LimitCheck:
         """The limits to observe before the data is read."""
         return self._limits if self._missing is None else NO_LIMITS
 
-    def check(self, name: str, value: int) -> None:
+    def validate(self, name: str, value: int) -> None:
         """Compare a value with the limit of this name.
 
         Raises:

@@ -65,7 +65,7 @@ class TableLocation:
         """The path or URI for delta-rs."""
         return self.name if _scheme(self.name) else os.path.abspath(self.name)
 
-    def check_session(self, spark: SparkSession | None) -> None:
+    def require_engine(self, spark: SparkSession | None) -> None:
         """Raise an error if no engine can change the table in this session.
 
         Raises:
@@ -74,7 +74,7 @@ class TableLocation:
         """
         if self.engine == "spark" or (self.engine == "auto" and not is_path(self.name)):
             if spark is not None:
-                session.check_delta(spark)
+                session.require_delta(spark)
         elif self.engine == "auto" and not _installed() and spark is not None:
             missing = session.missing(spark)
             if missing is not None:

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableLocation
-from nats_stream_source.delta.table import Deletes, TableEngine, check_batch, check_deletes
+from nats_stream_source.delta.table import Deletes, TableEngine, validate_batch, validate_deletes
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 
 
@@ -59,9 +59,9 @@ def merge_changes(
             query, are those of :func:`merge`.
         MissingPackageError: the engine's package is not installed.
     """
-    check_deletes(deletes)
+    validate_deletes(deletes)
     location = TableLocation(table, engine, storage_options)
-    location.check_session(SparkSession.getActiveSession())
+    location.require_engine(SparkSession.getActiveSession())
     return TableMerger(EngineSelector(location, limits), deletes, upkeep)
 
 
@@ -107,7 +107,7 @@ def merge(
         TableConflictError: other writers changed the table during each attempt.
         TableError: delta-rs or its storage failed; the table is unchanged.
     """
-    check_deletes(deletes)
+    validate_deletes(deletes)
     selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
     TableMerger(selector, deletes, upkeep)(batch)
 
@@ -128,7 +128,7 @@ class TableMerger:
 
     def __call__(self, batch: DataFrame, batch_id: int = 0) -> None:
         """Merge a batch; see :func:`merge`."""
-        check_batch(batch.columns, self._deletes)
+        validate_batch(batch.columns, self._deletes)
 
         def work(engine: TableEngine) -> None:
             table = engine.find_or_create(batch.schema, self._deletes, self._properties)

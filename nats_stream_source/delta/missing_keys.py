@@ -62,7 +62,7 @@ async def find_missing(
         info = await bucket_stream_info(jetstream, bucket)
         prefix = Bucket.from_stream_config(bucket, info.config).prefix
         created = nanoseconds(info.created) // 1000
-        _validate_revisions(rows, created, info, table, bucket)
+        _verify_revisions(rows, created, info, table, bucket)
         missing = []
         for start in range(0, len(rows), _CONCURRENT_REQUESTS):
             page = rows[start : start + _CONCURRENT_REQUESTS]
@@ -81,13 +81,13 @@ async def find_missing(
                 if message is None or operation != "PUT":
                     missing.append(_missing_key(row, message, operation, created, info))
         if missing and info.replicated:
-            info.check_same_leader(await bucket_stream_info(jetstream, bucket), info.last_seq)
+            info.verify_same_leader(await bucket_stream_info(jetstream, bucket), info.last_seq)
         return missing, info.last_seq
     finally:
         await connection.close()
 
 
-def _validate_revisions(
+def _verify_revisions(
     rows: Sequence[TableRow], created: int, info: StreamInfo, table: str, bucket: str
 ) -> None:
     for row in rows:

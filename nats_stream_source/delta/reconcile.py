@@ -43,9 +43,9 @@ from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
-from nats_stream_source.delta.table import Deletes, TableEngine, check_deletes, check_table
+from nats_stream_source.delta.table import Deletes, TableEngine, validate_deletes, verify_table
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.subjects import check_bucket
+from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 
 
@@ -108,8 +108,8 @@ def reconcile(
         TableConflictError: a query changed the table during each attempt; reconcile again.
         TableError: delta-rs or its storage failed; the table is unchanged.
     """
-    check_deletes(deletes)
-    check_bucket(bucket)
+    validate_deletes(deletes)
+    validate_bucket(bucket)
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
     selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
 
@@ -119,7 +119,7 @@ def reconcile(
             raise ConfigurationError(
                 f"could not reconcile table {table!r}: no Delta table found; check the path or name"
             )
-        check_table(table, target.schema, deletes)
+        verify_table(table, target.schema, deletes)
         rows = table_rows(target.rows(bucket, deletes))
         # In a separate thread, since the thread of a notebook already runs an event loop.
         with ThreadPoolExecutor(1) as thread:

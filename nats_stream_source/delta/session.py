@@ -66,20 +66,20 @@ def delta_artifact() -> str:
     Raises:
         MissingPackageError: ``delta-spark`` is not installed.
     """
-    _check_package()
+    _require_package()
     version = importlib.metadata.version("delta-spark")
     spark = ".".join(spark_version.split(".")[:2])
     return f"io.delta:delta-spark_{spark}_2.13:{version}"
 
 
-def check_delta(spark: SparkSession) -> None:
+def require_delta(spark: SparkSession) -> None:
     """Raise an error that names what the session lacks for ``engine="spark"``.
 
     Raises:
         MissingPackageError: ``delta-spark`` is not installed.
         ConfigurationError: Delta's jar or a setting is missing.
     """
-    _check_package()
+    _require_package()
     problem = missing(spark)
     if problem is not None:
         raise ConfigurationError(
@@ -120,7 +120,7 @@ def default_filesystem(spark: SparkSession) -> str | None:
     return str(value)
 
 
-def _check_package() -> None:
+def _require_package() -> None:
     if importlib.util.find_spec("delta") is None:
         raise MissingPackageError(
             "could not use engine='spark': the package delta-spark is not installed; run "

@@ -116,7 +116,7 @@ class EngineRefusedError(Exception):
     """An engine cannot change the table, or a limit excludes it; Spark takes over."""
 
 
-def check_deletes(deletes: str) -> None:
+def validate_deletes(deletes: str) -> None:
     """Raise ConfigurationError unless ``deletes`` is ``"remove"`` or ``"mark"``."""
     if deletes not in get_args(Deletes):
         raise ConfigurationError(
@@ -146,7 +146,7 @@ def key_columns(columns: list[str]) -> list[str]:
     return ["bucket", "key"] if "bucket" in columns else ["key"]
 
 
-def check_batch(batch: list[str], deletes: Deletes) -> None:
+def validate_batch(batch: list[str], deletes: Deletes) -> None:
     """Raise ConfigurationError if a batch with these columns cannot be merged."""
     for column in REQUIRED_COLUMNS:
         if column not in batch:
@@ -161,7 +161,7 @@ def check_batch(batch: list[str], deletes: Deletes) -> None:
         )
 
 
-def check_table(
+def verify_table(
     table: str, schema: StructType, deletes: Deletes, batch: StructType | None = None
 ) -> None:
     """Raise ConfigurationError if a batch cannot be merged into the table, or it be reconciled.

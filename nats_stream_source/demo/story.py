@@ -221,7 +221,7 @@ class Story:
         read = 0
         while not condition():
             time.sleep(_POLL_INTERVAL)
-            writer.check()
+            writer.verify()
             if query is not None:
                 if job.ended(query):
                     raise StoryError("demo failed: the query ended before it was stopped")

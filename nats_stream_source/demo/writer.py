@@ -184,9 +184,9 @@ class Writer:
         try:
             print(upto, file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            self.check()
+            self.verify()
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Raise if the process has failed.
 
         Raises:
@@ -213,7 +213,7 @@ class Writer:
         """
         self._process.wait()
         self._reader.join()
-        self.check()
+        self.verify()
 
     def stop(self) -> None:
         """End the process at any point."""

@@ -2,9 +2,9 @@
 
 *Lower last sequence.* A server that was cut off from its peers answers for 10 to 20 s as if it were
 still the leader, with its old state. As long as it does not hear from its replicas, the stream info
-shows that (``StreamInfo.check_majority``). When it is connected to them again, it has heard from
+shows that (``StreamInfo.verify_majority``). When it is connected to them again, it has heard from
 them for a moment before it learns that they elected another leader. So a lower last sequence must
-be confirmed by a second response of the same server (:func:`confirm_last_seq`).
+be confirmed by a second response of the same server (:func:`verify_last_seq`).
 
 *Read-after-write (ADR-53).* A read returns at least what was written. A write returns its stream
 sequence, and the reader passes it as ``min_last_seq``. According to ADR-53 each server keeps that
@@ -51,7 +51,7 @@ _supported: weakref.WeakKeyDictionary[Connection, tuple[int, bool]] = weakref.We
 """For each connection, its number of reconnects when it was probed, and the outcome."""
 
 
-async def confirm_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> None:
+async def verify_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> None:
     """Confirm that the last sequence of a stream, which was ``seq`` before, is lower now.
 
     Args:
@@ -60,12 +60,12 @@ async def confirm_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> 
     Raises:
         RequestTimeoutError: a second response does not confirm it.
     """
-    info.check_majority()
+    info.verify_majority()
     if not info.replicated:
         return
     await asyncio.sleep(_CONFIRM_DELAY)
     now = await jetstream.stream_info(info.name)
-    info.check_same_leader(now, info.last_seq)
+    info.verify_same_leader(now, info.last_seq)
     if now.last_seq >= seq:
         raise RequestTimeoutError(
             f"could not confirm the last sequence of stream {info.name}: its leader first reported "

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
-from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.leader import verify_last_seq
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 
@@ -126,5 +126,5 @@ async def identify(jetstream: JetStream, info: StreamInfo, known: KnownStream) -
         message = await jetstream.message(info.name, seq=known.seq, next_by_subj=following)
     identity = compare(known, info, message)
     if identity is Identity.ROLLED_BACK and info.last_seq < known.seq:
-        await confirm_last_seq(jetstream, info, known.seq)
+        await verify_last_seq(jetstream, info, known.seq)
     return identity

@@ -104,7 +104,7 @@ class StreamInfo:
             replica.lag and (replica.active or led) < _REPLICA_DOWN for replica in self.replicas
         )
 
-    def check_majority(self) -> None:
+    def verify_majority(self) -> None:
         """Raise RequestTimeoutError if another server may be the stream leader by now.
 
         A leader that is cut off from its followers answers for 10 to 20 s with its old state: a
@@ -118,7 +118,7 @@ class StreamInfo:
                 settings=(),
             )
 
-    def check_same_leader(self, now: StreamInfo, through: int) -> None:
+    def verify_same_leader(self, now: StreamInfo, through: int) -> None:
         """Raise RequestTimeoutError unless ``now`` is of the same leader and has ``through``.
 
         Then a message that the leader did not find in between does not exist. Otherwise a deposed
@@ -132,7 +132,7 @@ class StreamInfo:
                 f"during the read; retry",
                 settings=(),
             )
-        now.check_majority()
+        now.verify_majority()
 
     @classmethod
     def parse(cls, response: dict[str, Any]) -> StreamInfo:

@@ -22,7 +22,7 @@ RESERVED = "_kv"
 """Prefix of the keys that ADR-8 reserves for internal use."""
 
 
-def check_bucket(bucket: str) -> str:
+def validate_bucket(bucket: str) -> str:
     """Return ``bucket`` if ADR-8 allows it; raise InvalidNameError otherwise."""
     if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
         raise InvalidNameError(
@@ -31,7 +31,7 @@ def check_bucket(bucket: str) -> str:
     return bucket
 
 
-def check_key(key: str) -> str:
+def validate_key(key: str) -> str:
     """Return ``key`` if ADR-8 allows it; raise InvalidNameError otherwise.
 
     In addition to ADR-8's pattern, consecutive dots are refused: a subject cannot have an empty
@@ -49,9 +49,9 @@ def _is_key(key: str) -> bool:
     return bool(_KEY.fullmatch(key)) and key[0] != "." and key[-1] != "." and ".." not in key
 
 
-def check_written_key(key: str) -> str:
+def validate_written_key(key: str) -> str:
     """Return ``key`` if users may write it; raise InvalidNameError otherwise."""
-    if check_key(key).startswith(RESERVED):
+    if validate_key(key).startswith(RESERVED):
         raise InvalidNameError(f"{key!r}: keys that start with {RESERVED!r} are reserved (ADR-8)")
     return key
 
@@ -61,7 +61,7 @@ def _tokens(pattern: object) -> list[str]:
     return pattern.split(".") if isinstance(pattern, str) else [""]
 
 
-def check_filter(pattern: str) -> str:
+def validate_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a key or a key with wildcard tokens; InvalidNameError if not."""
     tokens = _tokens(pattern)
     for index, token in enumerate(tokens):
@@ -98,7 +98,7 @@ def covering(filters: Sequence[str]) -> str:
 
 def stream_of(bucket: str) -> str:
     """The name of the bucket's stream."""
-    return f"KV_{check_bucket(bucket)}"
+    return f"KV_{validate_bucket(bucket)}"
 
 
 def bucket_of(stream: str) -> str:
@@ -167,7 +167,7 @@ def intersection(one: str, other: str) -> str | None:
     return ".".join(common) if len(left) == len(right) else None
 
 
-def check_subject_filter(pattern: str) -> str:
+def validate_subject_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a subject, or one with wildcards; InvalidNameError if not."""
     tokens = _tokens(pattern)
     for index, token in enumerate(tokens):
@@ -182,16 +182,16 @@ def check_subject_filter(pattern: str) -> str:
     return pattern
 
 
-def check_written_subject(subject: str) -> str:
+def validate_written_subject(subject: str) -> str:
     """Return ``subject`` if messages can be published to it; raise InvalidNameError otherwise."""
-    if not is_literal(check_subject_filter(subject)):
+    if not is_literal(validate_subject_filter(subject)):
         raise InvalidNameError(
             f"{subject!r} is not a subject to publish to: it contains a wildcard"
         )
     return subject
 
 
-def check_stream(name: str) -> str:
+def validate_stream(name: str) -> str:
     """Return ``name`` if it is a valid stream name; raise InvalidNameError otherwise."""
     if not isinstance(name, str) or not name or set(name) & set(". *>/\\\t\r\n\f\0"):
         raise InvalidNameError(
@@ -202,23 +202,23 @@ def check_stream(name: str) -> str:
     return name
 
 
-def check_filters(patterns: Iterable[str]) -> tuple[str, ...]:
+def validate_filters(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return the key filters if they are valid and do not overlap, as one consumer requires.
 
     Raises:
         InvalidNameError: a filter is invalid.
         ConfigurationError: two filters overlap; the server refuses such a consumer (10138).
     """
-    return _check_overlap(tuple(check_filter(pattern) for pattern in patterns), "key", "keys")
+    return _validate_overlap(tuple(validate_filter(pattern) for pattern in patterns), "key", "keys")
 
 
-def check_subject_filters(patterns: Iterable[str]) -> tuple[str, ...]:
-    """:func:`check_filters` for subjects of any stream."""
-    checked = tuple(check_subject_filter(pattern) for pattern in patterns)
-    return _check_overlap(checked, "subject", "filter_subjects")
+def validate_subject_filters(patterns: Iterable[str]) -> tuple[str, ...]:
+    """:func:`validate_filters` for subjects of any stream."""
+    checked = tuple(validate_subject_filter(pattern) for pattern in patterns)
+    return _validate_overlap(checked, "subject", "filter_subjects")
 
 
-def _check_overlap(checked: tuple[str, ...], kind: str, setting: str) -> tuple[str, ...]:
+def _validate_overlap(checked: tuple[str, ...], kind: str, setting: str) -> tuple[str, ...]:
     # Two literals overlap only if they are equal, so thousands of them cost little.
     literals: set[str] = set()
     wild: list[str] = []

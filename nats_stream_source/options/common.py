@@ -154,7 +154,7 @@ def _is_set(value: object) -> bool:
     return value is not None and value is not False and value != ()
 
 
-def check_given(given: Mapping[str, str], format_name: str, stream_option: str) -> None:
+def require_options(given: Mapping[str, str], format_name: str, stream_option: str) -> None:
     """Raise OptionError without a single option, as for a table that CREATE TABLE made."""
     if not given:
         raise OptionError(
@@ -165,7 +165,7 @@ def check_given(given: Mapping[str, str], format_name: str, stream_option: str) 
         )
 
 
-def check_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | None) -> None:
+def validate_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | None) -> None:
     """Raise OptionError for an option that does not apply to ``mode``.
 
     Args:
@@ -177,7 +177,7 @@ def check_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | 
             raise OptionError(f"option {option.name!r} is for {only.value}, this is {mode.value}")
 
 
-def check_exclusive(values: Mapping[str, Any], *names: str, reason: str) -> None:
+def validate_exclusive(values: Mapping[str, Any], *names: str, reason: str) -> None:
     """Raise OptionError if more than one of the options ``names`` is set."""
     given = [name for name in names if _is_set(values[name])]
     if len(given) > 1:

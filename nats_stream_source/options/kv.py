@@ -8,20 +8,20 @@ from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.subjects import check_bucket, check_filters
+from nats_stream_source.jetstream.subjects import validate_bucket, validate_filters
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_ADVICE
 from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
-    check_exclusive,
-    check_given,
-    check_mode,
+    require_options,
+    validate_exclusive,
+    validate_mode,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
-from nats_stream_source.options.stream_set import StreamSet, check_no_sequence, stream_set
+from nats_stream_source.options.stream_set import StreamSet, stream_set, validate_no_sequence
 from nats_stream_source.options.table import Mode, Option, parse
 
 KV: tuple[Option, ...] = (
@@ -168,7 +168,7 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
         ConfigurationError: two key filters overlap.
     """
     with option_hints(option_names(CONNECTION + KV)):
-        check_given(given, "nats_kv", "bucket")
+        require_options(given, "nats_kv", "bucket")
         return _validate(parse(given, CONNECTION + KV, KV_ADVICE), mode)
 
 
@@ -180,18 +180,18 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
             "'bucketPattern' for several"
         )
     for name in () if buckets is None else buckets.names:
-        check_bucket(name)
-    check_mode(values, KV, mode)
-    check_no_sequence(values, buckets, "startSequence", "minLastRevision", "asOfSequence")
-    check_exclusive(values, "asOfSequence", "asOfTime", reason="they name two states")
+        validate_bucket(name)
+    validate_mode(values, KV, mode)
+    validate_no_sequence(values, buckets, "startSequence", "minLastRevision", "asOfSequence")
+    validate_exclusive(values, "asOfSequence", "asOfTime", reason="they name two states")
     for start in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):
-            check_exclusive(
+            validate_exclusive(
                 values, start, state, reason="a state of the bucket does not have a start position"
             )
     two_starts = "they name two start positions"
-    check_exclusive(values, "updatesOnly", "startSequence", "startTime", reason=two_starts)
-    check_exclusive(values, "updatesOnly", "includeHistory", reason=two_starts)
+    validate_exclusive(values, "updatesOnly", "startSequence", "startTime", reason=two_starts)
+    validate_exclusive(values, "updatesOnly", "includeHistory", reason=two_starts)
     if mode is Mode.BATCH and values["updatesOnly"]:
         raise OptionError(
             "option 'updatesOnly' is for spark.readStream: spark.read ends with the present last "
@@ -199,8 +199,8 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
         )
     return KvOptions(
         connection=connection_settings(values),
-        bucket=None if buckets else check_bucket(values["bucket"]),
-        keys=() if values["keys"] == (">",) else tuple(sorted(check_filters(values["keys"]))),
+        bucket=None if buckets else validate_bucket(values["bucket"]),
+        keys=() if values["keys"] == (">",) else tuple(sorted(validate_filters(values["keys"]))),
         include_history=values["includeHistory"],
         ignore_deletes=values["ignoreDeletes"],
         meta_only=values["metaOnly"],

@@ -8,20 +8,20 @@ from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.subjects import check_stream, check_subject_filters
+from nats_stream_source.jetstream.subjects import validate_stream, validate_subject_filters
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import STREAM_ADVICE
 from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
-    check_exclusive,
-    check_given,
-    check_mode,
+    require_options,
+    validate_exclusive,
+    validate_mode,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
-from nats_stream_source.options.stream_set import StreamSet, check_no_sequence, stream_set
+from nats_stream_source.options.stream_set import StreamSet, stream_set, validate_no_sequence
 from nats_stream_source.options.table import Mode, Option, parse
 
 STREAM: tuple[Option, ...] = (
@@ -159,7 +159,7 @@ def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> Stream
         ConfigurationError: two filters overlap.
     """
     with option_hints(option_names(CONNECTION + STREAM)):
-        check_given(given, "nats_stream", "stream")
+        require_options(given, "nats_stream", "stream")
         return _validate(parse(given, CONNECTION + STREAM, STREAM_ADVICE), mode)
 
 
@@ -171,21 +171,21 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
             "of the stream; or 'streams' or 'streamPattern' for several"
         )
     for name in () if streams is None else streams.names:
-        check_stream(name)
-    check_mode(values, STREAM, mode)
+        validate_stream(name)
+    validate_mode(values, STREAM, mode)
     for name in ("stream", "streams", "streamPattern"):
-        check_exclusive(
+        validate_exclusive(
             values, name, "subject", reason="the stream is named, or looked up by its subject"
         )
-    check_no_sequence(values, streams, "startSequence", "minLastSequence", "endSequence")
-    check_exclusive(values, "subject", "filterSubjects", reason="'subject' is the filter itself")
-    check_exclusive(values, "startSequence", "startTime", reason="they name two start positions")
-    check_exclusive(values, "endSequence", "endTime", reason="they name two ends")
+    validate_no_sequence(values, streams, "startSequence", "minLastSequence", "endSequence")
+    validate_exclusive(values, "subject", "filterSubjects", reason="'subject' is the filter itself")
+    validate_exclusive(values, "startSequence", "startTime", reason="they name two start positions")
+    validate_exclusive(values, "endSequence", "endTime", reason="they name two ends")
     subjects = (values["subject"],) if values["subject"] else values["filterSubjects"]
-    filters = tuple(sorted(check_subject_filters(subjects)))
+    filters = tuple(sorted(validate_subject_filters(subjects)))
     return StreamOptions(
         connection=connection_settings(values),
-        stream=None if values["stream"] is None else check_stream(values["stream"]),
+        stream=None if values["stream"] is None else validate_stream(values["stream"]),
         filter_subjects=() if not values["subject"] and filters == (">",) else filters,
         start_position=_start_position(values, mode),
         end_sequence=values["endSequence"],

@@ -74,7 +74,7 @@ def stream_set(values: Mapping[str, Any], one: str) -> StreamSet | None:
     return StreamSet(several, tuple(sorted(names)))
 
 
-def check_no_sequence(values: Mapping[str, Any], several: StreamSet | None, *names: str) -> None:
+def validate_no_sequence(values: Mapping[str, Any], several: StreamSet | None, *names: str) -> None:
     """Raise OptionError for an option that is a sequence in a query of several streams."""
     given = [name for name in names if values[name] is not None]
     if several is not None and given:

@@ -11,10 +11,10 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.subjects import (
-    check_bucket,
-    check_stream,
-    check_subject_filters,
-    check_written_subject,
+    validate_bucket,
+    validate_stream,
+    validate_subject_filters,
+    validate_written_subject,
 )
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
@@ -258,10 +258,10 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
         values = parse(given, CONNECTION + KV_WRITE, KV_WRITE_ADVICE)
         if values["bucket"] is None:
             raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
-        _check_creation(values, ("history", "limitMarkerTtl"))
+        _validate_creation(values, ("history", "limitMarkerTtl"))
         common = CommonWriteOptions.of(values)
         config = KeyValueConfig(
-            bucket=check_bucket(values["bucket"]),
+            bucket=validate_bucket(values["bucket"]),
             history=values["history"] or 1,
             ttl=common.ttl,
             storage="memory" if common.storage == "memory" else "file",
@@ -289,7 +289,7 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
         values = parse(given, CONNECTION + STREAM_WRITE, STREAM_WRITE_ADVICE)
         if values["stream"] is None:
             raise OptionError("option 'stream' is missing: the name of the JetStream stream")
-        _check_creation(values, ("subjects",))
+        _validate_creation(values, ("subjects",))
         common, subject = CommonWriteOptions.of(values), values["subject"]
         subjects = values["subjects"] or ((subject,) if subject else ())
         if common.create and not subjects:
@@ -299,15 +299,15 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
             )
         return StreamWriteOptions(
             connection=connection_settings(values),
-            stream=check_stream(values["stream"]),
-            subject=None if subject is None else check_written_subject(subject),
-            subjects=tuple(check_subject_filters(subjects)),
+            stream=validate_stream(values["stream"]),
+            subject=None if subject is None else validate_written_subject(subject),
+            subjects=tuple(validate_subject_filters(subjects)),
             common=common,
             fast_ingest=values["fastIngest"],
         )
 
 
-def _check_creation(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def _validate_creation(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raise OptionError for a property of a new bucket or stream without ``ifMissing=create``."""
     if values["ifMissing"] == "create":
         return

@@ -27,7 +27,7 @@ ADMISSION_CONTROL = importlib.util.find_spec("pyspark.sql.streaming.datasource")
 """Whether Spark passes a micro-batch's start and limit to ``latestOffset`` (since 4.2)."""
 
 
-def check_limits(options: CommonOptions, *, admission_control: bool = ADMISSION_CONTROL) -> None:
+def validate_limits(options: CommonOptions, *, admission_control: bool = ADMISSION_CONTROL) -> None:
     """Raise OptionError for a limit that this Spark version would ignore."""
     if admission_control:
         return

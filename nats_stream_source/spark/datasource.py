@@ -33,10 +33,10 @@ from nats_stream_source.options.writing import (
     without_query_options,
 )
 from nats_stream_source.spark.batch_reader import BatchReader
-from nats_stream_source.spark.compat import ADMISSION_CONTROL, check_limits
+from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
 from nats_stream_source.spark.formats.columns import ddl
 from nats_stream_source.spark.stream_reader import StreamReader
-from nats_stream_source.spark.writing.columns import check_columns
+from nats_stream_source.spark.writing.columns import validate_columns
 
 
 class NatsFormat(DataSource):
@@ -61,16 +61,16 @@ class NatsFormat(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""
         options = self.parse_options(Mode.STREAMING)
-        self._check_schema(schema)
+        self._validate_schema(schema)
         return stream_reader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
         options = self.parse_options(Mode.BATCH)
-        self._check_schema(schema)
+        self._validate_schema(schema)
         return BatchReader(options)
 
-    def _check_schema(self, schema: StructType) -> None:
+    def _validate_schema(self, schema: StructType) -> None:
         """Raise OptionError for columns that the user gave and a read does not return.
 
         Without columns of the user Spark passes those of :meth:`schema`. With other columns it
@@ -142,7 +142,7 @@ class NatsKvDataSource(NatsFormat):
 
     def _write_options(self, schema: StructType) -> KvWriteOptions:
         options = kv_write_options(self.options)
-        check_columns(schema, self.name())
+        validate_columns(schema, self.name())
         return options
 
 
@@ -160,7 +160,9 @@ class NatsStreamDataSource(NatsFormat):
 
     def _write_options(self, schema: StructType) -> StreamWriteOptions:
         options = stream_write_options(self.options)
-        check_columns(schema, self.name(), required=("subject",) if options.subject is None else ())
+        validate_columns(
+            schema, self.name(), required=("subject",) if options.subject is None else ()
+        )
         return options
 
 
@@ -170,7 +172,7 @@ def stream_reader(options: KvOptions | StreamOptions) -> StreamReader:
     Raises:
         OptionError: a limit that this version does not support.
     """
-    check_limits(options.common)
+    validate_limits(options.common)
     # Deferred imports: each module needs, or is meant for, one range of Spark versions.
     if ADMISSION_CONTROL:
         from nats_stream_source.spark.stream_reader_v42 import AdmissionReader

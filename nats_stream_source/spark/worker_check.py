@@ -55,7 +55,7 @@ class WorkerPython:
     missing: tuple[str, ...]
 
 
-def check_workers(spark: SparkSession, version: str) -> None:
+def verify_workers(spark: SparkSession, version: str) -> None:
     """Verify that a Python worker of ``spark`` can run the formats of this ``version``.
 
     Raises:
@@ -73,10 +73,10 @@ def check_workers(spark: SparkSession, version: str) -> None:
         raise WorkerPythonError(
             f"could not run Spark's Python workers: {reason}; {_ADVICE}"
         ) from None
-    validate(worker, version)
+    verify(worker, version)
 
 
-def validate(worker: WorkerPython, version: str) -> None:
+def verify(worker: WorkerPython, version: str) -> None:
     """Raise WorkerPythonError if the worker lacks a package, or has another version of this one."""
     where = f"{worker.executable} (Python {worker.python})"
     if worker.missing:

@@ -56,7 +56,7 @@ class InvalidInfoError(nats.errors.Error):
     """The first message of the server is not a valid INFO."""
 
 
-def validate_info(client: Client, *, trust_first_info: bool) -> None:
+def verify_info(client: Client, *, trust_first_info: bool) -> None:
     """Patch ``client`` to validate INFO, and to use only trusted addresses of it.
 
     Args:
@@ -66,7 +66,7 @@ def validate_info(client: Client, *, trust_first_info: bool) -> None:
 
     async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection:
-            _check_types(info)
+            _verify_types(info)
         info["connect_urls"] = (
             _addresses(info.get("connect_urls"), _MAX_SERVERS - len(client._server_pool))
             if trust_first_info or not initial_connection
@@ -89,7 +89,7 @@ def validate_info(client: Client, *, trust_first_info: bool) -> None:
     client._process_connect_init = process_connect_init  # type: ignore[method-assign]
 
 
-def _check_types(info: dict[str, Any]) -> None:
+def _verify_types(info: dict[str, Any]) -> None:
     for name, kind in (("max_payload", int), ("nonce", str), ("version", str)):
         if name in info and type(info[name]) is not kind:
             raise InvalidInfoError(

@@ -32,11 +32,11 @@ from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     DELIVERY_COLUMNS,
     Deletes,
-    check_table,
     invalid_entries_error,
     key_columns,
     mark_values,
     quote,
+    verify_table,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
@@ -59,16 +59,16 @@ class CopyOnWriteTable:
         self._found: DeltaTable | None = target
         self._limits = limits
         self.schema = schema_of(target)
-        limits.check("table_bytes", live_bytes(target))
+        limits.validate("table_bytes", live_bytes(target))
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
         """See :class:`nats_stream_source.delta.table.Table`."""
-        check_table(self._storage.name, self.schema, deletes, batch.schema)
+        verify_table(self._storage.name, self.schema, deletes, batch.schema)
         newest = collect_newest(
             batch.drop(*DELIVERY_COLUMNS), key_columns(self.schema.names), self._limits.enforced
         )
-        self._limits.check("batch_rows", newest.num_rows)
-        self._limits.check("batch_bytes", newest.nbytes)
+        self._limits.validate("batch_rows", newest.num_rows)
+        self._limits.validate("batch_bytes", newest.nbytes)
         target, before = self.merge_entries(newest, batch.schema, deletes)
         if upkeep:
             upkeep_after_commit(target, upkeep, before, self._storage.name)
@@ -124,7 +124,7 @@ class CopyOnWriteTable:
         target = self._target()
         before = target.version()
         schema = schema_of(target)
-        check_table(self._storage.name, schema, deletes, batch)
+        verify_table(self._storage.name, schema, deletes, batch)
         keys = key_columns(schema.names)
         invalid = invalid_entries(entries, keys)
         if invalid:

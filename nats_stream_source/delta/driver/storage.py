@@ -66,7 +66,7 @@ class TableStorage:
         def create() -> DeltaTable:
             # Of two processes that create the table, one has a conflict, and finds it then.
             if self._open() is None:
-                self._check_empty()
+                self._require_empty()
                 DeltaTable.create(
                     self.uri,
                     Schema.from_json(schema.json()),
@@ -116,7 +116,7 @@ class TableStorage:
         except TableNotFoundError:
             return None
 
-    def _check_empty(self) -> None:
+    def _require_empty(self) -> None:
         try:
             handler = DeltaStorageHandler(self.uri, self._options)
         except TableNotFoundError:  # a local directory that does not exist

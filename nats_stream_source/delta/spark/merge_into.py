@@ -34,12 +34,12 @@ from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     DELIVERY_COLUMNS,
     Deletes,
-    check_table,
     invalid_entries_error,
     key_columns,
     mark_values,
     order_columns,
     quote,
+    verify_table,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
@@ -64,7 +64,7 @@ class SparkTable:
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
         """See :class:`nats_stream_source.delta.table.Table`."""
         schema = self.schema
-        check_table(self._name, schema, deletes, batch.schema)
+        verify_table(self._name, schema, deletes, batch.schema)
         entries = batch.drop(*DELIVERY_COLUMNS)
         if deletes == "mark":
             entries = entries.withColumn(DELETED_COLUMN, F.col("operation") != "PUT")

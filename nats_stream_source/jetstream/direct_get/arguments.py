@@ -16,7 +16,7 @@ from nats_stream_source.errors import (
     InvalidNameError,
     ProtocolError,
 )
-from nats_stream_source.jetstream.subjects import check_subject_filter
+from nats_stream_source.jetstream.subjects import validate_subject_filter
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 
 Time = str | int | datetime
@@ -25,7 +25,7 @@ Time = str | int | datetime
 _MAX_INTEGER = (1 << 64) - 1  # stream sequences are unsigned 64-bit integers
 
 
-def check_integer(name: str, value: object, first: int = 1) -> None:
+def validate_integer(name: str, value: object, first: int = 1) -> None:
     """Raise BadRequestError if ``value`` is not an integer from ``first`` to 2**64 - 1.
 
     A bool is not an integer.
@@ -36,30 +36,30 @@ def check_integer(name: str, value: object, first: int = 1) -> None:
         )
 
 
-def check_optional_integer(name: str, value: object, first: int = 1) -> None:
-    """:func:`check_integer` if ``value`` is not None."""
+def validate_optional_integer(name: str, value: object, first: int = 1) -> None:
+    """:func:`validate_integer` if ``value`` is not None."""
     if value is not None:
-        check_integer(name, value, first)
+        validate_integer(name, value, first)
 
 
-def check_read_after_write(min_last_seq: object, timeout: object) -> None:
+def validate_read_after_write(min_last_seq: object, timeout: object) -> None:
     """Raise BadRequestError for a ``min_last_seq`` or ``timeout`` of another type or below 0."""
-    check_optional_integer("min_last_seq", min_last_seq, 0)
+    validate_optional_integer("min_last_seq", min_last_seq, 0)
     if timeout is None:
         return
     if type(timeout) not in (int, float) or not 0 <= timeout < math.inf:  # type: ignore[operator]
         raise BadRequestError(f"invalid argument 'timeout': {timeout!r}, expected seconds")
 
 
-def check_subject(subject: object) -> None:
+def validate_subject(subject: object) -> None:
     """Raise BadRequestError if ``subject`` is not a subject; whole tokens may be wildcards."""
     try:
-        check_subject_filter(subject)  # type: ignore[arg-type]
+        validate_subject_filter(subject)  # type: ignore[arg-type]
     except InvalidNameError as error:
         raise BadRequestError(f"invalid subject {subject!r}: {error}") from None
 
 
-def check_subjects(subjects: object) -> tuple[str, ...]:
+def validate_subjects(subjects: object) -> tuple[str, ...]:
     """The subjects of a multi-subject request; BadRequestError if one is invalid, or none given."""
     if isinstance(subjects, str):
         subjects = (subjects,)
@@ -68,11 +68,11 @@ def check_subjects(subjects: object) -> tuple[str, ...]:
             f"invalid multi-subject request: subjects are {subjects!r}, expected one or more"
         )
     for name in names:
-        check_subject(name)
+        validate_subject(name)
     return names
 
 
-def check_time(name: str, value: object) -> str:
+def validate_time(name: str, value: object) -> str:
     """The argument ``name`` as an RFC 3339 timestamp; BadRequestError if it is not a time.
 
     Raises:

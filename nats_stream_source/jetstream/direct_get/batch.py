@@ -43,10 +43,10 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.arguments import (
-    check_integer,
-    check_optional_integer,
-    check_read_after_write,
-    check_subject,
+    validate_integer,
+    validate_optional_integer,
+    validate_read_after_write,
+    validate_subject,
 )
 from nats_stream_source.jetstream.direct_get.page import ConsumerPage, MessagePage
 from nats_stream_source.jetstream.direct_get.request import (
@@ -88,16 +88,16 @@ class BatchRequest:
 
     def validate(self) -> None:
         """Raise BadRequestError for invalid arguments."""
-        check_subject(self.subject)
+        validate_subject(self.subject)
         if self.seq is not None and self.start_time is not None:
             raise BadRequestError(
                 "invalid batch request: 'seq' and 'start_time' exclude each other"
             )
-        check_optional_integer("seq", self.seq)
-        check_integer("batch", self.batch)
-        check_integer("max_bytes", self.max_bytes)
-        check_optional_integer("limit", self.limit, 0)
-        check_read_after_write(self.min_last_seq, self.timeout)
+        validate_optional_integer("seq", self.seq)
+        validate_integer("batch", self.batch)
+        validate_integer("max_bytes", self.max_bytes)
+        validate_optional_integer("limit", self.limit, 0)
+        validate_read_after_write(self.min_last_seq, self.timeout)
 
 
 async def read_pages(

@@ -27,18 +27,18 @@ from typing import Any
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.arguments import (
     Time,
-    check_integer,
-    check_read_after_write,
-    check_subject,
-    check_subjects,
-    check_time,
+    validate_integer,
+    validate_read_after_write,
+    validate_subject,
+    validate_subjects,
+    validate_time,
 )
 from nats_stream_source.jetstream.direct_get.batch import BatchRequest, read_pages
 from nats_stream_source.jetstream.direct_get.last_messages import LastMessages
 from nats_stream_source.jetstream.direct_get.last_pages import LastMessagesRequest
 from nats_stream_source.jetstream.direct_get.page import MessagePage
 from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
-from nats_stream_source.jetstream.subjects import check_stream
+from nats_stream_source.jetstream.subjects import validate_stream
 
 MAX_BYTES = 8 << 20
 
@@ -62,7 +62,7 @@ class DirectGet:
 
     def __init__(self, jetstream: JetStream, stream: str) -> None:
         self.jetstream = jetstream
-        self.stream = check_stream(stream)
+        self.stream = validate_stream(stream)
         self._single = SingleMessageReader(jetstream, stream)
 
     def __repr__(self) -> str:
@@ -76,8 +76,8 @@ class DirectGet:
         Raises:
             MessageNotFoundError: the leader has no message at ``seq``.
         """
-        check_integer("seq", seq)
-        check_read_after_write(min_last_seq, timeout)
+        validate_integer("seq", seq)
+        validate_read_after_write(min_last_seq, timeout)
         return await self._single.read(
             SingleRequest({"seq": seq}, None, True, min_last_seq, timeout)
         )
@@ -96,8 +96,8 @@ class DirectGet:
                 requests to the leader, the responding replica or mirror has none, and the message
                 reports that.
         """
-        check_subject(subject)
-        check_read_after_write(min_last_seq, timeout)
+        validate_subject(subject)
+        validate_read_after_write(min_last_seq, timeout)
         literal = not set(subject.split(".")) & {"*", ">"}
         appended = subject if literal else None
         return await self._single.read(
@@ -121,13 +121,16 @@ class DirectGet:
             MessageNotFoundError: the leader has no such message.
             ServerTooOldError: ``start_time`` requires nats-server 2.11.
         """
-        check_subject(subject)
-        check_read_after_write(min_last_seq, timeout)
+        validate_subject(subject)
+        validate_read_after_write(min_last_seq, timeout)
         if start_time is None:
-            check_integer("seq", seq)
+            validate_integer("seq", seq)
             request: dict[str, Any] = {"seq": seq, "next_by_subj": subject}
         else:
-            request = {"start_time": check_time("start_time", start_time), "next_by_subj": subject}
+            request = {
+                "start_time": validate_time("start_time", start_time),
+                "next_by_subj": subject,
+            }
         return await self._single.read(SingleRequest(request, None, False, min_last_seq, timeout))
 
     def batch(
@@ -198,7 +201,7 @@ class DirectGet:
             stream=self.stream,
             subject=subject,
             seq=seq,
-            start_time=None if start_time is None else check_time("start_time", start_time),
+            start_time=None if start_time is None else validate_time("start_time", start_time),
             batch=batch,
             max_bytes=max_bytes,
             limit=limit,
@@ -253,9 +256,9 @@ class DirectGet:
         """
         request = LastMessagesRequest(
             stream=self.stream,
-            subjects=check_subjects(subjects),
+            subjects=validate_subjects(subjects),
             up_to_seq=up_to_seq,
-            up_to_time=None if up_to_time is None else check_time("up_to_time", up_to_time),
+            up_to_time=None if up_to_time is None else validate_time("up_to_time", up_to_time),
             batch=batch,
             max_bytes=max_bytes,
             complete=complete or min_last_seq is not None,

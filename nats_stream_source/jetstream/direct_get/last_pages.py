@@ -16,9 +16,9 @@ from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import BadRequestError, PermissionDeniedError, ServerTooOldError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.arguments import (
-    check_integer,
-    check_optional_integer,
-    check_read_after_write,
+    validate_integer,
+    validate_optional_integer,
+    validate_read_after_write,
 )
 from nats_stream_source.jetstream.direct_get.request import (
     DirectGetReply,
@@ -52,10 +52,10 @@ class LastMessagesRequest:
             raise BadRequestError(
                 "invalid multi-subject request: 'up_to_seq' and 'up_to_time' exclude each other"
             )
-        check_optional_integer("up_to_seq", self.up_to_seq)
-        check_optional_integer("batch", self.batch)
-        check_integer("max_bytes", self.max_bytes)
-        check_read_after_write(self.min_last_seq, self.timeout)
+        validate_optional_integer("up_to_seq", self.up_to_seq)
+        validate_optional_integer("batch", self.batch)
+        validate_integer("max_bytes", self.max_bytes)
+        validate_read_after_write(self.min_last_seq, self.timeout)
 
 
 class LastMessagesReader:
@@ -92,7 +92,7 @@ class LastMessagesReader:
             reply = await self._request_page(request.subjects, up_to, request.batch)
             if reply is not None and reply.code == NOT_FOUND:
                 if request.up_to_time is None:
-                    await self._confirm_no_match()
+                    await self._verify_no_match()
                 return
             if reply is None or not (reply.page or reply.code == EOB):
                 failed_attempts += 1
@@ -157,7 +157,7 @@ class LastMessagesReader:
         self._seen_subjects.update(message.subject for message in new)
         return new
 
-    async def _confirm_no_match(self) -> None:
+    async def _verify_no_match(self) -> None:
         """Set ``incomplete`` if the leader has a message that the responding server lacks."""
         # Before the messages are looked for: what is written later has a higher sequence.
         last_seq = (await self._jetstream.stream_info(self._request.stream)).last_seq

@@ -12,7 +12,7 @@ from nats_stream_source.errors import ConfigurationError
 _MAX_REVISION = (1 << 64) - 1  # stream sequences are unsigned 64-bit integers
 
 
-def check_revision(action: str, name: str, revision: object, *, first: int = 0) -> int:
+def validate_revision(action: str, name: str, revision: object, *, first: int = 0) -> int:
     """Return ``revision`` if it is an integer from ``first`` to 2**64 - 1.
 
     Args:
@@ -31,13 +31,13 @@ def check_revision(action: str, name: str, revision: object, *, first: int = 0) 
     return revision
 
 
-def check_optional_revision(action: str, name: str, revision: object) -> None:
-    """:func:`check_revision` if ``revision`` is not None."""
+def validate_optional_revision(action: str, name: str, revision: object) -> None:
+    """:func:`validate_revision` if ``revision`` is not None."""
     if revision is not None:
-        check_revision(action, name, revision)
+        validate_revision(action, name, revision)
 
 
-def check_value(key: str, value: object) -> bytes:
+def validate_value(key: str, value: object) -> bytes:
     """Return ``value`` as bytes; ConfigurationError if it is not bytes-like."""
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise ConfigurationError(

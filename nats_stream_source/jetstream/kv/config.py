@@ -22,9 +22,9 @@ from nats_stream_source.jetstream.json_fields import integer, object_, stream_co
 from nats_stream_source.jetstream.kv.external_source import ExternalSource
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
-    check_bucket,
     key_subject,
     stream_of,
+    validate_bucket,
 )
 
 __all__ = ["MAX_HISTORY", "BucketStatus", "ExternalSource", "KeyValueConfig", "Republish"]
@@ -102,7 +102,7 @@ class KeyValueConfig:
     duplicate_window: float | None = None
 
     def __post_init__(self) -> None:
-        check_bucket(self.bucket)
+        validate_bucket(self.bucket)
         if not 1 <= self.history <= MAX_HISTORY:
             allowed = f"1 to {MAX_HISTORY} revisions (ADR-8)"
             raise self._invalid("history", self.history, allowed)

@@ -11,10 +11,10 @@ from typing import Any
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
-    check_bucket,
-    check_filter,
     key_subject,
     stream_of,
+    validate_bucket,
+    validate_filter,
 )
 
 
@@ -40,7 +40,7 @@ class ExternalSource:
     start_seq: int | None = None
 
     def __post_init__(self) -> None:
-        check_bucket(self.bucket)
+        validate_bucket(self.bucket)
         if self.domain and self.api_prefix:
             raise ConfigurationError(
                 f"invalid external source {self.bucket!r}: domain and api_prefix are both set, and "
@@ -48,7 +48,7 @@ class ExternalSource:
                 f"one of them"
             )
         if self.keys is not None:
-            check_filter(self.keys)
+            validate_filter(self.keys)
 
     @property
     def external(self) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, list_subjects
 from nats_stream_source.jetstream.direct_get.client import DirectGet
-from nats_stream_source.jetstream.kv.arguments import check_optional_revision, check_revision
+from nats_stream_source.jetstream.kv.arguments import validate_optional_revision, validate_revision
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
@@ -47,9 +47,9 @@ from nats_stream_source.jetstream.stream_identity import KnownStream, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
-    check_filters,
-    check_key,
     is_literal,
+    validate_filters,
+    validate_key,
 )
 
 _HISTORY_ATTEMPTS = 3  # reads of a history whose revisions are superseded during the read
@@ -107,8 +107,8 @@ class ReadOnlyKeyValue:
             KeyDeletedError: the key's last entry is a marker.
             KeyNotFoundError: the key has no entry.
         """
-        check_key(key)
-        self._check_min_last_revision(min_last_revision)
+        validate_key(key)
+        self._validate_min_last_revision(min_last_revision)
         return _require_value(await self._last_entry(key, min_last_revision), self.name)
 
     async def get_revision(
@@ -121,9 +121,9 @@ class ReadOnlyKeyValue:
             KeyNotFoundError: the bucket no longer has the revision, or it belongs to another key.
             ConfigurationError: ``revision`` is not an integer of at least 1.
         """
-        subject = self.bucket.prefix + check_key(key)
-        check_revision(f"read key {key!r}", "revision", revision, first=1)
-        self._check_min_last_revision(min_last_revision)
+        subject = self.bucket.prefix + validate_key(key)
+        validate_revision(f"read key {key!r}", "revision", revision, first=1)
+        self._validate_min_last_revision(min_last_revision)
         try:
             with bucket_errors(self.jetstream, self.name):
                 message = await self._direct_get.get(revision, min_last_seq=min_last_revision)
@@ -143,8 +143,8 @@ class ReadOnlyKeyValue:
         Raises:
             KeyNotFoundError: the key has no entry.
         """
-        keys = (check_key(key),)
-        self._check_min_last_revision(min_last_revision)
+        keys = (validate_key(key),)
+        self._validate_min_last_revision(min_last_revision)
         info = await stream_info_with_revision(self.jetstream, self.name, min_last_revision)
         entries: list[Entry] = []
         for _ in range(_HISTORY_ATTEMPTS):
@@ -173,8 +173,8 @@ class ReadOnlyKeyValue:
         Raises:
             DataLossError: the bucket was re-created or rolled back meanwhile.
         """
-        key_filters = check_filters(filters) or ALL_KEYS
-        self._check_min_last_revision(min_last_revision)
+        key_filters = validate_filters(filters) or ALL_KEYS
+        self._validate_min_last_revision(min_last_revision)
         bucket, jetstream = self.bucket, self.jetstream
         info = await stream_info_with_revision(jetstream, self.name, min_last_revision)
         latest: dict[str, Entry] = {}
@@ -253,8 +253,8 @@ class ReadOnlyKeyValue:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _check_min_last_revision(self, revision: object) -> None:
-        check_optional_revision(f"read bucket {self.name!r}", "min_last_revision", revision)
+    def _validate_min_last_revision(self, revision: object) -> None:
+        validate_optional_revision(f"read bucket {self.name!r}", "min_last_revision", revision)
 
     async def _last_entry(self, key: str, min_last_revision: int | None) -> Entry:
         """The key's last entry, also a marker; KeyNotFoundError without an entry."""

@@ -22,9 +22,9 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.json_fields import stream_config
 from nats_stream_source.jetstream.kv.arguments import (
-    check_optional_revision,
-    check_revision,
-    check_value,
+    validate_optional_revision,
+    validate_revision,
+    validate_value,
 )
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
@@ -47,10 +47,10 @@ from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
-    check_bucket,
-    check_written_key,
     is_literal,
     stream_of,
+    validate_bucket,
+    validate_written_key,
 )
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.headers import KV_OPERATION
@@ -124,7 +124,7 @@ class KeyValue(ReadOnlyKeyValue):
         Raises:
             BucketNotFoundError: the bucket does not exist.
         """
-        stream = stream_of(check_bucket(bucket))
+        stream = stream_of(validate_bucket(bucket))
         try:
             await jetstream.call(f"STREAM.DELETE.{stream}")
         except StreamNotFoundError as error:
@@ -200,7 +200,7 @@ class KeyValue(ReadOnlyKeyValue):
                 reports it.
             TtlNotSupportedError: the bucket does not allow a TTL.
         """
-        check_revision(f"update key {key!r}", "revision", revision)
+        validate_revision(f"update key {key!r}", "revision", revision)
         return await self._publish(key, value, self._ttl_headers(ttl), revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
@@ -290,9 +290,9 @@ class KeyValue(ReadOnlyKeyValue):
     ) -> int:
         connection = self.jetstream.connection
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
-        check_written_key(key)
-        payload = check_value(key, value)
-        check_optional_revision(f"write key {key!r}", "revision", revision)
+        validate_written_key(key)
+        payload = validate_value(key, value)
+        validate_optional_revision(f"write key {key!r}", "revision", revision)
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
         publisher = connection.service(Publisher)

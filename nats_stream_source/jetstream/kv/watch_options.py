@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.kv.arguments import check_optional_revision, check_revision
+from nats_stream_source.jetstream.kv.arguments import validate_optional_revision, validate_revision
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS
-from nats_stream_source.jetstream.subjects import check_filters
+from nats_stream_source.jetstream.subjects import validate_filters
 
 _MIN_HEARTBEAT = 0.1  # seconds; the shortest interval that servers accept
 
@@ -43,12 +43,12 @@ class WatchOptions:
     heartbeat: float = 0.5
 
     def __post_init__(self) -> None:
-        check_filters(self.keys)
+        validate_filters(self.keys)
         starts = [name for name in ("include_history", "updates_only") if getattr(self, name)]
         if self.resume_from_revision is not None:
             starts.append("resume_from_revision")
-            check_revision("watch", "resume_from_revision", self.resume_from_revision, first=1)
-        check_optional_revision("watch", "min_last_revision", self.min_last_revision)
+            validate_revision("watch", "resume_from_revision", self.resume_from_revision, first=1)
+        validate_optional_revision("watch", "min_last_revision", self.min_last_revision)
         if len(starts) > 1:
             raise ConfigurationError(
                 f"could not watch: {' and '.join(starts)} are both set, but a watch has one start; "

@@ -184,7 +184,7 @@ class Digest:
         """``SHA-256=`` and the digest in URL-safe Base64."""
         return _DIGEST + base64.urlsafe_b64encode(self._sha256.digest()).decode()
 
-    def check(self, info: ObjectInfo) -> None:
+    def verify(self, info: ObjectInfo) -> None:
         """Compare with the meta message.
 
         Raises:

@@ -34,8 +34,8 @@ from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
-    check_bucket,
     is_literal,
+    validate_bucket,
 )
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.framing.frames import Frames
@@ -54,7 +54,7 @@ class ObjectReader:
 
     def __init__(self, jetstream: JetStream, bucket: str) -> None:
         self.jetstream = jetstream
-        self.bucket = check_bucket(bucket)
+        self.bucket = validate_bucket(bucket)
         self.stream = store_stream(bucket)
         self._connection = SharedConnection(jetstream.connection)
 
@@ -144,7 +144,7 @@ class ObjectReader:
                         chunk = frames.payload(index)
                         digest.add(chunk)
                         yield chunk
-        digest.check(info)
+        digest.verify(info)
 
     async def list(
         self, *, min_last_seq: int | None = None, deleted: bool = False

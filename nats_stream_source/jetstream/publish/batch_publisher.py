@@ -118,7 +118,7 @@ class BatchPublisher:
 
     async def __aenter__(self) -> BatchPublisher:
         connection = self._connection
-        connection.check_inbox_permission()
+        connection.verify_inbox_permission()
         prefix = connection.client.new_inbox()
         connection.denial_listeners.append(self._on_denied)
         try:
@@ -160,7 +160,7 @@ class BatchPublisher:
         """
         if not len(messages):
             return
-        ends = np.cumsum(self._check_sizes(messages))
+        ends = np.cumsum(self._validate_sizes(messages))
         start = 0
         while start < len(messages):
             border = (int(ends[start - 1]) if start else 0) + _CHUNK_BYTES
@@ -182,7 +182,7 @@ class BatchPublisher:
         """
         await self._run(lambda: not self._window.chunks)
 
-    def _check_sizes(self, messages: MessageColumns) -> NDArray[np.int64]:
+    def _validate_sizes(self, messages: MessageColumns) -> NDArray[np.int64]:
         sizes = messages.sizes()
         limit = self._connection.client.max_payload
         if int(sizes.max()) <= limit:
@@ -221,7 +221,7 @@ class BatchPublisher:
             self._add_time(loop.time() - started)
             self._receive()
             if self._silent > request_timeout and self._go_back is None:
-                await self._check_connection()
+                await self._verify_connection()
 
     def _add_time(self, seconds: float) -> None:
         self._waited += seconds
@@ -235,7 +235,7 @@ class BatchPublisher:
         connection = self._connection
         return not connection.online.is_set() or connection.reconnects != self._reconnects
 
-    async def _check_connection(self) -> None:
+    async def _verify_connection(self) -> None:
         """No PubAck within ``request_timeout``: the connection is dead, or PubAcks were lost."""
         connection = self._connection
         if connection.online.is_set() and not await connection.alive(PONG_TIMEOUT):
@@ -256,7 +256,7 @@ class BatchPublisher:
         self._retries += 1
         await connection.wait_connected(max(self._retry_timeout - self._waited, pause))
         if isinstance(reason, NoStreamError):
-            await self._check_stream(loop.time() - started)
+            await self._verify_stream(loop.time() - started)
         self._receive()
         self._add_time(loop.time() - started)
         log.warning(
@@ -270,7 +270,7 @@ class BatchPublisher:
         self._reconnects = connection.reconnects
         self._go_back, self._silent = None, 0.0
 
-    async def _check_stream(self, waited: float) -> None:
+    async def _verify_stream(self, waited: float) -> None:
         """A stream that was deleted is an error at once, one without a leader is not."""
         try:
             await self._jetstream.stream_info(self._stream)

@@ -194,7 +194,7 @@ class FastIngestPublisher(BatchPublisher):
                 f"stored"
             )
 
-    async def _check_connection(self) -> None:
+    async def _verify_connection(self) -> None:
         """Request the last acknowledgement of each batch again, before the messages are sent."""
         loop, settings = asyncio.get_running_loop(), self._connection.settings
         started = loop.time()
@@ -209,7 +209,7 @@ class FastIngestPublisher(BatchPublisher):
             self._receive()
             if not self._silent or self._go_back is not None:
                 return
-        await super()._check_connection()
+        await super()._verify_connection()
 
     async def _recover(self, reason: NatsSourceError) -> None:
         """End the batches at the server before their messages are sent again.

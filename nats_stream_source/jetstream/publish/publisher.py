@@ -167,7 +167,7 @@ class Publisher:
         size = len(payload) + len(block)
         if self._failure is not None:
             raise self._failure
-        connection.check_inbox_permission()
+        connection.verify_inbox_permission()
         if self._inbox is None:
             await self._start()
         if size > client.max_payload:

@@ -30,7 +30,7 @@ from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.validation import (
     SubscribeRequest,
     build_consumer_config,
-    validate_consumer,
+    verify_consumer,
 )
 from nats_stream_source.logs import field_logger
 
@@ -71,7 +71,7 @@ async def lookup_consumer(
         nonlocal latest
         current = latest or ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
         latest = None
-        validate_consumer(request, current)
+        verify_consumer(request, current)
         return BoundConsumer(jetstream, current, created=False)
 
     # The server reports the end of the last subscription with a short delay.
@@ -102,7 +102,7 @@ async def create_consumer(
         if request.durable is None or error.err_code not in CONSUMER_NAME_IN_USE:
             raise
         info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
-        validate_consumer(request, info)
+        verify_consumer(request, info)
         if not request.pull and not request.queue:
             raise DuplicateSubscriptionError(
                 f"could not create consumer {name!r} of stream {stream!r}: another client created "

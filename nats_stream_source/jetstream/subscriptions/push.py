@@ -175,7 +175,7 @@ class Subscription(BaseSubscription):
             return deferred
         item = self._buffer.next_item()
         if isinstance(item, JsMessage):
-            self._check_message_sequence(item)
+            self._verify_message_sequence(item)
             return item
         if isinstance(item, ConsumerStatus):
             await self._handle_status(item)
@@ -194,13 +194,13 @@ class Subscription(BaseSubscription):
         """Whether other members of a queue group may have received the missing messages."""
         return bool(self.info.config.get("deliver_group"))
 
-    def _check_message_sequence(self, message: JsMessage) -> None:
+    def _verify_message_sequence(self, message: JsMessage) -> None:
         gap = self._gaps.message(message.metadata.consumer_seq)
         if gap and not self._in_queue_group:
             self._deferred = message  # returned after the alarm
             raise self._gap_error(gap)
 
-    def _check_heartbeat_sequence(self, last_consumer: int) -> None:
+    def _verify_heartbeat_sequence(self, last_consumer: int) -> None:
         gap = self._gaps.heartbeat(last_consumer)
         if gap and not self._in_queue_group:
             raise self._gap_error(gap)
@@ -220,12 +220,12 @@ class Subscription(BaseSubscription):
         else:
             await self._flow_control.handle(status, self._buffer.last_received_at)
         if status.last_consumer is not None:
-            self._check_heartbeat_sequence(status.last_consumer)
+            self._verify_heartbeat_sequence(status.last_consumer)
 
     # -- waiting --------------------------------------------------------------------------------
 
     async def _wait_for_items(self, deadline: float | None) -> None:
-        await self._check_connection()
+        await self._verify_connection()
         buffer, interval = self._buffer, self.info.heartbeat
         idle_limit = _MISSED_HEARTBEATS * interval if interval else _EXISTENCE_CHECK_INTERVAL
         timeout = idle_limit - buffer.idle_seconds
@@ -240,7 +240,7 @@ class Subscription(BaseSubscription):
         if deadline is not None and asyncio.get_running_loop().time() >= deadline:
             raise self._timeout_error()
 
-    async def _check_connection(self) -> None:
+    async def _verify_connection(self) -> None:
         if self._connection.client.is_closed:
             self._failure = ConnectError(
                 f"subscription to {self.consumer.label} failed: the connection to "

@@ -3,7 +3,7 @@
 A :class:`SubscribeRequest` contains the arguments of a caller. The workflow calls, in this order:
 
 1. :func:`validate_request`: rejects contradictory arguments before any request is sent.
-2. :func:`validate_consumer`: compares an existing consumer with the request.
+2. :func:`verify_consumer`: compares an existing consumer with the request.
 3. :func:`build_consumer_config`: otherwise builds the configuration of the consumer to create.
 
 The server rejects some of these errors too, but later and with a number only. It accepts others:
@@ -263,7 +263,7 @@ def build_consumer_config(
     return config
 
 
-def validate_consumer(request: SubscribeRequest, info: ConsumerInfo) -> None:
+def verify_consumer(request: SubscribeRequest, info: ConsumerInfo) -> None:
     """Compare an existing consumer with the request (ADR-15, "Push Consumer active …").
 
     Args:

@@ -126,7 +126,7 @@ class FormatAdapter(ABC):
         """
 
     @abstractmethod
-    async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
+    async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Verify that the query can have a row; called only before its first one.
 
         Later the last message of a subject that the stream no longer accepts may have expired,

@@ -76,7 +76,7 @@ class KvFormat(FormatAdapter):
         """The bucket's stream; BucketNotFoundError if it does not exist."""
         return await bucket_stream_info(jetstream, bucket_of(stream))
 
-    async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
+    async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Accept every filter: a bucket accepts any key."""
 
     def read_scope(self, info: StreamInfo) -> ReadScope:

@@ -113,7 +113,7 @@ class StreamFormat(FormatAdapter):
                 f"'servers' and 'domain'"
             ) from error
 
-    async def validate_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
+    async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Verify that the stream accepts each filter subject, or has a message of it."""
         accepted = _accepted_subjects(info)
         for subject_filter in self.user_filters if accepted else ():

@@ -41,14 +41,14 @@ from nats_stream_source.spark.formats.splits import (
 from nats_stream_source.spark.planning.limits import Limits
 from nats_stream_source.spark.planning.range_shares import group_splits
 from nats_stream_source.spark.planning.start_position import (
-    check_past,
     resolve_start,
     seq_before_time,
+    validate_past,
 )
 from nats_stream_source.spark.planning.stream_states import (
     MAX_STREAMS,
     StreamStates,
-    validate_filters,
+    verify_filters,
 )
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -88,8 +88,8 @@ class BatchPlanner:
                 ``failOnDataLoss`` is set.
         """
         views = await self._states.first_poll()
-        await self._states.check_listed(views)
-        await validate_filters(self._adapter, views.values())
+        await self._states.verify_listed(views)
+        await verify_filters(self._adapter, views.values())
         messages = {name: max(1, view.info.messages) for name, view in views.items()}
         total = sum(messages.values())
 
@@ -129,7 +129,7 @@ class BatchPlanner:
             times["endTime"] = options.end_time
         for option, limit in times.items():
             if limit is not None:
-                check_past(info, limit, option)
+                validate_past(info, limit, option)
 
     def _validate_sequence(
         self, info: StreamInfo, option: str, seq: int | None, limit: int | None = None

@@ -84,10 +84,10 @@ class DataLossCheck:
         if identity is Identity.RESTORED:
             self._report_restored(start, info)
             start = replace(start, created=info.created)
-        self.check_aged_out(info, start.stream_seq, start)
+        self.verify_retained(info, start.stream_seq, start)
         return start
 
-    def check_aged_out(
+    def verify_retained(
         self, info: StreamInfo, start: int, offset: Position, end: int = ENDLESS
     ) -> None:
         """Report messages of ``(start, end]`` that aged out, where every message is required.

@@ -50,7 +50,7 @@ class MatchFinder:
         newest = await self._find_newest(view, start, last, thorough)
         if newest is None:
             try:
-                await view.confirm_missing(last)
+                await view.verify_missing(last)
             except RequestTimeoutError:
                 self._start = -1  # discard: the results of a former leader prove nothing
                 raise

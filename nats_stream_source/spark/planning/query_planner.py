@@ -51,7 +51,7 @@ from nats_stream_source.spark.planning.stream_planner import PlannedRange, Strea
 from nats_stream_source.spark.planning.stream_states import (
     MAX_STREAMS,
     StreamStates,
-    validate_filters,
+    verify_filters,
 )
 from nats_stream_source.spark.planning.stream_view import StreamView
 from nats_stream_source.spark.planning.triggers import PollBackoff, TriggerDelay
@@ -118,7 +118,7 @@ class QueryPlanner:
                 views = await self._states.first_poll()
             else:
                 views = {name: await self._states.reuse(info) for name, info in ends.items()}
-            await self._states.check_listed(views)
+            await self._states.verify_listed(views)
             positions, filters = await self._begin(views, None), self._adapter.user_filters
             if self._set is None:
                 self._initial_offset = Offset(positions, filters, ONE_STREAM)
@@ -147,7 +147,7 @@ class QueryPlanner:
         """
         if not await self._backoff.wait_until_due(start):
             return start
-        await self._states.validate(start)
+        await self._states.verify(start)
         views = await self._states.poll({**start.streams, **self._found})
         state = {name: view.info.position for name, view in views.items()}
         requests = self._states.requests
@@ -156,7 +156,7 @@ class QueryPlanner:
         base = start if self._set is None else await self._present(start, views)
         if not self._started:
             if start == self._initial_offset:
-                await validate_filters(self._adapter, views.values())
+                await verify_filters(self._adapter, views.values())
             else:
                 await self._report_resumed(base, views)
             self._started = True
@@ -191,8 +191,8 @@ class QueryPlanner:
             DataLossError: with ``failOnDataLoss``; also if one of several streams does not exist.
             OffsetError: an offset of another query.
         """
-        await self._states.validate(start)
-        await self._states.validate(end)
+        await self._states.verify(start)
+        await self._states.verify(end)
         ranges = {
             name: (start.streams.get(name) or at.at_origin(), at)
             for name, at in end.streams.items()
@@ -275,7 +275,7 @@ class QueryPlanner:
         started = start.started or _server_time(views)
         new = {name: view for name, view in views.items() if name not in streams}
         must_exist = self._adapter.common.fail_on_data_loss and self._initial_offset is None
-        await self._states.check_listed(views, must_exist=must_exist)
+        await self._states.verify_listed(views, must_exist=must_exist)
         for name in self._found.keys() - new.keys():
             del self._found[name]
         unknown = {

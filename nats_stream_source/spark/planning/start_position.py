@@ -42,12 +42,12 @@ async def resolve_start(view: StreamView, position: StartPosition) -> int:
         return position.sequence - 1
     if policy is DeliverPolicy.BY_START_TIME:
         assert position.time is not None
-        check_past(info, position.time, "startTime")
+        validate_past(info, position.time, "startTime")
         return await seq_before_time(jetstream, info, position.time)
     return 0
 
 
-def check_past(info: StreamInfo, time: int, option: str) -> None:
+def validate_past(info: StreamInfo, time: int, option: str) -> None:
     """Raise OptionError for a ``time`` (nanoseconds since 1970) later than the server's clock."""
     if info.now is not None and time > nanoseconds(info.now):
         raise OptionError(

@@ -150,7 +150,7 @@ class StreamPlanner:
         last_per_subject = self._needs_last_per_subject(view, end, first, last)
         missing_is_loss = self._adapter.missing_is_loss(scope) and not last_per_subject
         if not planned and not last_per_subject:
-            self._data_loss_check.check_aged_out(info, first, end, last)
+            self._data_loss_check.verify_retained(info, first, end, last)
         expiry_allowed_through = self._data_loss_check.expiry_allowed_through(first, end)
         ends = [last]
         if not last_per_subject:
@@ -282,7 +282,7 @@ async def _position_at(
     if time is None:
         time = await timestamp_at(view.jetstream, view.info, seq)
         if time is None:
-            await view.confirm_missing(seq)
+            await view.verify_missing(seq)
     consumer_seq = start.consumer_seq + delivered
     return replace(start, stream_seq=seq, time=time, consumer_seq=consumer_seq)
 

@@ -65,11 +65,11 @@ class StreamStates:
         self._selected: dict[str, bool] = {}  # a pattern takes longer than a look-up
         self.requests = 1
 
-    async def validate(self, offset: Offset) -> None:
+    async def verify(self, offset: Offset) -> None:
         """Raise OffsetError for an offset of other streams or with other filters."""
         adapter = self._adapter
         if self._set is None:
-            await self._validate_one(offset)
+            await self._verify_one(offset)
         elif offset.streams and not any(map(adapter.selects, offset.streams)):
             raise OffsetError(
                 f"could not resume from the checkpoint: it is of {name_some(offset.streams)}, "
@@ -86,7 +86,7 @@ class StreamStates:
                 f"location"
             )
 
-    async def _validate_one(self, offset: Offset) -> None:
+    async def _verify_one(self, offset: Offset) -> None:
         names = name_some(offset.streams)
         if offset.version != ONE_STREAM:
             raise OffsetError(
@@ -196,7 +196,7 @@ class StreamStates:
         selected = self._selected.get(stream)
         return self._adapter.selects(stream) if selected is None else selected
 
-    async def check_listed(
+    async def verify_listed(
         self, views: Mapping[str, StreamView], *, must_exist: bool = True
     ) -> None:
         """Report listed names that do not exist, and once in the log, that there is no stream.
@@ -263,7 +263,7 @@ class StreamStates:
         return {name: info for name, info in zip(ordered, infos, strict=True) if info is not None}
 
 
-async def validate_filters(adapter: FormatAdapter, views: Iterable[StreamView]) -> None:
+async def verify_filters(adapter: FormatAdapter, views: Iterable[StreamView]) -> None:
     """Verify that a query can have a row.
 
     Raises:
@@ -272,12 +272,12 @@ async def validate_filters(adapter: FormatAdapter, views: Iterable[StreamView]) 
     of_streams = list(views)
     refused: list[ConfigurationError] = []
 
-    async def validate(view: StreamView) -> None:
+    async def verify(view: StreamView) -> None:
         try:
-            await adapter.validate_filters(view.jetstream, view.info)
+            await adapter.verify_filters(view.jetstream, view.info)
         except ConfigurationError as error:
             refused.append(error)
 
-    await gather_limited(validate, of_streams, MAX_STREAMS)
+    await gather_limited(verify, of_streams, MAX_STREAMS)
     if of_streams and len(refused) == len(of_streams):
         raise refused[0]

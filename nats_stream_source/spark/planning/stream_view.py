@@ -17,7 +17,7 @@ class StreamView:
     info: StreamInfo
     scope: ReadScope
 
-    async def confirm_missing(self, through: int) -> None:
+    async def verify_missing(self, through: int) -> None:
         """Verify that messages up to ``through`` that were not found do not exist.
 
         Raises:
@@ -25,4 +25,4 @@ class StreamView:
         """
         if self.info.replicated:
             now = await self.jetstream.stream_info(self.info.name)
-            self.info.check_same_leader(now, through)
+            self.info.verify_same_leader(now, through)

@@ -7,7 +7,7 @@ those that the offsets promise, and the task fails.
 from __future__ import annotations
 
 from nats_stream_source.errors import DataLossError, PermissionDeniedError
-from nats_stream_source.jetstream.leader import confirm_last_seq
+from nats_stream_source.jetstream.leader import verify_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
@@ -55,12 +55,12 @@ class ReadVerifier:
                 was rolled back, and the received messages may differ from the planned ones.
         """
         split = self._split
-        await check_fingerprint(info, split, connection, split.fingerprint, self._last)
+        await verify_fingerprint(info, split, connection, split.fingerprint, self._last)
         if self._gaps and (missing := self._gaps.aged_out(info.first_seq, split.end)):
             report_aged_out(adapter, info, *missing, filters=split.filters)
 
 
-async def check_fingerprint(
+async def verify_fingerprint(
     info: StreamInfo,
     split: Split,
     connection: ReusableConnection,
@@ -94,7 +94,7 @@ async def check_fingerprint(
 async def _is_lost(connection: ReusableConnection, info: StreamInfo, known: KnownStream) -> bool:
     """Whether the stream was rolled back; False where the permission for the request is missing."""
 
-    async def check() -> bool:
+    async def is_lost() -> bool:
         try:
             return (await identify(await connection.jetstream(), info, known)).lost
         except PermissionDeniedError as error:
@@ -103,7 +103,7 @@ async def _is_lost(connection: ReusableConnection, info: StreamInfo, known: Know
             )
             return False
 
-    return await connection.retry_transient(check)
+    return await connection.retry_transient(is_lost)
 
 
 async def verified_stream_info(
@@ -127,11 +127,11 @@ async def verified_stream_info(
         info = await adapter.stream_info(jetstream, split.stream)
         expected = split.known_last_seq if known_last_seq is None else known_last_seq
         if info.last_seq < expected:
-            await confirm_last_seq(jetstream, info, expected)
+            await verify_last_seq(jetstream, info, expected)
         return info
 
     info = await connection.retry_transient(request)
-    check_created(info, split)
+    verify_created(info, split)
     return info
 
 
@@ -141,7 +141,7 @@ def is_recreated(info: StreamInfo, split: Split) -> bool:
     return compare(KnownStream(split.created, seq, time), info) is Identity.RECREATED
 
 
-def check_created(info: StreamInfo, split: Split) -> None:
+def verify_created(info: StreamInfo, split: Split) -> None:
     """Raise DataLossError if the stream was re-created since ``split`` was planned."""
     if is_recreated(info, split):
         # Rows of two streams may be mixed: only a new plan is correct, under any setting.

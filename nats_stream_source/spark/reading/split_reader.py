@@ -29,8 +29,8 @@ from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading.range_reader import range_request
 from nats_stream_source.spark.reading.read_verifier import (
     ReadVerifier,
-    check_created,
     verified_stream_info,
+    verify_created,
 )
 from nats_stream_source.spark.reading.small_range import small_range
 from nats_stream_source.spark.runner import cached_runner
@@ -145,7 +145,7 @@ async def _split_frames(
     small = await connection.retry_transient(lambda: _read_small_range(connection, split, adapter))
     if small is not None:
         frames, info = small
-        check_created(info, split)
+        verify_created(info, split)
         verifier.add(frames)
         await verifier.verify(info, connection, adapter)
         yield frames

@@ -28,7 +28,9 @@ from nats_stream_source.spark.formats.columns import read_columns, written_colum
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
 
-def check_columns(schema: StructType, format_name: str, *, required: tuple[str, ...] = ()) -> None:
+def validate_columns(
+    schema: StructType, format_name: str, *, required: tuple[str, ...] = ()
+) -> None:
     """Raise OptionError for a DataFrame that cannot be written.
 
     Args:

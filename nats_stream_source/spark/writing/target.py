@@ -76,7 +76,7 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
             f"mirrored bucket {bucket.write_bucket!r}",
             settings=("bucket",),
         )
-    _check(info, f"bucket {name!r}", options.common)
+    _verify_writable(info, f"bucket {name!r}", options.common)
     return info
 
 
@@ -110,7 +110,7 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
             f"(nats-server {server.major}.{server.minor}, expected 2.14 or newer); update the "
             f"stream with allow_batched, or remove the option 'fastIngest'"
         )
-    _check(info, f"stream {name!r}", options.common)
+    _verify_writable(info, f"stream {name!r}", options.common)
     return info
 
 
@@ -154,7 +154,7 @@ def _nanoseconds(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * _NANOSECONDS)
 
 
-def _check(info: StreamInfo, target: str, common: CommonWriteOptions) -> None:
+def _verify_writable(info: StreamInfo, target: str, common: CommonWriteOptions) -> None:
     config: Mapping[str, Any] = info.config
     if config.get("sealed"):
         raise ConfigurationError(

@@ -212,7 +212,7 @@ class Cursor:
             contiguous = int(gaps[0]) + 1 if len(gaps) else contiguous
         stream_seq = stream_seq[:contiguous]
         previous = 0 if self._list_through else self._delivered
-        self._check_growth(previous, stream_seq[:1] if in_sequence else stream_seq)
+        self._verify_growth(previous, stream_seq[:1] if in_sequence else stream_seq)
         self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))
         stop = int(np.searchsorted(stream_seq, self.end, side="right"))
@@ -234,7 +234,7 @@ class Cursor:
         repeated = int(np.searchsorted(consumer_seq, self.consumer_seq, side="right"))
         if repeated == len(consumer_seq):
             return _NO_ACTION
-        self._check_growth(0, stream_seq)
+        self._verify_growth(0, stream_seq)
         if consumer_seq[repeated] > self.consumer_seq + 1:
             self._run_start = int(stream_seq[repeated]) - 1
         self.consumer_seq, last = int(consumer_seq[-1]), int(stream_seq[-1])
@@ -257,7 +257,7 @@ class Cursor:
             self.lost(Rebuild.GAP)
 
     @staticmethod
-    def _check_growth(previous: int, stream_seq: NDArray[np.int64]) -> None:
+    def _verify_growth(previous: int, stream_seq: NDArray[np.int64]) -> None:
         if stream_seq[0] <= previous or (stream_seq[1:] <= stream_seq[:-1]).any():
             raise ProtocolError("an ordered consumer's stream sequences went backwards")
 

@@ -62,8 +62,8 @@ def map_fields(maps: pa.Array) -> pa.Array:
     kept = pc.invert(pc.match_substring_regex(names, _INTERPRETED))
     if not pc.all(kept).as_py():
         rows, names, values = rows[kept.to_numpy(False)], names.filter(kept), values.filter(kept)
-    _check(names, _NAME, rows, "a header's name must be visible ASCII characters without ':'")
-    _check(
+    _validate(names, _NAME, rows, "a header's name must be visible ASCII characters without ':'")
+    _validate(
         values,
         _VALUE,
         rows,
@@ -145,7 +145,7 @@ def _offsets(maps: pa.Array) -> np.ndarray:
     return np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4)
 
 
-def _check(column: pa.Array, pattern: str, rows: np.ndarray, expected: str) -> None:
+def _validate(column: pa.Array, pattern: str, rows: np.ndarray, expected: str) -> None:
     good = pc.match_substring_regex(column, pattern).fill_null(False)
     if pc.all(good).as_py() is not False:
         return

@@ -22,7 +22,7 @@ def wait(writer: Writer, written: int) -> None:
     """Wait until the writer has written ``written`` entries; raise its error if it fails."""
     deadline = time.monotonic() + DEADLINE
     while writer.written < written:
-        writer.check()
+        writer.verify()
         assert time.monotonic() < deadline, writer
         time.sleep(0.01)
 

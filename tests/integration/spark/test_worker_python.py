@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import __version__, register
 from nats_stream_source.errors import WorkerPythonError
-from nats_stream_source.spark.worker_check import WorkerPython, start_failure, validate
+from nats_stream_source.spark.worker_check import WorkerPython, start_failure, verify
 
 ADVICE = "set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has the package"
 
@@ -81,7 +81,7 @@ def test_python_of_other_version(spark: SparkSession, monkeypatch: pytest.Monkey
 def test_package_of_other_version() -> None:
     worker = WorkerPython("/usr/bin/python3", "3.11.7", "0.0.9", ())
     with pytest.raises(WorkerPythonError, match=rf"0\.0\.9, expected {__version__} as in the dri"):
-        validate(worker, __version__)
+        verify(worker, __version__)
 
 
 def test_failures_of_other_kinds_do_not_blame_python() -> None:

@@ -54,13 +54,13 @@ def test_replicas() -> None:
 def test_majority_of_replicas(silent_for: tuple[int, ...], believed: bool) -> None:
     info = described(*({"name": str(i), "active": one} for i, one in enumerate(silent_for)))
     if believed:
-        info.check_majority()
+        info.verify_majority()
     else:
         with pytest.raises(
             RequestTimeoutError,
             match="stream leader a of KV_b has not heard from most of its replicas",
         ):
-            info.check_majority()
+            info.verify_majority()
 
 
 def led_by(leader: str, last_seq: int = 2, created: str = "2026-01-01T00:00:00Z") -> StreamInfo:
@@ -76,9 +76,9 @@ def led_by(leader: str, last_seq: int = 2, created: str = "2026-01-01T00:00:00Z"
 )
 def test_missing_at_former_leader_proves_nothing(now: StreamInfo) -> None:
     with pytest.raises(RequestTimeoutError, match="changed from a to"):
-        led_by("a").check_same_leader(now, 2)
+        led_by("a").verify_same_leader(now, 2)
 
 
 def test_missing_at_leader_is_proof() -> None:
-    led_by("a").check_same_leader(led_by("a", 3), 2)
-    described().check_same_leader(replace(described(), leader="b"), 2)  # no replicas
+    led_by("a").verify_same_leader(led_by("a", 3), 2)
+    described().verify_same_leader(replace(described(), leader="b"), 2)  # no replicas

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from nats_stream_source.errors import ConfigurationError, InvalidNameError
 from nats_stream_source.jetstream.subjects import (
     api_prefix,
-    check_bucket,
-    check_filter,
-    check_filters,
-    check_key,
-    check_written_key,
     overlap,
     stream_of,
+    validate_bucket,
+    validate_filter,
+    validate_filters,
+    validate_key,
+    validate_written_key,
     write_prefix,
 )
 
@@ -30,32 +30,32 @@ def test_buckets(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "a*", "ä", "a\n", "../x"])
 def test_bucket_names_invalid(name: str) -> None:
     with pytest.raises(InvalidNameError, match="bucket"):
-        check_bucket(name)
+        validate_bucket(name)
 
 
 @pytest.mark.parametrize("key", ["a", "a.b", "a/b=c_d-e", "_kv.x", "0"])
 def test_keys(key: str) -> None:
-    assert check_key(key) == key
-    assert check_filter(key) == key
+    assert validate_key(key) == key
+    assert validate_filter(key) == key
 
 
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "ä", "a\n"])
 def test_keys_invalid(key: str) -> None:
     with pytest.raises(InvalidNameError):
-        check_key(key)
+        validate_key(key)
     with pytest.raises(InvalidNameError):
-        check_filter(key)
+        validate_filter(key)
 
 
 @pytest.mark.parametrize("pattern", [">", "*", "a.*", "*.b", "a.>", "a.*.c.>"])
 def test_filters(pattern: str) -> None:
-    assert check_filter(pattern) == pattern
+    assert validate_filter(pattern) == pattern
 
 
 @pytest.mark.parametrize("pattern", [">.a", "a>", "a*b", "**", "a.>.b", "*.", ".>"])
 def test_filters_invalid(pattern: str) -> None:
     with pytest.raises(InvalidNameError):
-        check_filter(pattern)
+        validate_filter(pattern)
 
 
 @given(st.text(alphabet="ab./=_-", min_size=1, max_size=8))
@@ -68,7 +68,7 @@ def test_keys_by_the_documents_pattern(key: str) -> None:
         and ".." not in key
     )
     try:
-        check_key(key)
+        validate_key(key)
     except InvalidNameError:
         assert not allowed
     else:
@@ -78,12 +78,12 @@ def test_keys_by_the_documents_pattern(key: str) -> None:
 @given(st.text(alphabet="_kv.a", min_size=1, max_size=6))
 def test_written_keys_are_keys_that_are_not_reserved(key: str) -> None:
     try:
-        check_key(key)
+        validate_key(key)
         allowed = not key.startswith("_kv")
     except InvalidNameError:
         allowed = False
     try:
-        check_written_key(key)
+        validate_written_key(key)
     except InvalidNameError:
         assert not allowed
     else:
@@ -131,10 +131,10 @@ def test_overlap_is_a_subject_that_both_match(one: str, other: str) -> None:
     assert overlap(one, other) is both
 
 
-def test_check_filters_names_both() -> None:
-    assert check_filters(["b", "a"]) == ("b", "a")
+def test_validate_filters_names_both() -> None:
+    assert validate_filters(["b", "a"]) == ("b", "a")
     with pytest.raises(ConfigurationError, match=r"'a\.\*' and 'a\.b' overlap"):
-        check_filters(["a.*", "a.b"])
+        validate_filters(["a.*", "a.b"])
 
 
 def test_prefixes() -> None:

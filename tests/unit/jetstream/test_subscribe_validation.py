@@ -25,8 +25,8 @@ from nats_stream_source.jetstream.consumer_config import (
 from nats_stream_source.jetstream.subscriptions.validation import (
     SubscribeRequest,
     build_consumer_config,
-    validate_consumer,
     validate_request,
+    verify_consumer,
 )
 
 Config = ConsumerConfig
@@ -322,7 +322,7 @@ def test_consumer_mismatch_is_refused(
     asked: SubscribeRequest, found: ConsumerInfo, kind: type[SubscribeError], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as raised:
-        validate_consumer(asked, found)
+        verify_consumer(asked, found)
     assert type(raised.value) is kind
     assert "'c' of stream 'S'" in str(raised.value)
 
@@ -348,7 +348,7 @@ def test_consumer_mismatch_is_refused(
     ],
 )
 def test_consumer_match_is_accepted(asked: SubscribeRequest, found: ConsumerInfo) -> None:
-    validate_consumer(asked, found)
+    verify_consumer(asked, found)
 
 
 @pytest.mark.parametrize(

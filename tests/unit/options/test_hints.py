@@ -23,7 +23,7 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     RequestTimeoutError,
 )
-from nats_stream_source.jetstream.subjects import api_prefix, check_filters, check_stream
+from nats_stream_source.jetstream.subjects import api_prefix, validate_filters, validate_stream
 from nats_stream_source.options import CONNECTION, KV, STREAM, kv_options
 from nats_stream_source.options.hints import add_option_hints, option_hints, option_names
 from nats_stream_source.spark.runner import Runner
@@ -77,7 +77,7 @@ def test_asyncio_errors_name_settings() -> None:
     with pytest.raises(ConfigurationError, match="'api_prefix' and 'domain'"):
         api_prefix("a", "b")
     with pytest.raises(ConfigurationError, match=r"in 'keys'$"):
-        check_filters(["a.*", "a.b"])
+        validate_filters(["a.*", "a.b"])
 
 
 # -- translation -----------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_options_fail_in_options() -> None:
 
 def test_stream_named_like_a_setting() -> None:
     with pytest.raises(ConfigurationError) as caught, option_hints(NAMES):
-        check_stream("connect_timeout ")
+        validate_stream("connect_timeout ")
     assert "'connect_timeout '" in str(caught.value)
 
 

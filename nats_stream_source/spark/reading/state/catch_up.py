@@ -21,7 +21,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
 from nats_stream_source.spark.reading.range_reader import read_range
-from nats_stream_source.spark.reading.read_verifier import check_fingerprint, verified_stream_info
+from nats_stream_source.spark.reading.read_verifier import verified_stream_info, verify_fingerprint
 from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.framing.frames import Frames
 
@@ -101,7 +101,7 @@ class CatchUpReader:
                 f"read: last sequence is {info.last_seq}, expected {known_last_seq} or higher, and "
                 f"messages that were read may be missing; load the batch again"
             )
-        runner.run(check_fingerprint(info, split, runner.connection, self._fingerprint))
+        runner.run(verify_fingerprint(info, split, runner.connection, self._fingerprint))
         self._known_last_seq = info.last_seq
         if info.last_time is not None:  # otherwise the last message was deleted
             self._fingerprint = info.last_seq, info.last_time

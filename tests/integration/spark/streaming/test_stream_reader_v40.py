@@ -16,7 +16,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import CommonOptions, Mode, kv_options
-from nats_stream_source.spark.compat import check_limits
+from nats_stream_source.spark.compat import validate_limits
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
 from nats_stream_source.spark.tasks import NatsInputPartition
@@ -163,7 +163,7 @@ def test_end_taken_too_early_is_refused(shared_server: NatsServer, bucket: str, 
 
 @pytest.mark.parametrize("reading", [CommonOptions(max_rows=5), CommonOptions(max_bytes=5)])
 def test_limits_are_refused_where_spark_keeps_none(reading: CommonOptions) -> None:
-    check_limits(reading, admission_control=True)
+    validate_limits(reading, admission_control=True)
     with pytest.raises(OptionError, match=r"PerTrigger' needs Spark 4\.2 or newer"):
-        check_limits(reading, admission_control=False)
-    check_limits(CommonOptions(), admission_control=False)
+        validate_limits(reading, admission_control=False)
+    validate_limits(CommonOptions(), admission_control=False)

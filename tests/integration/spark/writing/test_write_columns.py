@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.spark.formats.columns import ddl as columns_read
-from nats_stream_source.spark.writing.columns import check_columns
+from nats_stream_source.spark.writing.columns import validate_columns
 
 GOOD = [
     "key STRING, value STRING",
@@ -35,19 +35,19 @@ BAD = [
 
 @pytest.mark.parametrize("ddl", GOOD)
 def test_columns_of_a_bucket(spark: SparkSession, ddl: str) -> None:
-    check_columns(StructType.fromDDL(ddl), "nats_kv")
+    validate_columns(StructType.fromDDL(ddl), "nats_kv")
 
 
 @pytest.mark.parametrize(("ddl", "problem"), BAD)
 def test_refused_columns_of_a_bucket(spark: SparkSession, ddl: str, problem: str) -> None:
     with pytest.raises(OptionError, match=f"could not write with format 'nats_kv': {problem}"):
-        check_columns(StructType.fromDDL(ddl), "nats_kv")
+        validate_columns(StructType.fromDDL(ddl), "nats_kv")
 
 
 def test_columns_of_a_stream(spark: SparkSession) -> None:
-    check_columns(
+    validate_columns(
         StructType.fromDDL(columns_read("nats_stream", include_headers=True)), "nats_stream"
     )
-    check_columns(StructType.fromDDL("data STRING, msg_id STRING"), "nats_stream")
+    validate_columns(StructType.fromDDL("data STRING, msg_id STRING"), "nats_stream")
     with pytest.raises(OptionError, match="column 'data' is missing"):
-        check_columns(StructType.fromDDL("subject STRING"), "nats_stream")
+        validate_columns(StructType.fromDDL("subject STRING"), "nats_stream")

@@ -14,7 +14,7 @@ from nats_stream_source.errors import (
     NatsSourceError,
     TtlNotSupportedError,
 )
-from nats_stream_source.jetstream.subjects import check_written_key
+from nats_stream_source.jetstream.subjects import validate_written_key
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
 from nats_stream_source.spark.writing.rows import MessageIds, Position
 from nats_stream_source.wire.header_columns import HEADERS
@@ -166,7 +166,7 @@ def test_refused_rows(row: dict[str, Any], kind: type[NatsSourceError], text: st
 
 def test_keys_are_those_of_the_layer() -> None:
     for key in ["a", "A-/_=.9", "=", "a.b.c", "-", "/"]:
-        assert check_written_key(key) == key
+        assert validate_written_key(key) == key
         assert messages(encode({"key": key, "value": b""}))[0][0] == f"$KV.fleet.{key}"
 
 
