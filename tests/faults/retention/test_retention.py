@@ -14,7 +14,7 @@ from tests.support.nats.buckets import api, put
 from tests.support.nats.retention import expire
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, loss_warnings
+from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, loss_warnings
 
 ACCEPT = {"failOnDataLoss": "false"}
 KEPT = 500
@@ -24,37 +24,6 @@ KEPT = 500
 def create(kind: str, server: NatsServer) -> RecordedStream:
     # A bucket refuses what is too much, where it is made as ADR-8 has it.
     return RecordedStream(kind, server.url).create(max_msgs=KEPT, discard="old")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_retention_overtakes_slow_reader(
-    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    """One micro-batch of 200 is read while 900 are written to a stream that keeps 500."""
-    recorded = create(kind, shared_server)
-    recorded.write(KEPT)
-    with recorded.query(maxRowsPerTrigger="200") as first:
-        # Initial values of a bucket with history are one micro-batch, whatever the limit says.
-        assert first.plan()
-        first.read()
-    read = first.seq
-    assert read == KEPT if kind == "kv current" else read <= 200
-    recorded.write(900)
-    state = recorded.state()
-    assert state["first_seq"] == 901
-    gone = range(read + 1, 901)
-
-    if kind != "kv current":
-        lost = pytest.raises(DataLossError, match=rf"\b{gone[0]} to {gone[-1]} aged out")
-        with recorded.query(offsets=first.offsets) as refused, lost:
-            refused.plan()
-    caplog.clear()
-    with recorded.query(offsets=first.offsets, **ACCEPT) as second:
-        second.drain()
-    recorded.check(first.rows + second.rows, lost=gone)
-    assert len(first.rows + second.rows) == 1400 - len(gone)
-    if kind != "kv current":
-        assert f"{gone[0]} to {gone[-1]} aged out" in loss_warnings(caplog)[0]
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])

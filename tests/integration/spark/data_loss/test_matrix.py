@@ -18,6 +18,7 @@ earlier copy; a restored stream and the one of an older backup come through the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,7 @@ def test_query_stopped_or_running(
         event.happen(scene)
         changed = created(recorded) != before
         if moment == "running":
+            caplog.clear()
             _read_after(scene, event, strict, accepting, end)
     if moment == "stopped":
         caplog.clear()
@@ -180,6 +182,8 @@ def test_query_stopped_or_running(
         )  # one by each query
     if name == "restored":
         assert changed == restore_changes_created(recorded.url)
+    accepted = [text for text in warnings(caplog) if event.error and re.search(event.error, text)]
+    assert len(accepted) == event.fails(recorded)
 
 
 def _read_after(
@@ -258,6 +262,42 @@ def test_planned_batch(scene: Scene, event: Event, accept: bool) -> None:
     through = FIRST + SECOND
     lost = range(1, scene.lost.stop) if event.error == AGED_OUT else ()
     recorded.check(rows, through=through, lost=lost)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_purged_after_they_were_read(
+    shared_server: NatsServer, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded.write(FIRST)
+    with recorded.query() as first:
+        first.until(FIRST)
+    purge(recorded, keep=0)
+    recorded.write(AFTER)
+    caplog.clear()
+    with recorded.query(offsets=first.offsets) as second:
+        second.drain()
+    recorded.check(first.rows + second.rows)
+    assert not [text for text in warnings(caplog) if "aged out" in text]
+
+
+@pytest.mark.parametrize("kind", ["kv", "stream"])
+def test_history_purged_before_first_micro_batch_is_read(
+    shared_server: NatsServer, kind: str
+) -> None:
+    """A query that has read no row starts at the oldest message that is left."""
+    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded.write(FIRST)
+    with recorded.query() as first:
+        assert first.plan()
+        offsets, logged = list(first.offsets), first.logged
+        assert logged is not None
+    purge(recorded, keep=FIRST // 2)
+    with recorded.query(offsets=offsets) as second:
+        second.plan_logged(logged)
+        second.read()
+        second.drain()
+    recorded.check(second.rows, after=FIRST - FIRST // 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,55 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.integration.spark.reading.streams import create, fill, read, state
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import api
 from tests.support.query_driver.driver import new_query, sequences
-from tests.support.wait import wait_until
-
-LIMITS: dict[str, dict[str, Any]] = {
-    "max_msgs": {"max_msgs": 4},
-    "max_bytes": {"max_bytes": 1000},
-    "max_age": {"max_age": 300_000_000},
-}
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_aged_out(
-    shared_server: NatsServer, name: str, limit: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = shared_server.url
-    create(url, name, **LIMITS[limit])
-    body = bytes(150)
-    publish(url, [(f"{name}.a", body, None)] * 3)
-    with new_query(url, stream=name, deliverPolicy="all") as query:
-        query.read_new()
-        offset = query.offset
-    publish(url, [(f"{name}.a", body, None)] * 9)
-    wait_until(lambda: state(url, name)["first_seq"] > offset["stream_seq"] + 1, "messages to go")
-    wait_until(lambda: limit != "max_age" or not state(url, name)["messages"], "all of max_age")
-    publish(url, [(f"{name}.a", b"last", None)])
-    begins = state(url, name)["first_seq"]
-    with (
-        pytest.raises(
-            DataLossError, match=rf"sequences {offset['stream_seq'] + 1} to {begins - 1} aged out"
-        ),
-        new_query(url, stream=name, offset=offset) as query,
-    ):
-        query.read_new()
-    with (
-        caplog.at_level(logging.WARNING),
-        new_query(url, stream=name, offset=offset, failOnDataLoss=False) as query,
-    ):
-        found = sequences(query.read_new())
-    assert found[-1] == 13
-    assert found == list(range(found[0], 14))
-    assert "aged out" in caplog.text
 
 
 @pytest.mark.parametrize("policy", ["new", "all"])

@@ -9,28 +9,22 @@ import pytest
 
 from tests.support.spark.scenario import (
     STREAM,
-    Backup,
     Create,
     CreateOther,
     Do,
     Erase,
-    ExpectBatches,
-    ExpectError,
     ExpectNoConsumers,
     ExpectRows,
     ExpectState,
-    Put,
     PutMany,
-    Restore,
     Run,
     Scene,
     Start,
     Stop,
     Wait,
     play,
-    shown,
 )
-from tests.support.spark.shared_scenarios import ACCEPT, OF_ONE_STREAM, SHARED
+from tests.support.spark.shared_scenarios import OF_ONE_STREAM, SHARED
 
 
 @pytest.fixture
@@ -105,24 +99,3 @@ def _at_most(scene: Scene, rows: int) -> None:
     sizes = [len(batch) for batch in scene.batches.values() if batch]
     assert max(sizes) <= rows
     assert len(sizes) > 1
-
-
-def test_set_back(own_scene: Scene) -> None:
-    play(
-        own_scene,
-        Create(),
-        PutMany(3, keys=3),
-        Backup(),
-        PutMany(3, keys=3, prefix="gone"),
-        Run(),
-        Restore(),
-        Put("new", "1"),
-        ExpectError("DataLossError", ("was rolled back", "failOnDataLoss=false"), Run()),
-        Run(ACCEPT),
-        ExpectBatches((6, 1)),
-        Do(lambda scene: _ends_with(scene, "4 new=1")),
-    )
-
-
-def _ends_with(scene: Scene, row: str) -> None:
-    assert shown(scene.rows[-1]) == row
