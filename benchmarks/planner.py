@@ -159,9 +159,9 @@ async def divided(url: str, filters: str, rounds: int) -> Divided:
     try:
         jetstream = JetStream(await link.connection())
         counts = [
-            await count_messages(jetstream, plan.stream, seq + 1, plan.filters)
+            await count_messages(jetstream, plan.range.stream, seq + 1, plan.range.filters)
             for plan in plans
-            for seq in (plan.start, plan.end)
+            for seq in (plan.range.start, plan.range.end)
         ]
     finally:
         await link.drop()

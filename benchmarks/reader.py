@@ -195,9 +195,8 @@ def _messages(bucket: str, size: int, headers: bool, rows: int) -> Iterator[Mess
 
 def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
     query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "bench"}))
-    split = Split(stream, created, "$KV.bench.", (), 0, rows, 0)
-    request = RangeRequest(stream=stream, created=created, start=0, end=rows)
-    reader = OrderedReader(runner.connection, request)
+    split = Split(RangeRequest(stream, created, 0, rows), "$KV.bench.", initial_through=0)
+    reader = OrderedReader(runner.connection, split.range)
     count = 0
     for frames in runner.iterate(reader.batches()):
         batch = query.record_batch(frames, split)

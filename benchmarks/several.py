@@ -36,7 +36,7 @@ from benchmarks.support.raw_connection import fill
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
@@ -96,13 +96,14 @@ class Query:
     """
 
     def __init__(self, options: KvOptions, *, jumps: bool = False) -> None:
-        self._reader = AdmissionReader(options)
+        adapter = KvFormat(options)
+        self._reader = AdmissionReader(adapter)
         self.shift = 0.0
         ticks = itertools.count()
         runner = Runner(options.connection)
         self._reader._runner = runner
         self._reader._planner = QueryPlanner(
-            format_adapter(options),
+            adapter,
             runner.connection,
             clock=(lambda: float(next(ticks)))
             if jumps

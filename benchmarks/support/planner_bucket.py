@@ -20,7 +20,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import bucket_stream_info
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.offsets import Offset, Position
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
@@ -79,7 +79,7 @@ async def planning(
     parsed = kv_options(configured)
     link = ReusableConnection(parsed.connection)
     try:
-        yield QueryPlanner(format_adapter(parsed), link, clock)
+        yield QueryPlanner(KvFormat(parsed), link, clock)
     finally:
         await link.drop()
 

@@ -20,7 +20,7 @@ from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream import KeyValue, KeyValueConfig, Publisher, connect
 from nats_stream_source.options import CONNECTION, kv_options
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 
 _BUCKET, _KEYS, _FILL = "bench", 10_000, 200_000
 
@@ -105,7 +105,7 @@ def _measure_own_server(arguments: argparse.Namespace, fill: int) -> list[Measur
         ) from None
     with NatsServer() as server:
         asyncio.run(_fill(server.url, fill))
-        query = format_adapter(kv_options({"servers": server.url, "bucket": _BUCKET}))
+        query = KvFormat(kv_options({"servers": server.url, "bucket": _BUCKET}))
         return asyncio.run(_measure(query, arguments))
 
 

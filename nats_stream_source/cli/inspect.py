@@ -38,8 +38,9 @@ from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.options import connection_settings, kv_options, parse, stream_options
 from nats_stream_source.options.connection import CONNECTION
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.offsets import Position, lag_between, range_between
+from nats_stream_source.spark.formats.stream import StreamFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 
@@ -187,9 +188,9 @@ def _query(source: Source, options: Mapping[str, str]) -> FormatAdapter:
     filters = ",".join(source.filter)
     if (bucket := _bucket(source)) is not None:
         keys = {"keys": filters} if filters else {}
-        return format_adapter(kv_options({**options, "bucket": bucket, **keys}))
+        return KvFormat(kv_options({**options, "bucket": bucket, **keys}))
     subjects = {"filterSubjects": filters} if filters else {}
-    return format_adapter(stream_options({**options, "stream": source.stream, **subjects}))
+    return StreamFormat(stream_options({**options, "stream": source.stream, **subjects}))
 
 
 # -- the report ---------------------------------------------------------------------------------

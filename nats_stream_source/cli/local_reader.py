@@ -33,9 +33,9 @@ from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.range_reader import range_request
+from nats_stream_source.spark.formats.stream import StreamFormat
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +59,10 @@ def query_from_flags(arguments: argparse.Namespace) -> FormatAdapter:
         raise OptionError("--bucket and --keys are for a bucket, the others for a stream; name one")
     options = {**connection(arguments), **given(arguments, COMMON_FLAGS)}
     if stream:
-        return format_adapter(stream_options({**options, **stream}))
+        return StreamFormat(stream_options({**options, **stream}))
     if not kv:
         raise OptionError("--bucket or --stream is missing: name the bucket or stream to read")
-    return format_adapter(kv_options({**options, **kv}))
+    return KvFormat(kv_options({**options, **kv}))
 
 
 class StreamRange:
@@ -78,7 +78,7 @@ class StreamRange:
         self, adapter: FormatAdapter, connection: SharedConnection, info: StreamInfo
     ) -> None:
         self.info = info
-        self.first = max(info.first_seq, adapter.start_position.sequence or 1, 1)
+        self.first = max(info.first_seq, adapter.options.start_position.sequence or 1, 1)
         self.last = info.last_seq
         self._adapter = adapter
         self._connection = connection
@@ -88,7 +88,7 @@ class StreamRange:
         if start >= end:
             return
         split = self._split(start, end)
-        reader = OrderedReader(self._connection, range_request(split, self._adapter))
+        reader = OrderedReader(self._connection, split.range)
         # Also deletes the consumer if the caller stops early.
         async with contextlib.aclosing(reader.batches()) as batches:
             async for frames in batches:
@@ -99,7 +99,7 @@ class StreamRange:
         """The rows after ``start``, as they arrive, until the caller stops."""
         split = self._split(start, ENDLESS)
         # As a watch: on any replica, since a consumer that runs on outlives its stream's leader.
-        request = replace(range_request(split, self._adapter), eager=True, at_leader=False)
+        request = replace(split.range, eager=True, at_leader=False)
         reader = OrderedReader(self._connection, request)
         try:
             async with contextlib.aclosing(reader.batches()) as batches:
@@ -113,21 +113,14 @@ class StreamRange:
 
     def _split(self, start: int, end: int) -> Split:
         scope = self._adapter.read_scope(self.info)
-        return Split(
-            stream=self.info.name,
-            created=self.info.created,
-            prefix=scope.prefix,
-            filters=scope.filters,
-            start=start,
-            end=end,
-            initial_through=0,
-        )
+        request = self._adapter.range_request(scope, self.info.name, self.info.created, start, end)
+        return Split(request, scope.prefix, initial_through=0)
 
 
 @contextlib.asynccontextmanager
 async def open_range(adapter: FormatAdapter) -> AsyncIterator[StreamRange]:
     """Open the query's range, on its own connection."""
-    connection = await Connection.open(adapter.connection, retry=False)
+    connection = await Connection.open(adapter.options.connection, retry=False)
     try:
         jetstream = JetStream(connection)
         stream = await adapter.stream_name(jetstream)

@@ -150,7 +150,7 @@ async def _follow(query: FormatAdapter, arguments: argparse.Namespace, output: _
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with local_reader.open_range(query) as source, closed_pipe():
-        if arguments.rows is None and query.start_position.sequence is not None:
+        if arguments.rows is None and query.options.start_position.sequence is not None:
             position = source.first - 1
         else:
             output.write(await _last(source, arguments.rows or _ROWS))

@@ -20,29 +20,29 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nats_stream_source.options import KvOptions, StreamOptions
-from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import BatchReadKind, BatchSplit
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nats_stream_source.spark.formats.base import FormatAdapter
+
 
 class BatchReader(DataSourceReader):
     """Splits on the driver, rows on the executors."""
 
-    def __init__(self, options: KvOptions | StreamOptions) -> None:
-        self._options = options
+    def __init__(self, adapter: FormatAdapter) -> None:
+        self._adapter = adapter
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch, by the task that reads them."""
         from nats_stream_source.spark.planning.batch_planner import BatchPlanner
         from nats_stream_source.spark.runner import Runner
 
-        runner = Runner(self._options.connection)
+        runner = Runner(self._adapter.options.connection)
         try:
-            planner = BatchPlanner(self._options, runner.connection)
+            planner = BatchPlanner(self._adapter, runner.connection)
             return [NatsInputPartition(splits) for splits in runner.plan(planner.tasks)]
         finally:
             runner.close()
@@ -56,9 +56,8 @@ class BatchReader(DataSourceReader):
         exempt_modules()
         if not isinstance(partition, NatsInputPartition):
             return iter(())  # Spark replaces an empty list by a partition of its own
-        adapter = format_adapter(self._options)
         splits = [split for split in partition.splits if isinstance(split, BatchSplit)]
         if splits[0].kind is BatchReadKind.RANGE:  # all splits of a batch are of one kind
-            return read_splits([split.split for split in splits], adapter)
+            return read_splits([split.split for split in splits], self._adapter)
         read = read_latest_values if splits[0].kind is BatchReadKind.CURRENT else read_as_of
-        return chain.from_iterable(read(split, adapter) for split in splits)
+        return chain.from_iterable(read(split, self._adapter) for split in splits)

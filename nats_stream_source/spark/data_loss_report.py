@@ -21,7 +21,7 @@ def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action:
         observed: what was lost, and what was expected.
         action: what ``failOnDataLoss=false`` does instead, as "continue at 120".
     """
-    if adapter.common.fail_on_data_loss:
+    if adapter.options.common.fail_on_data_loss:
         raise DataLossError(
             f"data loss in stream {stream}: {observed}; set failOnDataLoss=false to {action}, or "
             f"start a streaming query with a new checkpoint"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nats_stream_source.extras import import_failure
 
@@ -38,6 +39,9 @@ from nats_stream_source.spark.formats.columns import ddl
 from nats_stream_source.spark.stream_reader import StreamReader
 from nats_stream_source.spark.writing.columns import validate_columns
 
+if TYPE_CHECKING:
+    from nats_stream_source.spark.formats.base import FormatAdapter
+
 
 class NatsFormat(DataSource):
     """A format of this package.
@@ -54,21 +58,25 @@ class NatsFormat(DataSource):
     def parse_options(self, mode: Mode | None = None) -> KvOptions | StreamOptions:
         """The options, validated for ``mode``; raises OptionError and other ConfigurationErrors."""
 
+    @abstractmethod
+    def _adapter(self, mode: Mode) -> FormatAdapter:
+        """The query that the options describe; raises as :meth:`parse_options`."""
+
     def schema(self) -> str:
         """The columns, as DDL."""
         return ddl(self.name(), include_headers=self.parse_options().common.include_headers)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""
-        options = self.parse_options(Mode.STREAMING)
+        adapter = self._adapter(Mode.STREAMING)
         self._validate_schema(schema)
-        return stream_reader(options)
+        return stream_reader(adapter)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
-        options = self.parse_options(Mode.BATCH)
+        adapter = self._adapter(Mode.BATCH)
         self._validate_schema(schema)
-        return BatchReader(options)
+        return BatchReader(adapter)
 
     def _validate_schema(self, schema: StructType) -> None:
         """Raise OptionError for columns that the user gave and a read does not return.
@@ -140,6 +148,12 @@ class NatsKvDataSource(NatsFormat):
         """The options, validated for ``mode``."""
         return kv_options(self.options, mode)
 
+    def _adapter(self, mode: Mode) -> FormatAdapter:
+        # Deferred import: each process that Spark starts to find the formats would load Arrow.
+        from nats_stream_source.spark.formats.kv import KvFormat
+
+        return KvFormat(self.parse_options(mode))
+
     def _write_options(self, schema: StructType) -> KvWriteOptions:
         options = kv_write_options(self.options)
         validate_columns(schema, self.name())
@@ -158,6 +172,11 @@ class NatsStreamDataSource(NatsFormat):
         """The options, validated for ``mode``."""
         return stream_options(self.options, mode)
 
+    def _adapter(self, mode: Mode) -> FormatAdapter:
+        from nats_stream_source.spark.formats.stream import StreamFormat  # deferred, as above
+
+        return StreamFormat(self.parse_options(mode))
+
     def _write_options(self, schema: StructType) -> StreamWriteOptions:
         options = stream_write_options(self.options)
         validate_columns(
@@ -166,18 +185,18 @@ class NatsStreamDataSource(NatsFormat):
         return options
 
 
-def stream_reader(options: KvOptions | StreamOptions) -> StreamReader:
+def stream_reader(adapter: FormatAdapter) -> StreamReader:
     """The stream reader for the installed version of Spark.
 
     Raises:
         OptionError: a limit that this version does not support.
     """
-    validate_limits(options.common)
+    validate_limits(adapter.options.common)
     # Deferred imports: each module needs, or is meant for, one range of Spark versions.
     if ADMISSION_CONTROL:
         from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 
-        return AdmissionReader(options)
+        return AdmissionReader(adapter)
     from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
 
-    return NoAdmissionReader(options)
+    return NoAdmissionReader(adapter)

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from nats_stream_source.options import KvOptions, StreamOptions
-from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
@@ -28,6 +26,7 @@ from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nats_stream_source.spark.formats.base import FormatAdapter
     from nats_stream_source.spark.planning.query_planner import QueryPlanner
     from nats_stream_source.spark.runner import Runner
 
@@ -37,8 +36,8 @@ T = TypeVar("T")
 class StreamReader(DataSourceStreamReader):
     """Offsets and splits on the driver, rows on the executors; everything but ``latestOffset``."""
 
-    def __init__(self, options: KvOptions | StreamOptions) -> None:
-        self._options = options
+    def __init__(self, adapter: FormatAdapter) -> None:
+        self._adapter = adapter
         self._runner: Runner | None = None
         self._planner: QueryPlanner | None = None
         self._planned = False  # a micro-batch with rows
@@ -60,12 +59,12 @@ class StreamReader(DataSourceStreamReader):
         if self._runner is None or self._planner is None:
             from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
-            self._runner = Runner(self._options.connection)
-            self._planner = QueryPlanner(format_adapter(self._options), self._runner.connection)
+            self._runner = Runner(self._adapter.options.connection)
+            self._planner = QueryPlanner(self._adapter, self._runner.connection)
         planner, runner = self._planner, self._runner
         result = runner.plan(lambda: call(planner))
         if runner.connection.outage is None:
-            runner.outlive_outages(self._options.common.outage_timeout)
+            runner.outlive_outages(self._adapter.options.common.outage_timeout)
         return result
 
     def initialOffset(self) -> dict[str, Any]:
@@ -105,9 +104,9 @@ class StreamReader(DataSourceStreamReader):
 
         exempt_modules()
         assert isinstance(partition, NatsInputPartition)
-        adapter, timeout = format_adapter(self._options), self._options.common.outage_timeout
+        timeout = self._adapter.options.common.outage_timeout
         splits = [split for split in partition.splits if isinstance(split, Split)]
-        return read_splits(splits, adapter, timeout, running=partition.running)
+        return read_splits(splits, self._adapter, timeout, running=partition.running)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the server does not keep state of a query."""

@@ -26,21 +26,23 @@ failed micro-batch, and the next run reads the rest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
 from nats_stream_source.errors import OffsetError
-from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.stream_reader import StreamReader
+
+if TYPE_CHECKING:
+    from nats_stream_source.spark.formats.base import FormatAdapter
 
 
 class NoAdmissionReader(StreamReader):
     """Reads without limits, and keeps the query's position."""
 
-    def __init__(self, options: KvOptions | StreamOptions) -> None:
-        super().__init__(options)
+    def __init__(self, adapter: FormatAdapter) -> None:
+        super().__init__(adapter)
         self._position: Offset | None = None
         self._end_without_position: dict[str, Any] | None = None
 

@@ -29,7 +29,7 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
         whether the limits apply; the planner reads all values from the options, since a limit of
         Spark has only one.
         """
-        options = self._options.common
+        options = self._adapter.options.common
         if options.max_rows is not None:
             return ReadMaxRows(options.max_rows)
         if options.max_bytes is not None:

@@ -26,7 +26,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import Mode, kv_options, stream_options
-from nats_stream_source.spark.reading import range_reader
+from nats_stream_source.spark.formats import base
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.columns import payloads
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
@@ -139,8 +139,8 @@ def _by_format(
     options = {"connectTimeout": seconds, "requestTimeout": seconds, **options}
     with pytest.MonkeyPatch.context() as patch:
         if patience is not None:
-            short_deadlines = partial(range_reader.RangeRequest, **_short(patience))
-            patch.setattr(range_reader, "RangeRequest", short_deadlines)
+            short_deadlines = partial(base.RangeRequest, **_short(patience))
+            patch.setattr(base, "RangeRequest", short_deadlines)
         found = rows(url, bucket, **options)
     names = ("revision", "value") if found and "revision" in found[0] else ("sequence", "data")
     return [(row[names[0]], row[names[1]]) for row in found]

@@ -28,6 +28,18 @@ def test_finding_the_source_and_its_columns_needs_little() -> None:
     assert not imported(code) & set(HEAVY)
 
 
+def test_pickled_stream_reader_needs_no_connection() -> None:
+    """The process that pickles the reader for the tasks has Arrow, and does not connect."""
+    code = (
+        "import pickle\n"
+        "from pyspark.sql.types import StructType\n"
+        "from pyspark_nats_kv import DefaultSource\n"
+        "options = {'servers': 'nats://127.0.0.1', 'bucket': 'b'}\n"
+        "assert pickle.dumps(DefaultSource(options).streamReader(StructType()))"
+    )
+    assert not imported(code) & {"nats", "nats_stream_source.spark.planning.query_planner"}
+
+
 def test_reader_needs_no_planner() -> None:
     modules = imported(
         "from nats_stream_source.spark.reading import split_reader\n"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.errors import (
     BucketNotFoundError,
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
@@ -21,6 +19,9 @@ from nats_stream_source.jetstream.subjects import (
     stream_of,
     write_prefix,
 )
+
+if TYPE_CHECKING:
+    from nats_stream_source.jetstream.api import JetStream
 
 ALL_KEYS = (">",)
 """The key filters that match all keys."""
@@ -147,6 +148,9 @@ async def stream_info_with_revision(
         BucketNotFoundError: the bucket does not exist.
         MinLastSequenceError: not reached within ``request_timeout``.
     """
+    # Deferred import: processes of Spark that need only `Bucket` would load nats-py.
+    from nats_stream_source.jetstream.leader import wait_for_last_seq
+
     if min_last_revision is not None:
         # bucket_stream_info raises BucketNotFoundError for it.
         with contextlib.suppress(StreamNotFoundError):

@@ -54,6 +54,14 @@ class RangeRequest:
     catch_up_timeout: float = 30.0
     attempts: int = 10
 
+    def __str__(self) -> str:
+        return f"{self.stream} {self.bounds}"
+
+    @property
+    def bounds(self) -> str:
+        """The sequences, as ``(3, 20]``."""
+        return f"({self.start}, {self.end}]"
+
     @property
     def target(self) -> int:
         """The sequence that the replica must reach within ``catch_up_timeout``."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nats_stream_source.connection.settings import ConnectionSettings
-from nats_stream_source.options import CommonOptions, StartPosition, StreamSet
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions, StreamSet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,11 +81,11 @@ class FormatAdapter(ABC):
     """One query of one format. Immutable; Spark pickles it to the executors.
 
     Attributes:
-        common: the options that both formats share.
+        options: the options of the query. The other attributes are those that have another name in
+            each format, or are derived from them.
         user_filters: the filters as the user wrote them, sorted; the checkpoint stores them.
         requires_all_messages: whether messages of a range that were removed before they were read
             are a data loss with any history; see :meth:`missing_is_loss`.
-        last_per_subject: whether the query starts with the last message of each subject.
         headers_only: read without payloads.
         min_last_seq: start once the stream has this sequence (ADR-53).
         start_option: the option that set the start position; None for the format's default.
@@ -93,17 +93,19 @@ class FormatAdapter(ABC):
             user; None if the query reads one.
     """
 
-    connection: ConnectionSettings
-    start_position: StartPosition
-    common: CommonOptions
+    options: KvOptions | StreamOptions
     user_filters: tuple[str, ...]
     requires_all_messages: bool
-    last_per_subject: bool
     headers_only: bool
     min_last_seq: int | None
     start_option: str | None
     stream_set: StreamSet | None
     terms: UserTerms
+
+    @property
+    def last_per_subject(self) -> bool:
+        """Whether the query starts with the last message of each subject."""
+        return self.options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
 
     def stream_of(self, name: str) -> str:
         """The stream of a name of ``stream_set``."""
@@ -152,6 +154,37 @@ class FormatAdapter(ABC):
         compaction removes superseded ones.
         """
         return self.requires_all_messages or scope.history == -1
+
+    def range_request(
+        self,
+        scope: ReadScope,
+        stream: str,
+        created: str,
+        start: int,
+        end: int,
+        *,
+        last_per_subject: bool = False,
+    ) -> RangeRequest:
+        """The request of an ordered consumer for ``(start, end]``.
+
+        The stream leader serves the consumer. A replica whose store was damaged (a flipped bit, a
+        lost block) drops unreadable messages: its last sequence is the leader's, it counts as
+        current, it is not repaired, and its consumers skip its missing messages like deleted ones.
+        A lagging replica, or one whose clock expires messages earlier, differs from the leader for
+        a while. Only the leader's messages are those of the stream.
+        """
+        # A server rejects last_per_subject without a filter.
+        match_all = (scope.match_all,) if last_per_subject else ()
+        return RangeRequest(
+            stream=stream,
+            created=created,
+            start=start,
+            end=end,
+            filters=scope.filters or match_all,
+            last_per_subject=last_per_subject,
+            headers_only=self.headers_only,
+            at_leader=True,
+        )
 
     def rows(self, frames: Frames, split: Split) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split's messages as one record batch; nothing without rows."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, stream_of
@@ -26,6 +27,10 @@ from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.header_columns import header_maps
 
+if TYPE_CHECKING:
+    # Spark pickles the reader in a process that does not connect, which need not load nats-py.
+    from nats_stream_source.jetstream.api import JetStream
+
 _START_OPTIONS = {
     DeliverPolicy.ALL: "includeHistory",
     DeliverPolicy.NEW: "updatesOnly",
@@ -37,6 +42,7 @@ _START_OPTIONS = {
 class KvFormat(FormatAdapter):
     """A query of a bucket, from its options."""
 
+    options: KvOptions
     terms = UserTerms(
         sequence="revision",
         stream_option="option 'bucket'",
@@ -47,12 +53,8 @@ class KvFormat(FormatAdapter):
 
     def __init__(self, options: KvOptions) -> None:
         self.options = options
-        self.connection = options.connection
-        self.start_position = options.start_position
-        self.common = options.common
         self.user_filters = options.keys
         self.requires_all_messages = options.include_history
-        self.last_per_subject = options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
         self.headers_only = options.meta_only
         self.min_last_seq = options.min_last_revision
         self.stream_set = options.buckets
@@ -101,7 +103,7 @@ class KvFormat(FormatAdapter):
         options = self.options
         tokens = ack_tokens(frames)
         count = len(frames)
-        bucket = bucket_of(split.stream)
+        bucket = bucket_of(split.range.stream)
         try:
             key = subjects(frames, after=split.prefix)
         except ValueError:
@@ -123,9 +125,9 @@ class KvFormat(FormatAdapter):
             operation,
             integer_column(tokens.pending),
             initial_column(tokens.stream_seq, split.initial_through),
-            created_column(split.created, count),
+            created_column(split.range.created, count),
         ]
-        include_headers = self.common.include_headers
+        include_headers = self.options.common.include_headers
         if include_headers:
             columns.append(header_maps(header_blocks(frames)))
         schema = arrow_schema("nats_kv", include_headers=include_headers)

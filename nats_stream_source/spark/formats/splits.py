@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """A range of a stream that one task reads, and the labels of its rows.
 
     Attributes:
+        range: the request of the ordered consumer that reads it.
         prefix: the part of every subject before the key.
-        start, end: the range ``(start, end]``.
-        last_per_subject: read only the last message of each subject.
         initial_through: rows up to this sequence are initial values.
         required_from: the first sequence of the range that the stream had when it was planned, if
             every message is required: messages that age out before they are read are a data loss.
@@ -33,25 +34,21 @@ class Split:
             if the stream did not have a message.
     """
 
-    stream: str
-    created: str
+    range: RangeRequest
     prefix: str
-    filters: tuple[str, ...]
-    start: int
-    end: int
     initial_through: int
-    last_per_subject: bool = False
     required_from: int | None = None
     expiry_allowed_through: int = 0
     fingerprint: tuple[int, str] | None = None
 
     def __str__(self) -> str:
-        return f"{self.stream} ({self.start}, {self.end}]"
+        return str(self.range)
 
     @property
     def known_last_seq(self) -> int:
         """The highest sequence that the stream is known to have had when this was planned."""
-        return max(self.end, self.fingerprint[0]) if self.fingerprint else self.end
+        end = self.range.end
+        return max(end, self.fingerprint[0]) if self.fingerprint else end
 
 
 class BatchReadKind(Enum):

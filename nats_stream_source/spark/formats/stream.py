@@ -13,6 +13,7 @@ the server.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,7 +23,6 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.options import DeliverPolicy, StreamOptions
@@ -40,6 +40,10 @@ from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.header_columns import header_maps
 
+if TYPE_CHECKING:
+    # Spark pickles the reader in a process that does not connect, which need not load nats-py.
+    from nats_stream_source.jetstream.api import JetStream
+
 _START_OPTIONS = {
     DeliverPolicy.NEW: "deliverPolicy",
     DeliverPolicy.LAST: "deliverPolicy",
@@ -55,6 +59,7 @@ _OTHER_ORIGINS = ("mirror", "sources", "subject_transform")
 class StreamFormat(FormatAdapter):
     """A query of a stream, from its options."""
 
+    options: StreamOptions
     terms = UserTerms(
         sequence="sequence",
         stream_option="options 'stream' and 'subject'",
@@ -65,11 +70,7 @@ class StreamFormat(FormatAdapter):
 
     def __init__(self, options: StreamOptions) -> None:
         self.options = options
-        self.connection = options.connection
-        self.start_position = options.start_position
-        self.common = options.common
         self.user_filters = options.filter_subjects
-        self.last_per_subject = options.start_position.policy is DeliverPolicy.LAST_PER_SUBJECT
         self.requires_all_messages = not self.last_per_subject
         self.headers_only = options.headers_only
         self.min_last_seq = options.min_last_sequence
@@ -148,15 +149,15 @@ class StreamFormat(FormatAdapter):
         tokens = ack_tokens(frames)
         count = len(frames)
         columns = [
-            constant_column(split.stream, pa.string(), count),
+            constant_column(split.range.stream, pa.string(), count),
             # A server accepts any bytes; one such message must not make a stream unreadable.
             subjects(frames, replace=True),
             pa.nulls(count, pa.binary()) if self.headers_only else payloads(frames),
             integer_column(tokens.stream_seq),
             timestamp_column(tokens.timestamp_ns),
-            created_column(split.created, count),
+            created_column(split.range.created, count),
         ]
-        include_headers = self.common.include_headers
+        include_headers = self.options.common.include_headers
         if include_headers:
             columns.append(header_maps(header_blocks(frames)))
         schema = arrow_schema("nats_stream", include_headers=include_headers)

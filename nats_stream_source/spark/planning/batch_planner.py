@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import OptionError
@@ -31,7 +30,7 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
 from nats_stream_source.spark.data_loss_report import report_aged_out
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import (
     BatchReadKind,
     BatchSplit,
@@ -62,16 +61,15 @@ class BatchPlanner:
 
     def __init__(
         self,
-        options: KvOptions | StreamOptions,
+        adapter: FormatAdapter,
         connection: ReusableConnection,
         *,
         cores: int | None = None,
     ) -> None:
-        self._options = options
-        self._adapter = format_adapter(options)
-        self._states = StreamStates(self._adapter, connection, time.monotonic)
+        self._adapter = adapter
+        self._states = StreamStates(adapter, connection, time.monotonic)
         self._cores = cores or os.cpu_count() or 1
-        self._min_partitions = options.common.min_partitions or 1
+        self._min_partitions = adapter.options.common.min_partitions or 1
 
     async def tasks(self) -> list[tuple[BatchSplit, ...]]:
         """The splits by the task that reads them; an empty list for an empty batch.
@@ -101,7 +99,7 @@ class BatchPlanner:
         splits = [split for of_stream in planned for split in of_stream]
         if len(views) <= 1:
             return [(split,) for split in splits]
-        weights = [_rows(split, views[split.split.stream].info) for split in splits]
+        weights = [_rows(split, views[split.split.range.stream].info) for split in splits]
         groups = group_splits(weights, at_least=self._min_partitions, cores=self._cores)
         return [tuple(splits[index] for index in group) for group in groups]
 
@@ -115,7 +113,7 @@ class BatchPlanner:
         return await self._plan_range(view, min_splits)
 
     def _validate_positions(self, info: StreamInfo) -> None:
-        options = self._options
+        options = self._adapter.options
         # A batch that starts right after the last message is valid, and empty.
         self._validate_sequence(
             info, "startSequence", options.start_position.sequence, info.last_seq + 1
@@ -145,7 +143,7 @@ class BatchPlanner:
 
     async def _as_of_sequence(self, view: StreamView) -> int | None:
         """The sequence of the requested past state; None for the present state or a range."""
-        options = self._options
+        options = self._adapter.options
         if not isinstance(options, KvOptions):
             return None
         if options.as_of_sequence is not None:
@@ -162,22 +160,15 @@ class BatchPlanner:
             return []
         # With one message per subject, every message is its subject's last.
         last_per_subject = kind is BatchReadKind.CURRENT and scope.history != 1
-        filters = scope.filters or ((scope.match_all,) if last_per_subject else ())
-        return [
-            _batch_split(
-                replace(view, scope=replace(scope, filters=filters)),
-                kind,
-                0 if last_per_subject else min(info.first_seq - 1, end),
-                end,
-                last_per_subject=last_per_subject,
-                subject_count=None if scope.filters else info.subjects,
-            )
-        ]
+        start = 0 if last_per_subject else min(info.first_seq - 1, end)
+        subject_count = None if scope.filters else info.subjects
+        return [self._split(view, kind, start, end, last_per_subject, subject_count=subject_count)]
 
     async def _plan_range(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
         adapter, info = self._adapter, view.info
-        policy = adapter.start_position.policy
-        start, end = await resolve_start(view, adapter.start_position), await self._range_end(view)
+        position = adapter.options.start_position
+        policy = position.policy
+        start, end = await resolve_start(view, position), await self._range_end(view)
         if policy is DeliverPolicy.LAST and start >= end:
             # The last match was written after the first request, or no message matches.
             end = min(start + 1, (await self._states.request(info.name)).info.last_seq)
@@ -190,12 +181,12 @@ class BatchPlanner:
         ends = await Limits(self._cores).split_ends(view, start, end, min_splits)
         starts = [start, *ends[:-1]]
         return [
-            _batch_split(view, BatchReadKind.RANGE, first, last, missing_is_loss=missing_is_loss)
+            self._split(view, BatchReadKind.RANGE, first, last, missing_is_loss=missing_is_loss)
             for first, last in zip(starts, ends, strict=True)
         ]
 
     async def _range_end(self, view: StreamView) -> int:
-        options = self._options
+        options = self._adapter.options
         if isinstance(options, StreamOptions):
             if options.end_sequence is not None:
                 return options.end_sequence
@@ -203,43 +194,40 @@ class BatchPlanner:
                 return await seq_before_time(view.jetstream, view.info, options.end_time)
         return view.info.last_seq
 
-
-def _batch_split(
-    view: StreamView,
-    kind: BatchReadKind,
-    start: int,
-    end: int,
-    *,
-    last_per_subject: bool = False,
-    missing_is_loss: bool = False,
-    subject_count: int | None = None,
-) -> BatchSplit:
-    info, scope = view.info, view.scope
-    split = Split(
-        stream=info.name,
-        created=info.created,
-        prefix=scope.prefix,
-        filters=scope.filters,
-        start=start,
-        end=end,
-        initial_through=ENDLESS,
-        last_per_subject=last_per_subject,
-        required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
-        fingerprint=None if info.last_time is None else (info.last_seq, info.last_time),
-    )
-    return BatchSplit(
-        split=split,
-        kind=kind,
-        history=scope.history,
-        subject_count=subject_count,
-        keeps_last_messages=not removal_settings(info.config),
-        at_stream_end=end >= info.last_seq,
-        first_seq=info.first_seq,
-    )
+    def _split(
+        self,
+        view: StreamView,
+        kind: BatchReadKind,
+        start: int,
+        end: int,
+        last_per_subject: bool = False,
+        missing_is_loss: bool = False,
+        subject_count: int | None = None,
+    ) -> BatchSplit:
+        info, scope = view.info, view.scope
+        split = Split(
+            range=self._adapter.range_request(
+                scope, info.name, info.created, start, end, last_per_subject=last_per_subject
+            ),
+            prefix=scope.prefix,
+            initial_through=ENDLESS,
+            required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
+            fingerprint=None if info.last_time is None else (info.last_seq, info.last_time),
+        )
+        return BatchSplit(
+            split=split,
+            kind=kind,
+            history=scope.history,
+            subject_count=subject_count,
+            keeps_last_messages=not removal_settings(info.config),
+            at_stream_end=end >= info.last_seq,
+            first_seq=info.first_seq,
+        )
 
 
 def _rows(split: BatchSplit, info: StreamInfo) -> int:
     """The number of messages of a split, if the stream has them at equal distances."""
     sequences = max(1, info.last_seq - info.first_seq + 1)
-    of_split = split.split.end - max(split.split.start, info.first_seq - 1)
+    request = split.split.range
+    of_split = request.end - max(request.start, info.first_seq - 1)
     return max(0, info.messages * min(of_split, sequences) // sequences)

@@ -106,7 +106,7 @@ class DataLossCheck:
         Before its first row a query accepts the history as it is. Messages that were written since
         the query started are required, and so is a sequence that the user chose.
         """
-        chosen = self._adapter.start_position.policy is DeliverPolicy.BY_START_SEQUENCE
+        chosen = self._adapter.options.start_position.policy is DeliverPolicy.BY_START_SEQUENCE
         return 0 if chosen or start > offset.origin else offset.initial_through
 
     async def readable_end(self, end: Position, info: StreamInfo) -> Position:

@@ -86,7 +86,7 @@ class QueryPlanner:
         self._states = StreamStates(adapter, connection, clock)
         self._cores = cores or os.cpu_count() or 1
         self._backoff = PollBackoff(clock, sleep)
-        options = adapter.common
+        options = adapter.options.common
         self._min_partitions = options.min_partitions or 1
         self._limit = RangeLimit(options.max_rows, options.max_bytes)
         self._delay = TriggerDelay(options.min_rows, options.max_trigger_delay, clock)
@@ -247,7 +247,8 @@ class QueryPlanner:
         Args:
             started: the time at which the query started; None if it starts now.
         """
-        skips = self._adapter.start_position.policy in (DeliverPolicy.NEW, DeliverPolicy.LAST)
+        policy = self._adapter.options.start_position.policy
+        skips = policy in (DeliverPolicy.NEW, DeliverPolicy.LAST)
 
         async def begin(name: str) -> Position | None:
             view = views[name]
@@ -274,7 +275,7 @@ class QueryPlanner:
                 streams[name] = at
         started = start.started or _server_time(views)
         new = {name: view for name, view in views.items() if name not in streams}
-        must_exist = self._adapter.common.fail_on_data_loss and self._initial_offset is None
+        must_exist = self._adapter.options.common.fail_on_data_loss and self._initial_offset is None
         await self._states.verify_listed(views, must_exist=must_exist)
         for name in self._found.keys() - new.keys():
             del self._found[name]

@@ -82,7 +82,7 @@ async def report_ignored_start(view: StreamView, adapter: FormatAdapter, resumed
     """
     if adapter.start_option is None:
         return
-    other = await _started_elsewhere(view, adapter.start_position, resumed)
+    other = await _started_elsewhere(view, adapter.options.start_position, resumed)
     if other is False:
         return
     (log.warning if other else log.info)(

@@ -155,19 +155,16 @@ class StreamPlanner:
         ends = [last]
         if not last_per_subject:
             ends = await self._limits.split_ends(view, first, last, min_splits)
+        whole = self._adapter.range_request(
+            scope, info.name, end.created, first, last, last_per_subject=last_per_subject
+        )
         splits = []
         for split_end in ends:
             splits.append(
                 Split(
-                    stream=info.name,
-                    created=end.created,
+                    range=replace(whole, start=first, end=split_end),
                     prefix=scope.prefix,
-                    # A server rejects last_per_subject without a filter.
-                    filters=scope.filters or ((scope.match_all,) if last_per_subject else ()),
-                    start=first,
-                    end=split_end,
                     initial_through=end.initial_through,
-                    last_per_subject=last_per_subject,
                     required_from=max(first + 1, info.first_seq) if missing_is_loss else None,
                     expiry_allowed_through=expiry_allowed_through,
                     fingerprint=None if time is None else (last, time),
@@ -194,7 +191,7 @@ class StreamPlanner:
                 stream=info.name,
                 why=", ".join(scope.silent_removals),
             )
-        origin = await resolve_start(view, start or self._adapter.start_position)
+        origin = await resolve_start(view, start or self._adapter.options.start_position)
         exists = 0 < origin <= info.last_seq
         return Position(
             created=info.created,

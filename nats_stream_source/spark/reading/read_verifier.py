@@ -56,8 +56,8 @@ class ReadVerifier:
         """
         split = self._split
         await verify_fingerprint(info, split, connection, split.fingerprint, self._last)
-        if self._gaps and (missing := self._gaps.aged_out(info.first_seq, split.end)):
-            report_aged_out(adapter, info, *missing, filters=split.filters)
+        if self._gaps and (missing := self._gaps.aged_out(info.first_seq, split.range.end)):
+            report_aged_out(adapter, info, *missing, filters=split.range.filters)
 
 
 async def verify_fingerprint(
@@ -80,13 +80,13 @@ async def verify_fingerprint(
     if last is not None and last[0] == seq <= info.last_seq:
         lost = last[1] != nanoseconds(time)  # the received message is the best evidence
     else:
-        lost = await _is_lost(connection, info, KnownStream(split.created, seq, time))
+        lost = await _is_lost(connection, info, KnownStream(split.range.created, seq, time))
     if lost:
         # Rows from before and after are mixed: only a new plan is correct, under any setting.
         raise DataLossError(
-            f"data loss in stream {split.stream}: the stream was rolled back while the range "
-            f"({split.start}, {split.end}] was read: sequence {seq} does not have the message that "
-            f"it had before; load a batch again, or restart a streaming query with "
+            f"data loss in stream {split.range.stream}: the stream was rolled back while the range "
+            f"{split.range.bounds} was read: sequence {seq} does not have the message that it had "
+            f"before; load a batch again, or restart a streaming query with "
             f"failOnDataLoss=false to continue after the last message that is left"
         )
 
@@ -124,7 +124,7 @@ async def verified_stream_info(
 
     async def request() -> StreamInfo:
         jetstream = await connection.jetstream()
-        info = await adapter.stream_info(jetstream, split.stream)
+        info = await adapter.stream_info(jetstream, split.range.stream)
         expected = split.known_last_seq if known_last_seq is None else known_last_seq
         if info.last_seq < expected:
             await verify_last_seq(jetstream, info, expected)
@@ -137,8 +137,8 @@ async def verified_stream_info(
 
 def is_recreated(info: StreamInfo, split: Split) -> bool:
     """Whether the stream was deleted and re-created since ``split`` was planned."""
-    seq, time = split.fingerprint or (split.end, None)
-    return compare(KnownStream(split.created, seq, time), info) is Identity.RECREATED
+    seq, time = split.fingerprint or (split.range.end, None)
+    return compare(KnownStream(split.range.created, seq, time), info) is Identity.RECREATED
 
 
 def verify_created(info: StreamInfo, split: Split) -> None:
@@ -146,8 +146,8 @@ def verify_created(info: StreamInfo, split: Split) -> None:
     if is_recreated(info, split):
         # Rows of two streams may be mixed: only a new plan is correct, under any setting.
         raise DataLossError(
-            f"data loss in stream {split.stream}: the stream was deleted and re-created while the "
-            f"range ({split.start}, {split.end}] was read: it was created at {info.created}, "
-            f"expected {split.created}; load a batch again, or restart a streaming query with "
-            f"failOnDataLoss=false to continue with the re-created stream"
+            f"data loss in stream {split.range.stream}: the stream was deleted and re-created "
+            f"while the range {split.range.bounds} was read: it was created at {info.created}, "
+            f"expected {split.range.created}; load a batch again, or restart a streaming query "
+            f"with failOnDataLoss=false to continue with the re-created stream"
         )

@@ -34,60 +34,52 @@ _MAX_MEAN_SIZE = 64 << 10  # bytes; above, a consumer reads the range
 log = field_logger(__name__)
 
 
-async def small_range(
-    jetstream: JetStream, split: Split, *, headers_only: bool = False
-) -> tuple[Frames, StreamInfo] | None:
+async def small_range(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo] | None:
     """The messages of a small range as a consumer would deliver them; None to use a consumer.
 
     The second element is the stream's state after the read. It may be of a re-created stream
     (``created``): then the messages are empty, and the caller raises the error.
-
-    Args:
-        headers_only: return the messages without payloads.
     """
+    request = split.range
     limit = min(MAX_SEQUENCES, max_concurrent_requests(jetstream))
-    if split.last_per_subject or split.end - split.start > limit:
+    if request.last_per_subject or request.end - request.start > limit:
         return None
     try:
-        return await _read(jetstream, split, headers_only)
+        return await _read(jetstream, split)
     except PermissionDeniedError as error:
-        log.warning("a small range is read by a consumer", stream=split.stream, error=error)
+        log.warning("a small range is read by a consumer", stream=request.stream, error=error)
     except StreamNotFoundError:
         pass  # the consumer raises the error if it persists
     except NatsSourceError as error:
         if not is_transient(error):
             raise
-        log.info("a small range is read by a consumer", stream=split.stream, error=error)
+        log.info("a small range is read by a consumer", stream=request.stream, error=error)
     return None
 
 
-async def _read(
-    jetstream: JetStream, split: Split, headers_only: bool
-) -> tuple[Frames, StreamInfo] | None:
-    before = await jetstream.stream_info(split.stream)
+async def _read(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo] | None:
+    request = split.range
+    stream, end = request.stream, request.end
+    before = await jetstream.stream_info(stream)
     if is_recreated(before, split):
         return Frames.join([]), before
-    if before.last_seq < split.end or before.nbytes > _MAX_MEAN_SIZE * before.messages:
+    if before.last_seq < end or before.nbytes > _MAX_MEAN_SIZE * before.messages:
         return None
     responses = await gather_limited(
-        lambda seq: jetstream.message(split.stream, seq=seq), range(split.start + 1, split.end + 1)
+        lambda seq: jetstream.message(stream, seq=seq), range(request.start + 1, end + 1)
     )
     messages = [message for message in responses if message is not None]
-    after = await jetstream.stream_info(split.stream)
+    after = await jetstream.stream_info(stream)
     if is_recreated(after, split):
         return Frames.join([]), after
-    if (after.created, after.leader) != (before.created, before.leader) or (
-        after.last_seq < split.end
-    ):
-        log.info(
-            "a small range is read by a consumer", stream=split.stream, error="the leader changed"
-        )
+    if (after.created, after.leader) != (before.created, before.leader) or (after.last_seq < end):
+        log.info("a small range is read by a consumer", stream=stream, error="the leader changed")
         return None
     if any("\ufffd" in message.subject for message in messages):
         return None  # possibly the server's replacement of bytes that are not UTF-8
     matching = [
-        as_delivered(message, headers_only=headers_only)
+        as_delivered(message, headers_only=request.headers_only)
         for message in messages
-        if not split.filters or any(covers(f, message.subject) for f in split.filters)
+        if not request.filters or any(covers(f, message.subject) for f in request.filters)
     ]
-    return encode_deliveries(split.stream, matching), after
+    return encode_deliveries(stream, matching), after

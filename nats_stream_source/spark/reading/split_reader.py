@@ -15,25 +15,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 
 import pyarrow as pa
 
 from nats_stream_source.errors import StreamNotFoundError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.data_loss_report import report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.range_reader import range_request
 from nats_stream_source.spark.reading.read_verifier import (
     ReadVerifier,
     verified_stream_info,
     verify_created,
 )
 from nats_stream_source.spark.reading.small_range import small_range
-from nats_stream_source.spark.runner import cached_runner
+from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.framing.frames import Frames
 
 _AHEAD = 8
@@ -61,7 +61,7 @@ def read_splits(
             before they were read, and ``failOnDataLoss`` is set.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
-    runner = cached_runner(adapter.connection)
+    runner = cached_runner(adapter.options.connection)
     waits = running or runner.connection.was_connected
     runner.outlive_outages(outage_timeout if waits else 0.0)
     if not waits:
@@ -100,14 +100,14 @@ def _report_deleted(split: Split, adapter: FormatAdapter, error: StreamNotFoundE
         raise error
     report_data_loss(
         adapter,
-        split.stream,
-        f"stream was deleted while the range ({split.start}, {split.end}] was read: {error}",
+        split.range.stream,
+        f"stream was deleted while the range {split.range.bounds} was read: {error}",
         "continue without it",
     )
 
 
 def _is_small(split: Split) -> bool:
-    return split.end - split.start <= _MAX_AHEAD_SEQUENCES
+    return split.range.end - split.range.start <= _MAX_AHEAD_SEQUENCES
 
 
 class _OpenSplit:
@@ -142,15 +142,18 @@ async def _split_frames(
 ) -> AsyncGenerator[Frames, None]:
     """Yield the messages of a split, and verify them after the last one."""
     verifier = ReadVerifier(split)
-    small = await connection.retry_transient(lambda: _read_small_range(connection, split, adapter))
-    if small is not None:
+
+    async def read_small() -> tuple[Frames, StreamInfo] | None:
+        return await small_range(await connection.jetstream(), split)
+
+    if (small := await connection.retry_transient(read_small)) is not None:
         frames, info = small
         verify_created(info, split)
         verifier.add(frames)
         await verifier.verify(info, connection, adapter)
         yield frames
         return
-    reader = OrderedReader(connection, range_request(split, adapter))
+    reader = OrderedReader(connection, split.range)
     async with contextlib.aclosing(reader.batches()) as batches:
         async for frames in batches:
             verifier.add(frames)
@@ -159,7 +162,6 @@ async def _split_frames(
     await verifier.verify(info, connection, adapter)
 
 
-async def _read_small_range(
-    connection: ReusableConnection, split: Split, adapter: FormatAdapter
-) -> tuple[Frames, StreamInfo] | None:
-    return await small_range(await connection.jetstream(), split, headers_only=adapter.headers_only)
+def read_range(runner: Runner, request: RangeRequest) -> Generator[Frames, None, None]:
+    """Yield the messages of a range; the caller verifies them."""
+    return runner.iterate(OrderedReader(runner.connection, request).batches())

@@ -53,7 +53,7 @@ def test_partial_mirror_serves_direct_get(shared_server: NatsServer, what: str, 
         recorded.check(rows, lost=[junk] if narrow else [])
         assert len(rows) == ENTRIES + (not narrow)
         if what in ("all", "stream"):
-            check_balance([(task.start, task.end) for task in tasks], rows)
+            check_balance([(task.range.start, task.range.end) for task in tasks], rows)
 
 
 @pytest.fixture(scope="module")

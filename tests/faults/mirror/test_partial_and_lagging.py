@@ -56,7 +56,7 @@ def test_partial_mirror_serves_direct_get(shared_server: NatsServer, kind: str, 
             query.until(junk - bool(filters))
             assert asked_a_mirror(proxy)
         recorded.check(query.rows, lost=lost)
-        check_balance([(split.start, split.end) for split in query.splits], query.rows)
+        check_balance([(split.range.start, split.range.end) for split in query.splits], query.rows)
 
 
 def _pattern(recorded: RecordedStream) -> str:

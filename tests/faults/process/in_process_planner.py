@@ -9,9 +9,9 @@ from typing import Any
 
 from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import Runner, close_cached_runners
+from tests.support.format_adapter import format_adapter
 from tests.support.query_driver.one_stream import OneStreamPlanner
 
 ROWS = 3000
@@ -37,7 +37,7 @@ def open_planner(
     given = {"servers": url, "connectTimeout": "20", "requestTimeout": "20", **options}
     parse = stream_options if "stream" in options else kv_options
     query = format_adapter(parse({k: str(v) for k, v in given.items()}, Mode.STREAMING))
-    runner = Runner(query.connection)
+    runner = Runner(query.options.connection)
     own = {} if clock is None else {"clock": clock, "sleep": _no_sleep}
     try:
         yield runner, OneStreamPlanner(query, runner.connection, cores=1, **own), query

@@ -13,8 +13,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import stream_options
-from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.spark.formats.stream import StreamFormat
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
@@ -44,7 +44,7 @@ def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]
         parsed = stream_options(given)
         link = ReusableConnection(parsed.connection)
         try:
-            planner = OneStreamPlanner(format_adapter(parsed), link, cores=1)
+            planner = OneStreamPlanner(StreamFormat(parsed), link, cores=1)
             start = await planner.initial_offset()
             (plan,) = await planner.splits(start, await planner.latest_offset(start))
             return plan
@@ -58,8 +58,8 @@ def test_expiry_behind_reader_is_not_a_loss(shared_server: NatsServer) -> None:
     url = shared_server.url
     make_stream(url, "BEHIND", MANY, max_msgs=MANY)
     given, plan = planned(url, "BEHIND")
-    assert (plan.start, plan.end, plan.required_from) == (0, MANY, 1)
-    batches = read_splits((plan,), format_adapter(stream_options(given)))
+    assert (plan.range.start, plan.range.end, plan.required_from) == (0, MANY, 1)
+    batches = read_splits((plan,), StreamFormat(stream_options(given)))
     found = next(batches)["sequence"].to_pylist()
     buckets.publish(url, [("BEHIND.x", b"", None)] * 3000)
     first_seq = buckets.api(url, "STREAM.INFO.BEHIND")["state"]["first_seq"]
@@ -78,11 +78,11 @@ def test_expiry_before_read_is_a_loss(shared_server: NatsServer, span: int, gone
     buckets.api(url, f"STREAM.PURGE.{name}", {"seq": gone + 1})
     told = f"sequences 1 to {gone} aged out"
     with pytest.raises(DataLossError, match=told):
-        list(read_splits((plan,), format_adapter(stream_options(given))))
+        list(read_splits((plan,), StreamFormat(stream_options(given))))
     given["failOnDataLoss"] = "false"
     rest = [
         seq
-        for batch in read_splits((plan,), format_adapter(stream_options(given)))
+        for batch in read_splits((plan,), StreamFormat(stream_options(given)))
         for seq in batch["sequence"].to_pylist()
     ]
     assert rest == list(range(gone + 1, span + 1))
@@ -93,11 +93,12 @@ def test_expiry_beyond_range_is_not_counted(shared_server: NatsServer) -> None:
     make_stream(url, "BEYOND", 40)
     given, plan = planned(url, "BEYOND", **FROM_THE_FIRST)
     buckets.api(url, "STREAM.PURGE.BEYOND", {"seq": 31})
+    plan = replace(plan, range=replace(plan.range, end=20))
     with pytest.raises(
         DataLossError,
         match=r"first sequence is 31, expected 1 or lower \(sequences 1 to 20 aged out",
     ):
-        list(read_splits((replace(plan, end=20),), format_adapter(stream_options(given))))
+        list(read_splits((plan,), StreamFormat(stream_options(given))))
 
 
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
@@ -110,7 +111,7 @@ def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span:
     buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
     rows = [
         seq
-        for batch in read_splits((plan,), format_adapter(stream_options(given)))
+        for batch in read_splits((plan,), StreamFormat(stream_options(given)))
         for seq in batch["sequence"].to_pylist()
     ]
     assert rows == list(range(11, span + 1))
@@ -122,7 +123,7 @@ def test_messages_after_hole_are_not_counted(shared_server: NatsServer) -> None:
     make_stream(url, name, MANY, max_msgs=MANY)
     buckets.api(url, f"STREAM.MSG.DELETE.{name}", {"seq": 100})
     given, plan = planned(url, name, failOnDataLoss="true")
-    batches = read_splits((plan,), format_adapter(stream_options(given)))
+    batches = read_splits((plan,), StreamFormat(stream_options(given)))
     found = next(batches)["sequence"].to_pylist()
     buckets.publish(url, [(f"{name}.x", b"", None)] * 3000)
     assert 100 < buckets.api(url, f"STREAM.INFO.{name}")["state"]["first_seq"] < found[-1]

@@ -73,7 +73,7 @@ def test_retention_overtakes_between_splits(
         caplog.clear()
         with recorded.query(minPartitions="3", **options) as query:
             assert query.plan()
-            ends = [split.end for split in query.splits]
+            ends = [split.range.end for split in query.splits]
             assert len(ends) == 3
             assert ends[0] < 250 < ends[1] < 400 < ends[2] == KEPT
 
@@ -84,9 +84,9 @@ def test_retention_overtakes_between_splits(
                     recorded.write(more)
 
             told = [
-                f" {split.start + 1} to {min(split.end, more)} aged out"
+                f" {split.range.start + 1} to {min(split.range.end, more)} aged out"
                 for split in query.splits[1:]
-                if split.start < more
+                if split.range.start < more
             ]
             if options:
                 query.read(overtake)

@@ -56,7 +56,7 @@ def test_listed_stream_is_deleted(
     with recorded.query() as query:
         assert query.plan()
         (split,) = query.splits
-        assert split.last_per_subject
+        assert split.range.last_per_subject
         listed = query.read(once)
         query.drain()
     assert injected

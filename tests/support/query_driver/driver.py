@@ -27,12 +27,12 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
-from nats_stream_source.spark.formats.factory import format_adapter
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 from nats_stream_source.spark.tasks import NatsInputPartition
+from tests.support.format_adapter import format_adapter
 from tests.support.oracle.rows import Row, rows_of
 
 OffsetJson = dict[str, Any]
@@ -116,12 +116,11 @@ class QueryDriver:
     ) -> None:
         common = replace(options.common, outage_timeout=outage_timeout)
         options = replace(options, common=common)
-        self._reader = AdmissionReader(options)
+        adapter = format_adapter(options)
+        self._reader = AdmissionReader(adapter)
         runner = Runner(options.connection)
         self._reader._runner = runner
-        self._reader._planner = QueryPlanner(
-            format_adapter(options), runner.connection, clock, cores=cores
-        )
+        self._reader._planner = QueryPlanner(adapter, runner.connection, clock, cores=cores)
         self._last_now = last_now
         self._empty_polls = empty_polls
         self._started = False
@@ -242,7 +241,7 @@ class QueryDriver:
         start = self.seq
         self.offsets.append(self.logged)
         self.logged = None
-        listed = any(split.last_per_subject for split in self.splits)
+        listed = any(split.range.last_per_subject for split in self.splits)
         done = MicroBatch(start, self.seq, listed, self._last_now(), tuple(batches))
         self.done.append(done)
         return done

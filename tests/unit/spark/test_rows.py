@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.errors import ProtocolError
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.rows import arrow_schema
@@ -39,7 +40,7 @@ def rows(
     frames: Frames = FRAMES, prefix: str = "$KV.b.", initial_through: int = 8, **options: str
 ) -> list[dict[str, Any]]:
     query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "b", **options}))
-    split = Split("KV_b", CREATED, prefix, (), 0, 20, initial_through)
+    split = Split(RangeRequest("KV_b", CREATED, 0, 20), prefix, initial_through)
     batch = query.record_batch(frames, split)
     batch.validate(full=True)
     assert batch.schema.equals(arrow_schema("nats_kv"))

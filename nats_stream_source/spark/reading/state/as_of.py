@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +50,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit
-from nats_stream_source.spark.reading.range_reader import read_range
+from nats_stream_source.spark.reading.split_reader import read_range
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.state.state_loss import (
     Cause,
@@ -82,10 +83,10 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
             set; the stream was re-created or rolled back while it was read.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
-    split, runner, seen = batch_split.split, cached_runner(adapter.connection), SubjectsSeen()
-    received = 0
+    split, runner = batch_split.split, cached_runner(adapter.options.connection)
+    seen, received = SubjectsSeen(), 0
     if batch_split.history == 1:
-        with contextlib.closing(read_range(runner, split, adapter)) as batches:
+        with contextlib.closing(read_range(runner, split.range)) as batches:
             for frames in batches:
                 received += len(frames)
                 if len(frames):
@@ -93,8 +94,8 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
                 yield from adapter.rows(frames, split)
         _verify_complete(runner, batch_split, adapter, seen, received)
         return
-    last = _LastSequences()
-    with contextlib.closing(read_range(runner, split, adapter, headers_only=True)) as batches:
+    last, without_payloads = _LastSequences(), replace(split.range, headers_only=True)
+    with contextlib.closing(read_range(runner, without_payloads)) as batches:
         for frames in batches:
             received += len(frames)
             last.add(frames)
@@ -105,7 +106,7 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
         return
     # A revision may be a key's last only because later ones, up to `end`, were removed before they
     # were delivered: then it has been removed by now as well, and is reported.
-    with contextlib.closing(read_range(runner, split, adapter)) as batches:
+    with contextlib.closing(read_range(runner, split.range)) as batches:
         for frames in batches:
             yield from adapter.rows(last.select(frames), split)
     catch_up.verified_stream_info()
@@ -131,7 +132,7 @@ def _verify_complete(
 
     def is_complete(info: StreamInfo) -> bool:
         return (
-            received == batch_split.split.end
+            received == batch_split.split.range.end
             or has_all_messages(info)
             or all_subjects_seen(batch_split, info, len(seen))
         )
@@ -151,7 +152,7 @@ def _verify_complete(
                 return await _unknown(jetstream, batch_split, seen, names)
 
             unknown = runner.retry_transient(request)
-    if received == batch_split.split.end:
+    if received == batch_split.split.range.end:
         return catch_up
     removals = untraced_removals(catch_up.info)
     # If the range ended at the stream's last message, messages removed before the plan were not
@@ -273,22 +274,23 @@ async def _unknown(
     Args:
         names: subjects that were not received; None for all of them.
     """
-    split, history = batch_split.split, batch_split.history
+    request, history = batch_split.split.range, batch_split.history
+    stream = request.stream
     if names is None:
-        names = seen.missing(await list_subjects(jetstream, split.stream, split.filters))
+        names = seen.missing(await list_subjects(jetstream, stream, request.filters))
 
     async def cause(name: str) -> Cause | None:
         """None if the subject was created later."""
         if not is_literal(name):
             return Cause.SUPERSEDED  # the server would match other subjects
-        first = await jetstream.message(split.stream, seq=1, next_by_subj=name)
+        first = await jetstream.message(stream, seq=1, next_by_subj=name)
         if first is None or any(header in first.headers for header in _REPLACES):
             return Cause.PURGED
-        if first.seq <= split.end:
+        if first.seq <= request.end:
             return Cause.SUPERSEDED
         if history < 1:
             return None
-        counts = await jetstream.subject_counts(split.stream, name)
+        counts = await jetstream.subject_counts(stream, name)
         return None if counts.get(name, history) < history else Cause.SUPERSEDED
 
     causes = await gather_limited(cause, names, max_concurrent_requests(jetstream))

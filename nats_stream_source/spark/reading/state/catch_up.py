@@ -20,8 +20,8 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
-from nats_stream_source.spark.reading.range_reader import read_range
 from nats_stream_source.spark.reading.read_verifier import verified_stream_info, verify_fingerprint
+from nats_stream_source.spark.reading.split_reader import read_range
 from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.framing.frames import Frames
 
@@ -58,7 +58,7 @@ class CatchUpReader:
         Raises:
             DataLossError: the stream was re-created or rolled back.
         """
-        position = self._split.end
+        position = self._split.range.end
         previous_length: int | None = None
         while True:
             info = self.verified_stream_info()
@@ -72,11 +72,13 @@ class CatchUpReader:
                 return
             previous_length = length
             following = replace(
-                self._split, start=position, end=info.last_seq, last_per_subject=False
+                self._split.range,
+                start=position,
+                end=info.last_seq,
+                last_per_subject=False,
+                headers_only=headers_only,
             )
-            with contextlib.closing(
-                read_range(self._runner, following, self._adapter, headers_only=headers_only)
-            ) as batches:
+            with contextlib.closing(read_range(self._runner, following)) as batches:
                 yield from batches
             position = info.last_seq
             self.ranges_read += 1
@@ -97,9 +99,9 @@ class CatchUpReader:
         )
         if info.last_seq < known_last_seq:
             raise DataLossError(
-                f"data loss in stream {split.stream}: the stream was rolled back while it was "
-                f"read: last sequence is {info.last_seq}, expected {known_last_seq} or higher, and "
-                f"messages that were read may be missing; load the batch again"
+                f"data loss in stream {split.range.stream}: the stream was rolled back while it "
+                f"was read: last sequence is {info.last_seq}, expected {known_last_seq} or higher, "
+                f"and messages that were read may be missing; load the batch again"
             )
         runner.run(verify_fingerprint(info, split, runner.connection, self._fingerprint))
         self._known_last_seq = info.last_seq

@@ -40,7 +40,7 @@ from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
-from nats_stream_source.spark.reading.range_reader import read_range
+from nats_stream_source.spark.reading.split_reader import read_range
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.spark.runner import cached_runner
@@ -58,8 +58,9 @@ def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Itera
         DataLossError: the stream was re-created or rolled back while it was read.
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
-    split, runner, seen = batch_split.split, cached_runner(adapter.connection), SubjectsSeen()
-    with contextlib.closing(read_range(runner, split, adapter)) as batches:
+    split, runner = batch_split.split, cached_runner(adapter.options.connection)
+    seen = SubjectsSeen()
+    with contextlib.closing(read_range(runner, split.range)) as batches:
         for frames in batches:
             if len(frames):
                 seen.add(subjects(frames, replace=True))
@@ -71,7 +72,7 @@ def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Itera
         all_in_range = in_range == batch_split.subject_count
         return all_in_range or all_subjects_seen(batch_split, info, len(seen))
 
-    for frames in catch_up.frames(is_complete, headers_only=adapter.headers_only):
+    for frames in catch_up.frames(is_complete, headers_only=split.range.headers_only):
         yield from adapter.rows(seen.first_messages(frames), split)
     # A TTL that removes a message may uncover an older one, without a new message.
     uncovers = batch_split.history != 1 and catch_up.info.config.get("allow_msg_ttl")
@@ -91,14 +92,15 @@ async def _missing_messages(
     seen: SubjectsSeen,
 ) -> AsyncIterator[Frames]:
     """The last message of each subject that the leader lists and that was not received."""
-    split, timeout = batch_split.split, adapter.connection.connect_timeout
+    request, timeout = batch_split.split.range, adapter.options.connection.connect_timeout
+    stream = request.stream
 
     async def leader_subjects() -> set[str]:
-        return await list_subjects(await connection.jetstream(), split.stream, split.filters)
+        return await list_subjects(await connection.jetstream(), stream, request.filters)
 
     # A subject with wildcard tokens cannot be requested: the server would match others.
     missing = seen.missing(filter(is_literal, await retry_transient(leader_subjects, timeout)))
-    log.info("requesting superseded subjects", stream=split.stream, subjects=len(missing))
+    log.info("requesting superseded subjects", stream=stream, subjects=len(missing))
     size = max_concurrent_requests(await connection.jetstream())
     for index in range(0, len(missing), size):
         some = missing[index : index + size]
@@ -106,13 +108,13 @@ async def _missing_messages(
         async def last_messages(names: Sequence[str] = some) -> list[StoredMessage | None]:
             jetstream = await connection.jetstream()
             return await gather_limited(
-                lambda name: jetstream.message(split.stream, last_by_subj=name), names
+                lambda name: jetstream.message(stream, last_by_subj=name), names
             )
 
         responses = await retry_transient(last_messages, timeout)
         messages = [message for message in responses if message is not None]
         if messages:
             delivered = [
-                as_delivered(message, headers_only=adapter.headers_only) for message in messages
+                as_delivered(message, headers_only=request.headers_only) for message in messages
             ]
-            yield encode_deliveries(split.stream, delivered)
+            yield encode_deliveries(stream, delivered)

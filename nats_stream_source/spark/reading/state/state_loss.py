@@ -58,6 +58,7 @@ def report(
 ) -> None:
     """Raise DataLossError, or log a warning, if a part of the state is unknown."""
     split, history = batch_split.split, batch_split.history
+    stream = split.range.stream
     observed = []
     actions = ["set failOnDataLoss=false to leave out the unknown entries"]
     if superseded := unknown.get(Cause.SUPERSEDED):
@@ -84,13 +85,13 @@ def report(
             actions.append("use a bucket without limits")
     if not observed:
         return
-    state = f"as of {adapter.terms.sequence} {split.end}: {'; '.join(observed)}"
-    if adapter.common.fail_on_data_loss:
-        raise DataLossError(f"data loss in stream {split.stream} {state}; {', or '.join(actions)}")
+    state = f"as of {adapter.terms.sequence} {split.range.end}: {'; '.join(observed)}"
+    if adapter.options.common.fail_on_data_loss:
+        raise DataLossError(f"data loss in stream {stream} {state}; {', or '.join(actions)}")
     log.warning(
-        f"data loss accepted: stream {split.stream} {state}; failOnDataLoss=false: leave out the "
-        f"unknown entries",
-        stream=split.stream,
+        f"data loss accepted: stream {stream} {state}; failOnDataLoss=false: leave out the unknown "
+        f"entries",
+        stream=stream,
     )
 
 

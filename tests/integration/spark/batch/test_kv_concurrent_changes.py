@@ -108,7 +108,7 @@ def test_complete_though_all_is_overwritten(
         rows = list(rows_of_task(reader, task))
     close_cached_runners()
     assert task.splits[0].kind is BatchReadKind.CURRENT
-    end = task.splits[0].split.end
+    end = task.splits[0].split.range.end
     newer = [row for row in rows if row["revision"] > end]
     assert newer  # keys were overwritten while the batch was read
     assert len(newer) < len(rows)

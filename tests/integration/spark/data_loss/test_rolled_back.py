@@ -175,10 +175,10 @@ def test_rollback_between_two_splits(nats_server: NatsServer, tmp_path: Path, ki
         assert query.plan()
         first, second = query.splits
         rows = sum(len(batch) for batch in query.read_task(NatsInputPartition((second,))))
-        assert rows == second.end - second.start
+        assert rows == second.range.end - second.range.start
         restore()
-        recorded.write(first.end - FIRST + 50)
-        assert first.end < recorded.state()["last_seq"] < second.end
+        recorded.write(first.range.end - FIRST + 50)
+        assert first.range.end < recorded.state()["last_seq"] < second.range.end
         with pytest.raises(DataLossError, match=LOST):
             list(query.read_task(NatsInputPartition((first,))))
 

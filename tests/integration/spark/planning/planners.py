@@ -12,7 +12,7 @@ import pytest
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.offsets import Position
 from tests.support.query_driver.one_stream import OneStreamPlanner
 
@@ -32,7 +32,7 @@ async def planning(
     ticks = iter(range(10**9))
     try:
         arguments = {"clock": clock or (lambda: float(next(ticks))), "sleep": sleep, "cores": cores}
-        yield OneStreamPlanner(format_adapter(parsed), link, **arguments)
+        yield OneStreamPlanner(KvFormat(parsed), link, **arguments)
     finally:
         await link.drop()
 

@@ -36,8 +36,9 @@ async def test_initial_values_of_a_bucket_with_history_are_one_batch(
         then = await planner.latest_offset(end)
         (second,) = await planner.splits(end, then)
     assert (end.stream_seq, end.consumer_seq, end.initial_through) == (20, 4, 20)
-    assert (first.last_per_subject, first.filters) == (True, ("$KV.b.>",))
-    assert (second.last_per_subject, second.filters, second.start, second.end) == (
+    assert (first.range.last_per_subject, first.range.filters) == (True, ("$KV.b.>",))
+    request = second.range
+    assert (request.last_per_subject, request.filters, request.start, request.end) == (
         False,
         (),
         20,

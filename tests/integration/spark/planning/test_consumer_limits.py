@@ -11,7 +11,8 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerLimitError
-from nats_stream_source.spark.reading import range_reader, small_range
+from nats_stream_source.spark.formats import base
+from nats_stream_source.spark.reading import small_range
 from tests.support.nats.buckets import api, publish
 from tests.support.query_driver.driver import new_query, sequences
 from tests.support.wait import wait_until
@@ -108,9 +109,7 @@ def test_query_waits_for_room_in_account(
 
 def test_account_without_room_fails(account: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the server's number and names the setting."""
-    monkeypatch.setattr(
-        range_reader, "RangeRequest", partial(range_reader.RangeRequest, attempts=2)
-    )
+    monkeypatch.setattr(base, "RangeRequest", partial(base.RangeRequest, attempts=2))
     url = fill(account, "S")
     take(url, "S")
     with (

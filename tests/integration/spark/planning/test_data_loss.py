@@ -64,7 +64,7 @@ async def test_logged_first_batch_is_read_from_its_origin(ten: str) -> None:
 
     async with planning(ten, "b", updatesOnly="true") as planner:
         (split,) = await planner.splits(await planner.initial_offset(), logged)
-    assert (split.start, split.end) == (10, 11)
+    assert (split.range.start, split.range.end) == (10, 11)
 
 
 async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
@@ -76,4 +76,4 @@ async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
     async with planning(ten, "copy") as planner:
         start = await planner.initial_offset()
         (split,) = await planner.splits(start, await planner.latest_offset(start))
-    assert (split.prefix, split.filters) == ("$KV.b.", ("$KV.b.>",))
+    assert (split.prefix, split.range.filters) == ("$KV.b.", ("$KV.b.>",))

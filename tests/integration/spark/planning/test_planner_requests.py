@@ -70,7 +70,7 @@ async def test_filters_many_cost_few_requests(
                 looks += 1
                 assert looks <= 5  # eight filters a look
             (split,) = await planner.splits(start, end)
-            assert split.end > split.start + 20
+            assert split.range.end > split.range.start + 20
             start = end
 
 

@@ -34,7 +34,7 @@ async def test_splits_of_a_range_that_ends_before_the_stream(
     async with planning(url, "b", **options) as planner:
         start = await planner.initial_offset()
         rows = [
-            split.end - split.start
+            split.range.end - split.range.start
             for split in list(await planner.splits(start, await planner.latest_offset(start)))
         ]
     assert len(rows) == 4
@@ -52,15 +52,17 @@ async def test_splits_are_balanced_by_rows(nats_server: NatsServer, keys: str) -
     last = 12_000
     options = {"minPartitions": "4"} | ({"keys": keys} if keys else {})
     splits = await splits_of(nats_server.url, "b", **options)
-    assert splits[0].start == 0
-    assert all(a.end == b.start for a, b in itertools.pairwise(splits))
+    assert splits[0].range.start == 0
+    assert all(a.range.end == b.range.start for a, b in itertools.pairwise(splits))
     wanted = keys.replace("*", "").split(",")
     live = [1] + [
         seq
         for seq, name in zip(range(last - 599, last + 1), names, strict=True)
         if not keys or name.startswith(tuple(wanted))
     ]
-    rows = [sum(1 for seq in live if split.start < seq <= split.end) for split in splits]
+    rows = [
+        sum(1 for seq in live if split.range.start < seq <= split.range.end) for split in splits
+    ]
     assert sum(rows) == len(live)
     assert len(rows) == 4
     assert max(rows) <= 2 * min(rows)
@@ -77,7 +79,7 @@ async def test_small_range_is_one_split_without_requests(
         asked = Asked(monkeypatch)
         splits = await planner.splits(start, await planner.latest_offset(start))
         asked = asked.subjects
-    assert [(split.start, split.end) for split in splits] == [(0, 1000)]
+    assert [(split.range.start, split.range.end) for split in splits] == [(0, 1000)]
     assert asked == ["STREAM.INFO.KV_b"]
 
 
@@ -87,7 +89,10 @@ async def test_large_range_is_cut_for_cores(
     monkeypatch.setattr(limits, "BYTES_PER_SPLIT", 1 << 20)
     create_bucket(nats_server.url, "b")
     put_many(nats_server.url, "b", ((f"k{i}", bytes(100_000)) for i in range(35)))
-    sizes = [split.end - split.start for split in await splits_of(nats_server.url, "b", cores=64)]
+    sizes = [
+        split.range.end - split.range.start
+        for split in await splits_of(nats_server.url, "b", cores=64)
+    ]
     assert len(sizes) == 3
     assert max(sizes) <= 13
     assert len(await splits_of(nats_server.url, "b", cores=2)) == 2
@@ -96,13 +101,13 @@ async def test_large_range_is_cut_for_cores(
 
 async def test_fewer_sequences_than_min_partitions(ten: str) -> None:
     splits = await splits_of(ten, "b", minPartitions="50")
-    assert [(split.start, split.end) for split in splits] == [(i, i + 1) for i in range(10)]
+    assert [split.range.bounds for split in splits] == [f"({i}, {i + 1}]" for i in range(10)]
 
 
 async def test_splits_of_complete_history(ten: str) -> None:
     """What must not have gone away is each split's own beginning."""
     splits = await splits_of(ten, "b", minPartitions="2", includeHistory="true")
-    assert [split.required_from for split in splits] == [1, splits[0].end + 1]
+    assert [split.required_from for split in splits] == [1, splits[0].range.end + 1]
 
 
 async def test_initial_values_of_a_bucket_with_history_are_one_split(
@@ -111,4 +116,4 @@ async def test_initial_values_of_a_bucket_with_history_are_one_split(
     create_bucket(nats_server.url, "b", history=5)
     put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
     (split,) = await splits_of(nats_server.url, "b", minPartitions="4", maxRowsPerTrigger="7")
-    assert (split.start, split.end, split.last_per_subject) == (0, 20, True)
+    assert (split.range.start, split.range.end, split.range.last_per_subject) == (0, 20, True)

@@ -83,7 +83,7 @@ async def test_start_beyond_end_waits(ten: str) -> None:
     assert await go_on(ten, start, startSequence="15") == (start, [])
     put_many(ten, "b", ((f"m{i}", b"v") for i in range(6)))
     end, (split,) = await go_on(ten, start, startSequence="15")
-    assert (split.start, split.end, end.stream_seq) == (14, 16, 16)
+    assert (split.range.start, split.range.end, end.stream_seq) == (14, 16, 16)
 
 
 async def test_checkpoint_of_other_bucket_or_keys(ten: str) -> None:

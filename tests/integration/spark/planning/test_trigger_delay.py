@@ -46,7 +46,7 @@ async def test_waits_for_rows_and_not_longer_than_the_delay(shared_server: NatsS
         assert clock.now >= 60
         assert third.stream_seq == 14
         (split,) = await planner.splits(second, third)
-        assert (split.start, split.end) == (13, 14)
+        assert (split.range.start, split.range.end) == (13, 14)
 
 
 async def test_rows_behind_a_filter(shared_server: NatsServer) -> None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import kv_options
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.reading import small_range
 from nats_stream_source.spark.reading.split_reader import read_splits
@@ -49,20 +50,13 @@ def bucket(shared_server: NatsServer) -> str:
     return name
 
 
-def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **changed: Any) -> Split:
+def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **request: Any) -> Split:
     """A split of all that the bucket has."""
     info = buckets.stream_info(url, name)
     prefix = f"$KV.{name}."
-    plan = Split(
-        stream=f"KV_{name}",
-        created=info["created"],
-        prefix=prefix,
-        filters=tuple(prefix + key for key in keys),
-        start=0,
-        end=info["state"]["last_seq"],
-        initial_through=2,
-    )
-    return replace(plan, **changed)
+    filters = tuple(prefix + key for key in keys)
+    whole = RangeRequest(f"KV_{name}", info["created"], 0, info["state"]["last_seq"], filters)
+    return Split(replace(whole, **request), prefix, initial_through=2)
 
 
 Rows = list[dict[str, Any]]
@@ -71,11 +65,9 @@ Rows = list[dict[str, Any]]
 def rows(url: str, plan: Split, **options: str) -> Rows:
     """The rows of a split."""
     found = kv_options(
-        {"servers": url, "bucket": plan.stream[3:], "requestTimeout": "2", **options}
+        {"servers": url, "bucket": plan.range.stream[3:], "requestTimeout": "2", **options}
     )
-    return [
-        row for batch in read_splits((plan,), format_adapter(found)) for row in batch.to_pylist()
-    ]
+    return [row for batch in read_splits((plan,), KvFormat(found)) for row in batch.to_pylist()]
 
 
 def through(server: NatsServer, plan: Split, proxy: Proxy | None = None) -> tuple[Rows, bool]:
@@ -147,9 +139,10 @@ def test_small_range_has_same_rows_as_consumer(
     url, name = shared_server.url, next(_names)
     buckets.create_bucket(url, name, history)
     buckets.publish(url, [(f"$KV.{name}.{key}", value, head) for key, value, head in writes])
-    whole = plan_of(url, name, keys)
-    start = min(span[0], whole.end - 1)
-    plan = replace(whole, start=start, end=max(start + 1, whole.end - span[1]))
+    whole = plan_of(url, name, keys, headers_only=meta_only)
+    start = min(span[0], whole.range.end - 1)
+    end = max(start + 1, whole.range.end - span[1])
+    plan = replace(whole, range=replace(whole.range, start=start, end=end))
     options = {"metaOnly": str(meta_only).lower(), "ignoreDeletes": str(ignore_deletes).lower()}
     found = rows(url, plan, **options)
     assert without_delta(found) == without_delta(by_consumer(url, plan, **options))
@@ -162,7 +155,7 @@ def test_small_range_bound(
 ) -> None:
     url = shared_server.url
     buckets.put_many(url, bucket, [(f"k.{i}", b"v") for i in range(40)])
-    plan = replace(plan_of(url, bucket), start=6, end=6 + count)
+    plan = plan_of(url, bucket, start=6, end=6 + count)
     found, consumer = through(shared_server, plan)
     assert [row["revision"] for row in found] == list(range(7, 7 + count))
     assert consumer is expected
@@ -286,7 +279,7 @@ def test_stream_recreated_between_requests(shared_server: NatsServer, bucket: st
     with Proxy(shared_server.port, verdict) as proxy:
         given = kv_options({"servers": proxy.url, "bucket": bucket})
         with pytest.raises(DataLossError, match="deleted and re-created"):
-            found.extend(read_splits((plan,), format_adapter(given)))
+            found.extend(read_splits((plan,), KvFormat(given)))
         close_cached_runners()
     assert not found
     assert next(infos) == 2
@@ -294,7 +287,7 @@ def test_stream_recreated_between_requests(shared_server: NatsServer, bucket: st
 
 def test_messages_aged_out_before_read(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
-    plan = plan_of(url, bucket, required_from=1)
+    plan = replace(plan_of(url, bucket), required_from=1)
     buckets.api(url, f"STREAM.PURGE.KV_{bucket}", {"seq": 4})
     with pytest.raises(DataLossError):
         rows(url, plan)

@@ -58,7 +58,7 @@ def test_data_loss_after_last_per_subject(shared_server: NatsServer, name: str, 
     fill(url, name, 6, subjects=2)
     with new_query(url, stream=name, deliverPolicy="last_per_subject") as query:
         assert sequences(query.read_new()) == [5, 6]
-        assert query.splits[0].last_per_subject
+        assert query.splits[0].range.last_per_subject
         fill(url, name, 8, subjects=2)
         api(url, f"STREAM.PURGE.{name}", {"seq": 11})
         if kept == -1:

@@ -50,4 +50,4 @@ def test_splits(shared_server: NatsServer, name: str) -> None:
     with new_query(url, stream=name, minPartitions=4) as query:
         assert query.plan()
         assert sequences(query.read().records) == list(range(1, 401))
-        assert [split.end - split.start for split in query.splits] == [100] * 4
+        assert [split.range.end - split.range.start for split in query.splits] == [100] * 4

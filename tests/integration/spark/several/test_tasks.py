@@ -11,7 +11,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.options import Mode, kv_options
-from nats_stream_source.spark.formats.factory import format_adapter
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.reading import split_reader
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
@@ -58,7 +58,7 @@ def test_rows_come_split_by_split(twelve: str, monkeypatch: pytest.MonkeyPatch, 
     with new_query(twelve, bucketPattern="b.*", cores=1) as query:
         assert query.read_sequences() == {name: list(range(1, 101)) for name in NAMES}
         (task,) = query.tasks
-        ordered = [split.stream for split in task]
+        ordered = [split.range.stream for split in task]
         assert [f"KV_{row['bucket']}" for row in query.records[::100]] == ordered
     assert open_now == 0
     assert most == 1 if long else most > 1
@@ -71,7 +71,7 @@ def test_task_that_ends_early_deletes_its_consumers(twelve: str) -> None:
     with new_query(twelve, bucketPattern="b.*", cores=1) as query:
         query.read_sequences()
         (task,) = query.tasks
-        rows = read_splits(task, format_adapter(options))
+        rows = read_splits(task, KvFormat(options))
         first = next(iter(rows))
         assert first.num_rows == 100
         rows.close()  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def test_split_that_fails_ends_the_task_when_it_is_its_turn(
         create_bucket(twelve, NAMES[2])
         put_many(twelve, NAMES[2], ((f"k{i}", b"v") for i in range(100)))
         rows: list[Record] = []
-        batches = read_splits(task, format_adapter(options))
+        batches = read_splits(task, KvFormat(options))
         with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*re-created"):
             rows.extend(row for batch in batches for row in batch.to_pylist())
         close_cached_runners()
@@ -109,9 +109,9 @@ def test_bucket_deleted_while_the_task_reads(twelve: str, caplog: pytest.LogCapt
         (task,) = query.tasks
         delete_bucket(twelve, NAMES[2])
         with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*was deleted while the range"):
-            list(read_splits(task, format_adapter(kv_options(given, Mode.STREAMING))))
+            list(read_splits(task, KvFormat(kv_options(given, Mode.STREAMING))))
         accepting = kv_options({**given, "failOnDataLoss": "false"}, Mode.STREAMING)
-        batches = list(read_splits(task, format_adapter(accepting)))
+        batches = list(read_splits(task, KvFormat(accepting)))
         close_cached_runners()
     found = sequences_by_stream([row for batch in batches for row in batch.to_pylist()])
     assert found == {name: list(range(1, 101)) for name in NAMES if name != NAMES[2]}

@@ -17,6 +17,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import CommonOptions, Mode, kv_options
 from nats_stream_source.spark.compat import validate_limits
+from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
 from nats_stream_source.spark.tasks import NatsInputPartition
@@ -42,7 +43,7 @@ def make(shared_server: NatsServer, bucket: str) -> Iterator[Make]:
 
     def reader(**options: str) -> NoAdmissionReader:
         given = {"servers": shared_server.url, "bucket": bucket, **options}
-        made.append(NoAdmissionReader(kv_options(given, Mode.STREAMING)))
+        made.append(NoAdmissionReader(KvFormat(kv_options(given, Mode.STREAMING))))
         return made[-1]
 
     yield reader

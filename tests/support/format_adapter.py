@@ -1,0 +1,13 @@
+"""The query of options of either format, for tests that run with both."""
+
+from __future__ import annotations
+
+from nats_stream_source.options import KvOptions, StreamOptions
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.formats.kv import KvFormat
+from nats_stream_source.spark.formats.stream import StreamFormat
+
+
+def format_adapter(options: KvOptions | StreamOptions) -> FormatAdapter:
+    """The adapter for the query that ``options`` describe."""
+    return KvFormat(options) if isinstance(options, KvOptions) else StreamFormat(options)
