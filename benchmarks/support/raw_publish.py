@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.raw_connection import RawConnection
-from nats_stream_source.jetstream.publish.batch_publisher import MAX_IN_FLIGHT
-from nats_stream_source.jetstream.publish.window import MAX_BYTES
+from nats_stream_source.jetstream.publish.window import MAX_BYTES, MAX_IN_FLIGHT
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
 
 FLOW = 512

@@ -1,7 +1,7 @@
 """Publishing of many messages as columns with fast ingest (ADR-50, nats-server 2.14).
 
-Theory of operation. :class:`FastIngestPublisher` is a ``BatchPublisher`` for which the server
-acknowledges many messages together. Each chunk of the window is one batch
+Theory of operation. :class:`FastIngestPublisher` sends as ``column_publisher.py`` does, and the
+server acknowledges many messages together. Each chunk of the window is one batch
 (``wire/publish/fast_ingest.py``), and its last message commits the batch. So each message is
 acknowledged when :meth:`flush` returns, and no batch stays open while the caller prepares the next
 messages: servers abandon a batch after 10 seconds without a message.
@@ -12,8 +12,8 @@ after it, says how many messages the server acknowledges together. At most
 
 A batch ends early if the server did not receive a message (route or leader lost), rejected one, or
 no longer has the batch (restart, abandoned). The messages after the last acknowledgement are then
-sent again in a new batch, *with those of all later chunks*, as ``BatchPublisher`` does and with the
-same limits of time. Acknowledgements of an ended batch count as stored, and do not complete a
+sent again in a new batch, *with those of all later chunks*, as a ``BatchPublisher`` does and with
+the same limits of time. Acknowledgements of an ended batch count as stored, and do not complete a
 message that was sent again. If no acknowledgement arrives for ``request_timeout``, it is requested
 again (ping) before the messages are. Before messages are sent again, the publisher ends their batch
 at the server, which then rejects those of a lost connection that arrive late.
@@ -23,10 +23,8 @@ A rejection that is not transient is an error: the server has dropped the messag
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-
 from nats_stream_source import err_codes
+from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
     AckLostError,
     FastIngestNotSupportedError,
@@ -35,14 +33,11 @@ from nats_stream_source.errors import (
     UnexpectedStreamError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.publish.batch_publisher import (
-    MAX_IN_FLIGHT,
-    PONG_TIMEOUT,
-    BatchPublisher,
-)
+from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
+from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.pub_ack import no_stream_error, publish_error
 from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
-from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk, Window
+from nats_stream_source.jetstream.publish.window import MAX_BYTES, MAX_IN_FLIGHT, Chunk
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import fast_ingest
@@ -54,25 +49,14 @@ MAX_OUTSTANDING_ACKS = 3
 """ADR-50 allows 1 to 3."""
 
 
-class FastIngestPublisher(BatchPublisher):
+class FastIngestPublisher(ColumnPublisher):
     """Publishes columns of messages to one stream with fast ingest; an async context manager.
 
     The stream must have ``allow_batched``. All headers of JetStream are allowed; a message with an
     expected sequence that is wrong is an error, which leaves out the messages after it.
 
-    Args:
-        jetstream: the account's JetStream; its connection is used.
-        stream: the stream that must store the messages.
-        max_in_flight: the maximum number of messages in the window.
-        retry_timeout: seconds without progress after which the publisher fails. Default: the
-            connection's ``connect_timeout``.
-
-    Attributes:
-        stored: number of messages that were acknowledged, duplicates included.
-        duplicates: 0, since servers do not report the duplicates of a batch.
+    Args: see :class:`BatchPublisher`.
     """
-
-    _inbox_wildcard = ">"
 
     def __init__(
         self,
@@ -82,17 +66,23 @@ class FastIngestPublisher(BatchPublisher):
         max_in_flight: int = MAX_IN_FLIGHT,
         retry_timeout: float | None = None,
     ) -> None:
-        super().__init__(jetstream, stream, retry_timeout=retry_timeout)
-        self._window = Window(max_in_flight, self._encode, allowance=1)
+        acks = _BatchAcks(jetstream.connection, stream, max_in_flight)
+        super().__init__(jetstream, acks, retry_timeout)
+
+
+class _BatchAcks(Acknowledgements):
+    """One acknowledgement for many messages of a batch."""
+
+    wildcard = ">"
+
+    def __init__(self, connection: Connection, stream: str, max_in_flight: int) -> None:
+        super().__init__(connection, stream, max_in_flight, allowance=1)
         self._max_in_flight = max_in_flight
         self._ends: list[bytes] = []  # the frames that end the batches before the current ones
 
-    def __repr__(self) -> str:
-        return f"<FastIngestPublisher to {self._stream!r}, {self.stored} stored, {self._window}>"
-
-    def _encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
+    def encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
         flow = self._flow(messages)
-        return fast_ingest.encode_batch(messages, self._prefix, first_serial, start, flow)
+        return fast_ingest.encode_batch(messages, self.inbox_prefix, first_serial, start, flow)
 
     def _flow(self, messages: MessageColumns) -> int:
         """Two acknowledgements per window: otherwise a full window could wait for none."""
@@ -101,11 +91,11 @@ class FastIngestPublisher(BatchPublisher):
 
     # -- responses ------------------------------------------------------------------------------
 
-    def _process(self, frames: Frames) -> None:
-        inbox = self._prefix.encode()
+    def process(self, frames: Frames) -> None:
+        inbox = self.inbox_prefix.encode()
         for i in range(len(frames)):
             found = fast_ingest.parse_reply(frames.subject(i), inbox)
-            if found is None or (place := self._window.locate(sum(found) - 1)) is None:
+            if found is None or (place := self.window.locate(sum(found) - 1)) is None:
                 continue
             chunk, index, current = place
             if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
@@ -115,7 +105,7 @@ class FastIngestPublisher(BatchPublisher):
             try:
                 response = fast_ingest.parse_response(frames.payload(i))
             except ValueError as error:
-                self._failure = ProtocolError(
+                self.failure = ProtocolError(
                     f"invalid response to a message on {chunk.messages.subject(index)!r}: {error}"
                 )
                 return
@@ -126,10 +116,10 @@ class FastIngestPublisher(BatchPublisher):
     ) -> None:
         """Process a response to message ``index``; message ``start`` is the batch's first one."""
         subject = chunk.messages.subject(index)
-        if response.stream not in (None, self._stream):
-            self._failure = UnexpectedStreamError(
-                f"could not publish to stream {self._stream!r}: stream {response.stream!r} has "
-                f"received the message on {subject!r}; publish to a subject of {self._stream!r}"
+        if response.stream not in (None, self.stream):
+            self.failure = UnexpectedStreamError(
+                f"could not publish to stream {self.stream!r}: stream {response.stream!r} has "
+                f"received the message on {subject!r}; publish to a subject of {self.stream!r}"
             )
         elif response.kind in (ResponseKind.ACK, ResponseKind.END):
             self._process_ack(chunk, start, response, current)
@@ -143,8 +133,8 @@ class FastIngestPublisher(BatchPublisher):
     ) -> None:
         end = start + response.stored
         if start < 0 or end > (chunk.sent if current else len(chunk.frames)):
-            self._failure = ProtocolError(
-                f"invalid acknowledgement from stream {self._stream!r}: {response.stored} messages "
+            self.failure = ProtocolError(
+                f"invalid acknowledgement from stream {self.stream!r}: {response.stored} messages "
                 f"of a batch are stored, expected at most {chunk.sent - start}, which were sent"
             )
             return
@@ -154,15 +144,15 @@ class FastIngestPublisher(BatchPublisher):
         new = chunk.add_stored_range(part)
         self.stored += new
         if new:
-            self._note_progress()
+            self.note_progress()
         # With a connection, the response may be lost that an earlier message was rejected.
-        if not current or self._is_disconnected():
+        if not current or self.disconnected:
             return
         self._ends.clear()
         allowed = end + MAX_OUTSTANDING_ACKS * max(response.flow, 1)
         if not chunk.done[part].all() or allowed > (chunk.allowed or 0):
             chunk.finish(part)
-            self._silent = 0.0
+            self.silent = 0.0
         if response.kind is ResponseKind.ACK:
             chunk.allowed = max(chunk.sent, allowed)
         elif end < len(chunk.frames):
@@ -172,8 +162,8 @@ class FastIngestPublisher(BatchPublisher):
         assert response.error is not None
         error = publish_error(chunk.messages.subject(index), response.error)
         if error.err_code == FastIngestNotSupportedError.err_code:
-            self._failure = FastIngestNotSupportedError(
-                f"could not publish to stream {self._stream!r}: it does not accept fast ingest; "
+            self.failure = FastIngestNotSupportedError(
+                f"could not publish to stream {self.stream!r}: it does not accept fast ingest; "
                 f"set allow_batched in its configuration (code {error.code}, err_code "
                 f"{error.err_code})"
             )
@@ -182,37 +172,27 @@ class FastIngestPublisher(BatchPublisher):
         elif error.err_code == err_codes.TOO_MANY_BATCHES or is_transient_rejection(error):
             self._end_batch(chunk, index, error)
         else:
-            self._failure = error
+            self.failure = error
 
     def _end_batch(self, chunk: Chunk, index: int, reason: NatsSourceError | None = None) -> None:
         """The server stores neither message ``index`` nor those after it: send them again."""
         chunk.ended_at = index if chunk.ended_at is None else min(index, chunk.ended_at)
-        if self._go_back is None:
-            self._go_back = reason or AckLostError(
+        if self.go_back is None:
+            self.go_back = reason or AckLostError(
                 f"could not confirm a message on {chunk.messages.subject(index)!r}: stream "
-                f"{self._stream!r} has ended the batch before it; the message may or may not be "
+                f"{self.stream!r} has ended the batch before it; the message may or may not be "
                 f"stored"
             )
 
-    async def _verify_connection(self) -> None:
-        """Request the last acknowledgement of each batch again, before the messages are sent."""
-        loop, settings = asyncio.get_running_loop(), self._connection.settings
-        started = loop.time()
-        if self._connection.online.is_set() and self._inbox is not None:
-            # A broken connection is noticed by the caller.
-            with contextlib.suppress(OSError):
-                for chunk in self._window.chunks:
-                    if chunk.sent > max(chunk.start, chunk.base):
-                        await self._connection.writer.write(memoryview(self._ping(chunk)))
-                await self._inbox.wait(min(PONG_TIMEOUT, settings.request_timeout))
-            self._add_time(loop.time() - started)
-            self._receive()
-            if not self._silent or self._go_back is not None:
-                return
-        await super()._verify_connection()
+    def requests(self) -> bytes:
+        return b"".join(
+            fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)
+            for chunk in self.window.chunks
+            if chunk.sent > max(chunk.start, chunk.base)
+        )
 
-    async def _recover(self, reason: NatsSourceError) -> None:
-        """End the batches at the server before their messages are sent again.
+    def ends(self) -> bytes:
+        """The ends of the batches whose messages are sent again.
 
         Otherwise the server could store messages of a lost connection, which arrive late, after
         those that were sent again. While the stream does not have a leader, the requests are lost
@@ -220,18 +200,12 @@ class FastIngestPublisher(BatchPublisher):
         """
         self._ends += [
             fast_ingest.end(*self._batch(chunk), chunk.sent - chunk.start + 1)
-            for chunk in self._window.chunks
+            for chunk in self.window.chunks
             if chunk.sent > chunk.start
         ]
-        await super()._recover(reason)
-        # If the connection is broken again, the caller notices it.
-        with contextlib.suppress(OSError):
-            await self._connection.writer.write(memoryview(b"".join(self._ends)))
-
-    def _ping(self, chunk: Chunk) -> bytes:
-        return fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)
+        return b"".join(self._ends)
 
     def _batch(self, chunk: Chunk) -> tuple[str, str, int, int]:
         """A subject of the batch, the inbox, the batch and its flow."""
         subject, batch = chunk.messages.subject(chunk.sent - 1), chunk.frames.first_serial
-        return subject, self._prefix, batch + chunk.start, self._flow(chunk.messages)
+        return subject, self.inbox_prefix, batch + chunk.start, self._flow(chunk.messages)

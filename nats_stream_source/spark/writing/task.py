@@ -17,6 +17,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from nats_stream_source.options.writing import (
     KvWriteOptions,
@@ -54,7 +55,7 @@ class TaskResult:
 @dataclass(frozen=True, slots=True)
 class _Sink:
     encoder: KvRowEncoder | StreamRowEncoder
-    writer: KvBatchWriter | BatchPublisher
+    writer: KvBatchWriter | ColumnPublisher
 
 
 def write_task(

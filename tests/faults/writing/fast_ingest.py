@@ -6,7 +6,7 @@ import json
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from tests.faults.writing.publishing import AtPubAck, PubAcks, create_stream, publishing
 from tests.support.proxy.fault_proxy import Proxy, subject_of
@@ -22,7 +22,7 @@ def create_fast(url: str, name: str, **config: Any) -> None:
 
 def fast_publishing(
     servers: str, stream: str, **settings: Any
-) -> AbstractAsyncContextManager[BatchPublisher]:
+) -> AbstractAsyncContextManager[ColumnPublisher]:
     """A publisher with fast ingest on a connection of its own."""
     return publishing(servers, stream, kind=FastIngestPublisher, **settings)
 

@@ -13,6 +13,9 @@ from nats.js.errors import ServiceUnavailableError
 
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
+from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
+from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
+from nats_stream_source.jetstream.publish.window import MAX_IN_FLIGHT
 from tests.support.nats.buckets import api, with_client
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import FrameFault
@@ -123,11 +126,11 @@ async def publishing(
     servers: str | Sequence[str],
     stream: str,
     *,
-    kind: type[BatchPublisher] = BatchPublisher,
-    max_in_flight: int = 4096,
+    kind: type[BatchPublisher | FastIngestPublisher] = BatchPublisher,
+    max_in_flight: int = MAX_IN_FLIGHT,
     retry_timeout: float = 30,
     **settings: Any,
-) -> AsyncIterator[BatchPublisher]:
+) -> AsyncIterator[ColumnPublisher]:
     """A publisher on a connection of its own, which waits up to 30 seconds for a server."""
     async with (
         connect(servers, **settings) as jetstream,
@@ -138,7 +141,7 @@ async def publishing(
         yield publisher
 
 
-async def publish(publisher: BatchPublisher, messages: Messages) -> None:
+async def publish(publisher: ColumnPublisher, messages: Messages) -> None:
     await publisher.send(messages.columns())
     await publisher.flush()
 

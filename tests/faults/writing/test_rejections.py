@@ -24,7 +24,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
-from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from tests.faults.writing.kv_rows import open_bucket, puts, write
 from tests.faults.writing.publishing import (
     AtPubAck,
@@ -266,7 +266,7 @@ async def test_missing_permission(tmp_path: Path, when: str) -> None:
                     await publish_repeatedly(publisher, messages)
 
 
-async def publish_repeatedly(publisher: BatchPublisher, messages: Messages) -> None:
+async def publish_repeatedly(publisher: ColumnPublisher, messages: Messages) -> None:
     """The server reloads its configuration at any time after the signal."""
     for _ in range(300):
         await publish(publisher, messages)
