@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.raw_connection import RawConnection
-from nats_stream_source.jetstream.publish.window import MAX_BYTES, MAX_IN_FLIGHT
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
+from nats_stream_source.jetstream.publish.window import MAX_BYTES
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
 
 FLOW = 512

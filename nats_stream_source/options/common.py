@@ -17,6 +17,10 @@ from nats_stream_source.options import converters
 from nats_stream_source.options.advice import create_view
 from nats_stream_source.options.table import Mode, Option
 
+MAX_TRIGGER_DELAY = 900.0  # seconds; the default of Spark's Kafka source
+OUTAGE_TIMEOUT = 300.0  # seconds
+DISCOVERY_INTERVAL = 30.0  # seconds
+
 COMMON: tuple[Option, ...] = (
     Option(
         "maxRowsPerTrigger",
@@ -51,7 +55,7 @@ COMMON: tuple[Option, ...] = (
         converters.long_duration,
         None,
         "Maximum time in seconds from one micro-batch to the next one, while fewer than "
-        "`minRowsPerTrigger` rows are available. Default: 900.",
+        f"`minRowsPerTrigger` rows are available. Default: {MAX_TRIGGER_DELAY:g}.",
         only=Mode.STREAMING,
     ),
     Option(
@@ -60,8 +64,8 @@ COMMON: tuple[Option, ...] = (
         converters.outage,
         None,
         "Maximum time that a running query waits for servers that are away, or a stream without "
-        "a leader. At the start of a query `connectTimeout` applies. Default: 300; 0 fails after "
-        "`connectTimeout`.",
+        "a leader. At the start of a query `connectTimeout` applies. Default: "
+        f"{OUTAGE_TIMEOUT:g}; 0 fails after `connectTimeout`.",
         only=Mode.STREAMING,
     ),
     Option(
@@ -77,7 +81,8 @@ COMMON: tuple[Option, ...] = (
         "seconds",
         converters.long_duration,
         None,
-        "Maximum time in seconds until a query with a pattern finds a new match. Default: 30.",
+        "Maximum time in seconds until a query with a pattern finds a new match. Default: "
+        f"{DISCOVERY_INTERVAL:g}.",
         only=Mode.STREAMING,
     ),
     Option(
@@ -96,14 +101,6 @@ COMMON: tuple[Option, ...] = (
         "Whether rows have the column `headers`. Default: `false`.",
     ),
 )
-
-
-MAX_TRIGGER_DELAY = 900.0
-"""Seconds; the default of Spark's Kafka source."""
-
-
-OUTAGE_TIMEOUT = 300.0
-"""Seconds that a running query waits for servers that are away."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Each row sets the field of ``ConnectionSettings`` that has its name in snake cas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
@@ -15,6 +16,8 @@ from nats_stream_source.jetstream.subjects import api_prefix
 from nats_stream_source.options import converters
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.table import Option
+
+_DEFAULTS = {field.name: field.default for field in fields(ConnectionSettings)}
 
 CONNECTION: tuple[Option, ...] = (
     Option(
@@ -99,30 +102,32 @@ CONNECTION: tuple[Option, ...] = (
         "inboxPrefix",
         "subject",
         converters.subject,
-        "_INBOX",
-        "First tokens of the reply and deliver subjects. Default: `_INBOX`.",
+        _DEFAULTS["inbox_prefix"],
+        f"First tokens of the reply and deliver subjects. Default: `{_DEFAULTS['inbox_prefix']}`.",
     ),
     Option(
         "consumerPrefix",
         "string",
         converters.subject_token,
-        "spark",
-        "First part of the names of consumers. Default: `spark`. One token.",
+        _DEFAULTS["consumer_prefix"],
+        f"First part of the names of consumers. Default: `{_DEFAULTS['consumer_prefix']}`. One "
+        "token.",
     ),
     Option(
         "connectTimeout",
         "duration in seconds",
         converters.duration,
-        10.0,
-        "Maximum time to connect, and to retry while servers are not available. Default: 10; from "
-        "0.05 to 3600.",
+        _DEFAULTS["connect_timeout"],
+        "Maximum time to connect, and to retry while servers are not available. Default: "
+        f"{_DEFAULTS['connect_timeout']:g}; from 0.05 to 3600.",
     ),
     Option(
         "requestTimeout",
         "duration in seconds",
         converters.duration,
-        5.0,
-        "Maximum time to wait for one response of a server. Default: 5; from 0.05 to 3600.",
+        _DEFAULTS["request_timeout"],
+        "Maximum time to wait for one response of a server. Default: "
+        f"{_DEFAULTS['request_timeout']:g}; from 0.05 to 3600.",
     ),
 )
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.errors import OptionError
-
-DISCOVERY_INTERVAL = 30.0
-"""Seconds between two searches for new streams that a pattern matches."""
+from nats_stream_source.options.common import DISCOVERY_INTERVAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.subjects import (
     validate_bucket,
     validate_stream,
@@ -21,8 +22,6 @@ from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVI
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.table import Option, parse
-
-DEFAULT_MAX_IN_FLIGHT = 4096
 
 
 class OnConflict(Enum):
@@ -92,9 +91,9 @@ _WRITING: tuple[Option, ...] = (
         "maxInFlight",
         "integer",
         converters.in_flight_count,
-        DEFAULT_MAX_IN_FLIGHT,
-        "Maximum number of messages of a task that wait for their PubAcks. Default: 4096; at most "
-        "10,000, the number of messages that a stream buffers.",
+        MAX_IN_FLIGHT,
+        "Maximum number of messages of a task that wait for their PubAcks. Default: "
+        f"{MAX_IN_FLIGHT}; at most 10,000, the number of messages that a stream buffers.",
     ),
 )
 
@@ -178,13 +177,13 @@ class CommonWriteOptions:
         ttl, duplicate_window: seconds; None for the default.
     """
 
-    create: bool = False
-    replicas: int = 1
-    storage: str = "file"
-    ttl: float | None = None
-    duplicate_window: float | None = None
-    message_id: MessageId = MessageId.NONE
-    max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
+    create: bool
+    replicas: int
+    storage: str
+    ttl: float | None
+    duplicate_window: float | None
+    message_id: MessageId
+    max_in_flight: int
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommonWriteOptions:

@@ -27,13 +27,13 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_errors
 from nats_stream_source.jetstream.kv.conflict import last_message_after
 from nats_stream_source.jetstream.kv.entry import entry_from_message
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import (
     BatchPublisher,
     MessageColumns,
     Rejection,
 )
 from nats_stream_source.jetstream.publish.pub_ack import EXPECTED_LAST_SUBJECT_SEQUENCE, MSG_ID
-from nats_stream_source.jetstream.publish.window import MAX_IN_FLIGHT
 from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.publish.headers import replace_value
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import ApiError, ProtocolError, UnexpectedStreamError
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.pub_ack import PubAck, no_stream_error
@@ -22,7 +23,7 @@ from nats_stream_source.jetstream.publish.rejection import (
     is_transient_rejection,
     raise_rejection,
 )
-from nats_stream_source.jetstream.publish.window import MAX_IN_FLIGHT, Chunk
+from nats_stream_source.jetstream.publish.window import Chunk
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks

@@ -33,11 +33,12 @@ from nats_stream_source.errors import (
     UnexpectedStreamError,
 )
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.pub_ack import no_stream_error, publish_error
 from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
-from nats_stream_source.jetstream.publish.window import MAX_BYTES, MAX_IN_FLIGHT, Chunk
+from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import fast_ingest

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 
-MAX_IN_FLIGHT = 4096  # messages, where the caller sets no other limit
 MAX_BYTES = 8 << 20  # of the messages in flight
 _PIECE_BYTES = 128 << 10  # of one write to the socket
 _SERIALS = 10**12  # of each sending

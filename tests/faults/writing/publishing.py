@@ -12,10 +12,10 @@ import pyarrow as pa
 from nats.js.errors import ServiceUnavailableError
 
 from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from nats_stream_source.jetstream.publish.window import MAX_IN_FLIGHT
 from tests.support.nats.buckets import api, with_client
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import FrameFault
