@@ -68,7 +68,7 @@ def public_names() -> str:
     """The directives of mkdocstrings for each public name, module by module."""
     lines: list[str] = []
     for title, module, names in (
-        ("Formats and progress", "nats_stream_source", ("register", "watch_progress")),
+        ("Formats and progress", "nats_stream_source", ("configure", "register", "watch_progress")),
         ("Delta", "nats_stream_source.delta", delta.__all__),
         ("JetStream for asyncio", "nats_stream_source.jetstream", jetstream.__all__),
         ("A server for tests", "nats_stream_source.embedded", ("NatsServer",)),

@@ -11,15 +11,23 @@ registers them with a session explicitly::
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nats_stream_source.spark.progress import watch_progress
+    from nats_stream_source.spark.session import configure
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "register", "watch_progress"]
+__all__ = ["__version__", "configure", "register", "watch_progress"]
+
+# Deferred imports: Spark starts processes that only find the formats.
+_MODULES = {
+    "configure": "nats_stream_source.spark.session",
+    "watch_progress": "nats_stream_source.spark.progress",
+}
 
 
 def register(spark: SparkSession, *, check: bool = True) -> None:
@@ -43,12 +51,9 @@ def register(spark: SparkSession, *, check: bool = True) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Deferred import: Spark starts processes that only find the formats.
-    if name != "watch_progress":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nats_stream_source.spark.progress import watch_progress
-
-    return watch_progress
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 _loader = __spec__.loader

@@ -1,10 +1,10 @@
 """The command line: subcommands, exit status, errors in one line.
 
 Exit status: 0 for success; 1 for a failure, or if ``inspect`` found a difference or too much lag; 2
-if the command line, an option or a name is invalid; 130 after Ctrl-C. Results go to standard
-output, everything else to standard error. An error is one line that names the flags, variables or
-fields of a context that can change it. A subcommand's module is imported when the subcommand is
-used.
+if the command line, an option or a name is invalid; 3 for data loss; 130 after Ctrl-C. Results go
+to standard output, everything else to standard error. An error is one line that names the flags,
+variables or fields of a context that can change it. A subcommand's module is imported when the
+subcommand is used.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from typing import NoReturn
 from nats_stream_source import __version__
 from nats_stream_source.errors import (
     ConfigurationError,
+    DataLossError,
     InvalidNameError,
     MissingPackageError,
     NatsSourceError,
     OptionError,
 )
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, DATA_LOSS, INTERRUPTED = 1, 2, 3, 130
 
 _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
     "inspect": "show a query's checkpoint, and its lag behind the live stream",
     "ls": "list the buckets, or the keys of a bucket",
     "peek": "show the first or last rows of a bucket or stream, or follow it",
+    "follow": "keep a Delta table equal to a bucket, with Spark; requires the extra 'delta'",
     "bench": "measure how fast one reader reads a bucket or stream",
     "demo": "run a server, a bucket, a query and a Delta table; requires the extra 'demo'",
 }
@@ -73,6 +75,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except DataLossError as error:
+        return _fail(error, DATA_LOSS, arguments.origins)
     except (NatsSourceError, OSError) as error:
         # Of the subclasses of ConfigurationError, these two are about the command line; the others
         # are about a stream, a server or a missing package.
@@ -110,7 +114,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         prog="nats-stream-source",
         description="Inspect NATS JetStream buckets and streams, and Spark queries on them.",
         epilog="exit status: 0 success; 1 a failure, a difference, too much lag; 2 wrong usage; "
-        "130 Ctrl-C",
+        "3 data loss; 130 Ctrl-C",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

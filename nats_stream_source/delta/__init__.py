@@ -1,9 +1,11 @@
 """CDC into Delta Lake: a table that follows a key-value bucket.
 
+- ``follow``: starts the query that does it
 - ``merge_changes``: a function for ``foreachBatch``
 - ``merge``: merges one batch
 - ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
 - ``maintain``: compacts and vacuums the table, which ``merge_changes`` also does by ``Upkeep``
+- ``configure``: configures a session for small micro-batches
 - ``configure_delta``: configures a session for ``engine="spark"``
 
 Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
@@ -12,6 +14,7 @@ Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 from nats_stream_source.extras import import_failure
 
 try:
+    from nats_stream_source.delta.follow import follow
     from nats_stream_source.delta.limits import AutoLimits
     from nats_stream_source.delta.location import Engine
     from nats_stream_source.delta.maintain import maintain
@@ -20,6 +23,7 @@ try:
     from nats_stream_source.delta.session import configure_delta
     from nats_stream_source.delta.table import Deletes
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+    from nats_stream_source.spark.session import configure
 except ModuleNotFoundError as error:
     raise import_failure(error, "delta") from error
 
@@ -30,7 +34,9 @@ __all__ = [
     "MaintenanceResult",
     "ReconcileResult",
     "Upkeep",
+    "configure",
     "configure_delta",
+    "follow",
     "maintain",
     "merge",
     "merge_changes",

@@ -30,6 +30,7 @@ from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.table import Deletes, TableEngine, validate_batch, validate_deletes
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
+from nats_stream_source.spark.session import warn_of_missing_settings
 
 
 def merge_changes(
@@ -126,9 +127,14 @@ class TableMerger:
     def __repr__(self) -> str:
         return f"<TableMerger {self._selector.location!r} deletes={self._deletes!r}>"
 
+    def validate(self, columns: list[str]) -> None:
+        """Raise ConfigurationError if a batch with these columns cannot be merged."""
+        validate_batch(columns, self._deletes)
+
     def __call__(self, batch: DataFrame, batch_id: int = 0) -> None:
         """Merge a batch; see :func:`merge`."""
-        validate_batch(batch.columns, self._deletes)
+        self.validate(batch.columns)
+        warn_of_missing_settings(batch.sparkSession)
 
         def work(engine: TableEngine) -> None:
             table = engine.find_or_create(batch.schema, self._deletes, self._properties)

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nats_stream_source.delta import configure_delta, merge_changes
+from nats_stream_source.delta import configure, configure_delta, follow
 from nats_stream_source.demo.flights import VALUE_SCHEMA
 from nats_stream_source.errors import NatsSourceError
 
@@ -78,7 +78,7 @@ def start_session(engine: Engine, log: Path, warehouse: Path) -> SparkSession:
     # By default Spark runs Python workers with the first python3 on the PATH, without this package.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("nats-stream-source demo").master("local[*]")
-    builder = builder.config("spark.sql.warehouse.dir", str(warehouse))
+    builder = configure(builder).config("spark.sql.warehouse.dir", str(warehouse))
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
     if engine == "spark":
@@ -132,14 +132,15 @@ def start_query(
         source = source.option("includeHistory", True).option("maxRowsPerTrigger", MAX_ROWS)
     else:
         source = source.option("startSequence", start_sequence)
-    writer = flights_of(source.load()).writeStream
-    writer = writer.option("checkpointLocation", str(checkpoint))
-    if start_sequence is not None:
+    rows, once = flights_of(source.load()), start_sequence is not None
+    if sink == "delta":
+        return follow(
+            rows, str(table), checkpoint=str(checkpoint), once=once, deletes=deletes, engine=engine
+        )
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
+    if once:
         writer = writer.trigger(availableNow=True)
-    if sink == "parquet":
-        return writer.format("parquet").option("path", str(table)).start()
-    merge = merge_changes(str(table), deletes=deletes, engine=engine)
-    return writer.foreachBatch(merge).start()
+    return writer.option("path", str(table)).start()
 
 
 def reached(query: StreamingQuery) -> int:

@@ -69,7 +69,7 @@ def test_commands_run(
 def test_flags_of_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     flags = set(re.findall(r"(?<![-|])--[a-z][a-z-]+", PAGE))
     helps = ""
-    for command in ("ls", "peek", "inspect", "bench"):
+    for command in ("ls", "peek", "inspect", "follow", "bench"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         helps += capsys.readouterr().out

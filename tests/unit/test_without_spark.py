@@ -31,6 +31,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("import pyspark_nats_stream", "spark"),
         ("import nats_stream_source; nats_stream_source.register(None)", "spark"),
         ("import nats_stream_source; nats_stream_source.watch_progress(None)", "spark"),
+        ("from nats_stream_source import configure", "spark"),
         ("from nats_stream_source.delta import merge_changes", "delta"),
         ("import nats_stream_source.delta.reconcile", "delta"),
     ],

@@ -1,0 +1,151 @@
+"""Follow a bucket into a Delta table: one call from a streaming DataFrame to the running query.
+
+**Two logs.** Before each micro-batch Spark writes its end to the checkpoint (``offsets``), after it
+a second file (``commits``), and waits for both: 80 to 130 ms, as long as a small merge. With
+*asynchronous progress tracking* Spark writes them in a thread beside the micro-batches. After a
+crash, the micro-batches whose files were not written are read and merged again. For this package
+that is right: a range is read again exactly, and a merge ignores the entries that its table already
+has.
+
+**Every micro-batch is written.** By default Spark's asynchronous logs skip the micro-batches of
+each second. A query that then resumes with synchronous logs fails ("batch … doesn't exist"), since
+these require the last two. :func:`follow` has all of them written, in order. Therefore any query
+can resume from the checkpoint, and at most two micro-batches wait to be written.
+
+**When Spark's own logs are used.** Spark accepts no asynchronous logs for ``availableNow`` and for
+queries with state. It has a list of sinks that may have them: ``foreachBatch`` requires an option
+that Spark's source describes as one for tests (Spark 3.4 to 4.3). If a version refuses it, the
+query runs with Spark's own logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypedDict
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from nats_stream_source.delta.limits import AutoLimits
+from nats_stream_source.delta.location import Engine
+from nats_stream_source.delta.merge import merge_changes
+from nats_stream_source.delta.session import is_connect
+from nats_stream_source.delta.table import Deletes
+from nats_stream_source.delta.upkeep import Upkeep
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.logs import field_logger
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_log = field_logger(__name__)
+
+_ASYNC_PROGRESS = {
+    "asyncProgressTrackingEnabled": "true",
+    "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
+    "asyncProgressTrackingCheckpointIntervalMs": "0",
+}
+
+# A part of each stateful operator in the text of a physical plan.
+_STATE = "state info ["
+
+
+class MergeArguments(TypedDict, total=False):
+    """The keyword arguments of :func:`nats_stream_source.delta.merge_changes`."""
+
+    deletes: Deletes
+    engine: Engine
+    storage_options: Mapping[str, str] | None
+    limits: AutoLimits | None
+    upkeep: Upkeep | None
+
+
+def follow(
+    changes: DataFrame,
+    table: str,
+    *,
+    checkpoint: str,
+    once: bool = False,
+    async_progress: bool = True,
+    **merge_arguments: Unpack[MergeArguments],
+) -> StreamingQuery:
+    """Start a query that keeps a Delta table equal to a bucket.
+
+    ``follow(changes, "/lake/fleet", checkpoint="/lake/fleet-checkpoint").awaitTermination()``
+
+    Args:
+        changes: a streaming DataFrame of ``nats_kv``, as ``spark.readStream`` loads it or with
+            columns added, parsed or dropped; see :func:`merge` for the columns that it must have.
+        table: path, URI or name of the table, see :func:`merge`.
+        checkpoint: directory of the query's offsets. The query resumes there, whichever logs wrote
+            it.
+        once: True to read all that the bucket has at the start, and end (``availableNow``).
+        async_progress: False to wait for the checkpoint's files in each micro-batch.
+        merge_arguments: see :func:`merge_changes`.
+
+    Returns:
+        The running query. Its later errors, in ``exception()`` and ``awaitTermination()``, are
+        those of the source and of :func:`merge`.
+
+    Raises:
+        ConfigurationError: an argument is invalid, ``changes`` is a batch or lacks a column that
+            the merge requires, or the session lacks what the engine requires.
+        MissingPackageError: the engine's package is not installed.
+    """
+    if not changes.isStreaming:
+        raise ConfigurationError(
+            "could not follow: the DataFrame is a batch, expected a streaming one; load it with "
+            "`spark.readStream`, or merge a batch with nats_stream_source.delta.merge"
+        )
+    merge = merge_changes(table, **merge_arguments)
+    merge.validate(changes.columns)
+    writer = changes.writeStream.foreachBatch(merge).option("checkpointLocation", checkpoint)
+    if once:
+        writer = writer.trigger(availableNow=True)
+    reason = _problem(changes, once=once, async_progress=async_progress)
+    if reason is None:
+        query, refusal = _start_async(writer)
+        if refusal is not None:
+            _log.warning(
+                "Spark refused asynchronous logs, the query runs with synchronous ones",
+                table=table,
+                reason=refusal,
+            )
+            return query
+    else:
+        query = writer.start()
+    logs = "asynchronous" if reason is None else "synchronous"
+    _log.info("query follows into the table", table=table, logs=logs, reason=reason)
+    return query
+
+
+def _start_async(writer: DataStreamWriter) -> tuple[StreamingQuery, str | None]:
+    """Start the query with asynchronous logs; else with Spark's own, and why."""
+    try:
+        return writer.options(**_ASYNC_PROGRESS).start(), None
+    except PySparkException as error:
+        # A writer keeps its options. If the cause is another one, this start fails with it.
+        query = writer.option("asyncProgressTrackingEnabled", "false").start()
+        return query, str(error).partition("\n")[0]
+
+
+def _problem(changes: DataFrame, *, once: bool, async_progress: bool) -> str | None:
+    """Why the query runs with Spark's own logs; None if it does not."""
+    if once:
+        return "once=True"
+    if not async_progress:
+        return "async_progress=False"
+    if _STATE in _physical_plan(changes):
+        return "the query has state"
+    return None
+
+
+def _physical_plan(changes: DataFrame) -> str:
+    spark = changes.sparkSession
+    if is_connect(spark):
+        return str(changes._explain_string())  # type: ignore[operator]  # of Connect only
+    jvm = spark._jvm
+    assert jvm is not None
+    return str(jvm.PythonSQLUtils.explainString(changes._jdf.queryExecution(), "simple"))

@@ -1,0 +1,226 @@
+"""`follow`: which logs the query has, its bad input, and the session's settings."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nats_stream_source import configure
+from nats_stream_source.delta import follow, merge_changes
+from nats_stream_source.delta.follow import _ASYNC_PROGRESS, MergeArguments
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.spark import session
+from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.table_content import live, marks, version
+from tests.support.log_fields import parse_fields
+from tests.support.spark.streaming_query import begin, run_to_the_end
+from tests.support.wait import wait_until
+
+Follow = Callable[..., StreamingQuery]
+LOGGER = "nats_stream_source.delta.follow"
+ASYNC, SYNC = "AsyncProgressTrackingMicroBatchExecution", "MicroBatchExecution"
+
+
+@pytest.fixture
+def changes(spark: SparkSession, bucket: Bucket) -> DataFrame:
+    """Streaming DataFrame of the bucket."""
+    return load(spark, bucket)
+
+
+def load(spark: SparkSession, bucket: Bucket, **options: str) -> DataFrame:
+    source = spark.readStream.format("nats_kv").options(servers=bucket.url, bucket=bucket.name)
+    return source.options(**options).load()
+
+
+@pytest.fixture
+def followed(changes: DataFrame, table: Path) -> Iterator[Follow]:
+    """``follow`` with the test's DataFrame, table and checkpoint; stops the queries at the end."""
+    queries = []
+
+    def run(frame: DataFrame = changes, path: Path = table, **arguments: Any) -> StreamingQuery:
+        arguments = {"checkpoint": f"{table}-checkpoint", **arguments}
+        queries.append(begin(lambda: follow(frame, str(path), **arguments)))
+        return queries[-1]
+
+    yield run
+    for query in queries:
+        query.stop()
+
+
+def execution(query: StreamingQuery) -> str:
+    """The class that runs the query in the JVM."""
+    return str(query._jsq.streamingQuery().getClass().getSimpleName())
+
+
+def wait_for(table: Path, expected: dict[str, int], query: StreamingQuery) -> None:
+    def alive() -> None:
+        assert query.isActive, query.exception()
+
+    def reached() -> bool:
+        return (table / "_delta_log").exists() and live(table) == expected
+
+    wait_until(reached, f"the table to be {expected}", 180, alive=alive)
+
+
+def test_logs_change_from_synchronous_to_asynchronous_and_back(
+    bucket: Bucket, followed: Follow, table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    bucket.write(("a", "PUT"), ("b", "PUT"))
+    query = followed(once=True)
+    assert query.awaitTermination(180)
+    assert live(table) == {"a": 1, "b": 2}
+
+    for revision in (3, 4, 5):  # each a micro-batch
+        query = followed()
+        assert execution(query) == ASYNC
+        bucket.write(("a", "PUT"))
+        wait_for(table, {"a": revision, "b": 2}, query)
+        bucket.write(("c", "PUT"), ("c", "DEL")) if revision == 5 else None
+        query.stop()
+
+    query = followed(async_progress=False)
+    assert execution(query) == SYNC
+    wait_for(table, {"a": 5, "b": 2}, query)
+    bucket.write(("b", "DEL"))
+    wait_for(table, {"a": 5}, query)
+    query.stop()
+    before = version(table)
+    assert followed(once=True).awaitTermination(180)
+    assert version(table) == before
+    logs = [parse_fields(record.getMessage()) for record in caplog.records if record.name == LOGGER]
+    assert [(one["logs"], one.get("reason")) for one in logs] == [
+        ("synchronous", "once=True"),
+        *[("asynchronous", None)] * 3,
+        ("synchronous", "async_progress=False"),
+        ("synchronous", "once=True"),
+    ]
+    assert {one["table"] for one in logs} == {str(table)}
+
+
+def test_asynchronous_logs_have_each_micro_batch(
+    bucket: Bucket, followed: Follow, table: Path
+) -> None:
+    query = followed()
+    for revision in range(1, 8):
+        bucket.write(("a", "PUT"))
+        wait_for(table, {"a": revision}, query)
+    query.stop()
+    checkpoint = Path(f"{table}-checkpoint")
+    for name, least in (("offsets", 7), ("commits", 6)):  # the last one may not be committed
+        batches = sorted(int(one.name) for one in (checkpoint / name).glob("[0-9]*"))
+        assert len(batches) >= least
+        assert batches == list(range(len(batches)))
+
+
+def test_query_with_state_has_synchronous_logs(
+    changes: DataFrame,
+    bucket: Bucket,
+    followed: Follow,
+    table: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    bucket.write(("a", "PUT"))
+    query = followed(changes.dropDuplicates(["key", "revision"]))
+    wait_for(table, {"a": 1}, query)
+    (line,) = (one.getMessage() for one in caplog.records if one.name == LOGGER)
+    assert parse_fields(line)["reason"] == "the query has state"
+
+
+def test_refused_asynchronous_logs_are_reported(
+    bucket: Bucket,
+    followed: Follow,
+    table: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the option, Spark refuses as a later version may with it."""
+    monkeypatch.delitem(_ASYNC_PROGRESS, "_asyncProgressTrackingOverrideSinkSupportCheck")
+    bucket.write(("a", "PUT"))
+    query = followed()
+    assert execution(query) == SYNC
+    (record,) = (one for one in caplog.records if one.name == LOGGER)
+    assert record.levelname == "WARNING"
+    assert "does not support async progress tracking" in parse_fields(record.getMessage())["reason"]
+    wait_for(table, {"a": 1}, query)
+
+
+def test_merge_arguments_are_passed_on(bucket: Bucket, followed: Follow, table: Path) -> None:
+    bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "DEL"))
+    assert followed(once=True, deletes="mark", engine="delta-rs").awaitTermination(180)
+    assert live(table) == {"b": 2}
+    assert marks(table) == {"a": (3, "DEL")}
+
+
+def test_merge_arguments_are_those_of_merge_changes() -> None:
+    parameters = inspect.signature(merge_changes, eval_str=True).parameters.values()
+    keywords = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
+    assert get_type_hints(MergeArguments) == keywords
+
+
+def test_batch_dataframe_is_refused(spark: SparkSession, bucket: Bucket, table: Path) -> None:
+    batch = spark.read.format("nats_kv").options(servers=bucket.url, bucket=bucket.name).load()
+    with pytest.raises(ConfigurationError, match=r"the DataFrame is a batch.*spark\.readStream"):
+        follow(batch, str(table), checkpoint="unused")
+
+
+@pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
+def test_missing_column_is_named(changes: DataFrame, table: Path, column: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"it has no column '{column}'"):
+        follow(changes.drop(column), str(table), checkpoint="unused")
+
+
+@pytest.mark.parametrize("arguments", [{"deletes": "keep"}, {"engine": "duckdb"}])
+def test_invalid_merge_argument_is_named(
+    changes: DataFrame, table: Path, arguments: dict[str, Any]
+) -> None:
+    (value,) = arguments.values()
+    with pytest.raises(ConfigurationError, match=value):
+        follow(changes, str(table), checkpoint="unused", **arguments)
+
+
+def test_directory_that_is_not_a_table_ends_the_query(
+    bucket: Bucket, followed: Follow, table: Path
+) -> None:
+    table.mkdir()
+    (table / "notes.txt").write_text("mine")
+    bucket.write(("a", "PUT"))
+    with pytest.raises(StreamingQueryException, match="is not a Delta table; name a new directory"):
+        followed().awaitTermination(180)
+    assert [one.name for one in table.iterdir()] == ["notes.txt"]
+
+
+def test_checkpoint_of_other_bucket_ends_the_query(
+    spark: SparkSession, bucket: Bucket, followed: Follow, table: Path
+) -> None:
+    bucket.write(("a", "PUT"))
+    run_to_the_end(lambda: followed(once=True))
+    other = Bucket(bucket.url, f"{bucket.name}-other").create()
+    other.write(("a", "PUT"))
+    with pytest.raises(StreamingQueryException, match=bucket.name):
+        followed(load(spark, other)).awaitTermination(180)
+    assert live(table) == {"a": 1}
+
+
+def test_missing_setting_is_logged_once_with_its_line(
+    bucket: Bucket,
+    followed: Follow,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_warned", False)
+    for _ in range(2):
+        bucket.write(("a", "PUT"))
+        assert followed(once=True).awaitTermination(180)
+    (record,) = (one for one in caplog.records if one.name == "nats_stream_source.spark.session")
+    for name, value in configure(SparkSession.Builder())._options.items():
+        assert f"{name} {value}" in record.getMessage()

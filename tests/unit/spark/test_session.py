@@ -1,0 +1,86 @@
+"""The settings of a session for small micro-batches."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source import configure
+from nats_stream_source.delta import configure as configure_of_delta
+from nats_stream_source.delta import configure_delta
+from nats_stream_source.spark import session
+
+SOCKETS = "spark.python.unix.domain.socket.enabled"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.setenv(name, "")  # restored at the end, also if it was not set
+        monkeypatch.delenv(name)
+
+
+def test_settings_are_added_to_builder() -> None:
+    builder = SparkSession.Builder().config("spark.app.name", "fleet").config("a", "b")
+    assert configure(builder) is builder
+    assert builder._options == {"spark.app.name": "fleet", "a": "b", SOCKETS: "true"}
+    assert configure_of_delta is configure
+
+
+def test_settings_stay_beside_those_of_delta() -> None:
+    first = configure_delta(configure(SparkSession.Builder()))._options
+    second = configure(configure_delta(SparkSession.Builder()))._options
+    assert first == second
+    assert first.keys() >= {SOCKETS, "spark.sql.extensions"}
+
+
+@pytest.mark.parametrize("master", [None, "local", "local[2]"])
+def test_local_workers_get_python_of_program(master: str | None) -> None:
+    builder = SparkSession.Builder()
+    configure(builder if master is None else builder.master(master))
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_python_of_workers_stays_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3.12")
+    configure(SparkSession.Builder())
+    assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3.12"
+
+
+@pytest.mark.parametrize(
+    ("master", "port"), [("spark://master:7077", None), ("yarn", None), (None, "1234")]
+)
+def test_python_of_cluster_and_spark_submit_stays(
+    master: str | None, port: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if port is not None:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", port)
+    builder = SparkSession.Builder()
+    configure(builder if master is None else builder.master(master))
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
+def _classic(**started: str) -> Any:
+    """A session of a JVM that was started with these settings, which a later one cannot change."""
+    conf = SimpleNamespace(getAll=lambda: [*started.items()])
+    return SimpleNamespace(_jvm=object(), sparkContext=SimpleNamespace(getConf=lambda: conf))
+
+
+def test_missing_settings_are_those_the_jvm_was_started_without() -> None:
+    assert session.missing_settings(_classic()) == {SOCKETS: "true"}
+    assert session.missing_settings(_classic(**{SOCKETS: "false"})) == {SOCKETS: "true"}
+    assert session.missing_settings(_classic(**{SOCKETS: "true"})) == {}
+
+
+def test_missing_settings_of_connect_are_those_of_its_server() -> None:
+    def connect(**settings: str) -> Any:
+        get = lambda name, default: settings.get(name, default)  # noqa: E731
+        return SimpleNamespace(conf=SimpleNamespace(get=get))
+
+    assert session.missing_settings(connect()) == {SOCKETS: "true"}
+    assert session.missing_settings(connect(**{SOCKETS: "true"})) == {}
