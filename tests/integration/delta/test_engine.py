@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import AutoLimits, location, merge, merge_changes, session
+from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from tests.integration.delta.kv_bucket import Bucket
@@ -28,22 +30,38 @@ def writer(table: Path | str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("limits", "chosen"),
+    ("limits", "exceeded"),
     [
-        ({}, "delta-rs"),
-        ({"batch_rows": 2}, "delta-rs"),
-        ({"batch_rows": 1}, "spark"),
-        ({"batch_bytes": 10}, "spark"),
-        ({"table_bytes": 10}, "spark"),
-        ({"driver_memory": 1}, "spark"),
-        (dict.fromkeys(("batch_rows", "batch_bytes", "table_bytes", "driver_memory")), "delta-rs"),
+        ({}, None),
+        ({"batch_rows": 2}, None),
+        ({"batch_rows": 1}, "batch_rows"),
+        ({"batch_bytes": 10}, "batch_bytes"),
+        ({"table_bytes": 10}, "table_bytes"),
+        ({"driver_memory": 1}, "driver_memory"),
+        (dict.fromkeys(("batch_rows", "batch_bytes", "table_bytes", "driver_memory")), None),
     ],
 )
-def test_limits(frame: Frame, table: Path, limits: dict[str, Any], chosen: str) -> None:
+def test_limits(
+    frame: Frame,
+    table: Path,
+    limits: dict[str, Any],
+    exceeded: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A MERGE by Spark takes seconds: the test refuses to make Spark's engine."""
+
+    def refuse(selector: EngineSelector, spark: SparkSession) -> None:
+        raise SparkSelectedError
+
     merge(frame(put("a", 1)), str(table), engine="delta-rs")
-    merge(frame(put("a", 2), put("b", 3)), str(table), limits=AutoLimits(**limits))
-    assert writer(table) == chosen
-    assert live(table) == {"a": 2, "b": 3}
+    monkeypatch.setattr(EngineSelector, "_spark_engine", refuse)
+    with pytest.raises(SparkSelectedError) if exceeded else nullcontext():
+        merge(frame(put("a", 2), put("b", 3)), str(table), limits=AutoLimits(**limits))
+    assert live(table) == ({"a": 1} if exceeded else {"a": 2, "b": 3})
+
+
+class SparkSelectedError(Exception):
+    """The selector asks for Spark's engine."""
 
 
 def test_executors_reduce_a_batch_to_its_keys(frame: Frame, table: Path) -> None:

@@ -34,12 +34,14 @@ from tests.integration.delta.merge_model import (
     every_engine,
     purge,
     put,
+    spark_in_faults,
 )
 from tests.integration.delta.table_content import live, marks, stored, version
 
 pytestmark = pytest.mark.delta
 
 
+@spark_in_faults
 @both_modes
 def test_batch_failure_leaves_table_unchanged(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
@@ -74,14 +76,12 @@ def test_batch_is_read_once_and_not_cached(spark: SparkSession, table: Path, mer
 
 
 @every_engine
-@both_modes
 def test_query_crashes_and_restarts(
     spark: SparkSession,
     frame: Frame,
     table: Path,
     tmp_path: Path,
     next_engine: Callable[[], Engine],
-    deletes: Deletes,
 ) -> None:
     """`foreachBatch` calls the function in a clone of the session."""
     log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), put("b", 5), purge("c", 6)]
@@ -90,9 +90,7 @@ def test_query_crashes_and_restarts(
         frame(*log[2 * index : 2 * index + 2]).coalesce(1).write.parquet(str(part))
         for file in part.iterdir():
             os.utime(file, (1_700_000_000 + index, 1_700_000_000 + index))
-    functions = {
-        name: merge_changes(str(table), deletes=deletes, engine=name) for name in get_args(Engine)
-    }
+    functions = {name: merge_changes(str(table), engine=name) for name in get_args(Engine)}
     crashes = iter(["before", "after", None, "before", "after"])
 
     def crashing(batch: DataFrame, batch_id: int) -> None:
@@ -121,7 +119,7 @@ def test_query_crashes_and_restarts(
     else:
         pytest.fail("the query did not finish in five attempts")
     assert next(crashes, "all") == "all"
-    model = Model(deletes)
+    model = Model("remove")
     model.merge(log)
     assert stored(table) == model.stored()
 
@@ -168,6 +166,7 @@ def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes, merge
     ]
 
 
+@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
 @both_modes
 def test_merge_compares_order_itself(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
@@ -184,6 +183,7 @@ def test_merge_compares_order_itself(
     assert marks(table) == ({"d": (8, "DEL")} if deletes == "mark" else {})
 
 
+@spark_in_faults
 def test_writers_concurrent(frame: Frame, table: Path, merge: Merge) -> None:
     """Each merge succeeds or raises a Delta conflict; no key has two rows."""
     merge(frame(), str(table))
@@ -257,6 +257,7 @@ def test_commit_of_other_writer_during_merge(
     assert [row["revision"] for row in stored(table)] == [2, 3, 1013]
 
 
+@spark_in_faults
 def test_table_deleted_and_created_is_found(frame: Frame, table: Path, merge: Merge) -> None:
     for revision in (1, 2):
         for key in "ab":

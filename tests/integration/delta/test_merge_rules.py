@@ -19,6 +19,7 @@ from tests.integration.delta.merge_model import (
     delete,
     purge,
     put,
+    spark_in_faults,
 )
 from tests.integration.delta.table_content import stored, version
 
@@ -67,6 +68,7 @@ def test_rules(frame: Frame, table: Path, deletes: Deletes, merge: Merge) -> Non
         assert stored(table) == model.stored()
 
 
+@spark_in_faults
 @both_modes
 def test_empty_batches(frame: Frame, table: Path, deletes: Deletes, merge: Merge) -> None:
     for _ in range(2):
@@ -86,6 +88,7 @@ def test_model_follows_rules() -> None:
     assert list(marked.rows.values()) == [delete("a", 4), put("b", 2), delete("c", 5)]
 
 
+@spark_in_faults
 @both_modes
 def test_batch_repeated_makes_no_version(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
@@ -108,6 +111,7 @@ def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path, merge: Merg
     assert (version(table), stored(table)) == (before, rows)
 
 
+@spark_in_faults
 def test_removed_rows_come_back_with_a_replay_that_ends_before_the_marker(
     frame: Frame, table: Path, merge: Merge
 ) -> None:

@@ -12,7 +12,7 @@ from nats_stream_source.delta import Deletes, Engine, merge_changes
 from nats_stream_source.errors import (
     ConfigurationError,
 )
-from tests.integration.delta.merge_model import Entry, Frame, Merge, delete, put
+from tests.integration.delta.merge_model import Entry, Frame, Merge, delete, put, spark_in_faults
 from tests.integration.delta.table_content import stored, version
 
 pytestmark = pytest.mark.delta
@@ -86,6 +86,7 @@ def test_column_required_is_missing(frame: Frame, table: Path, column: str, merg
     assert not table.exists()
 
 
+@spark_in_faults
 def test_tables_that_do_not_fit(
     spark: SparkSession, frame: Frame, tmp_path: Path, merge: Merge
 ) -> None:
@@ -155,6 +156,7 @@ def test_session_in_other_time_zone(
     assert stored(table) == [*expected, put("c", 7).stored("remove")]
 
 
+@spark_in_faults
 def test_smaller_numbers_become_those_of_the_table(frame: Frame, table: Path, merge: Merge) -> None:
     merge(frame(put("a", 1)).withColumn("n", F.lit(1).cast("bigint")), str(table))
     merge(frame(put("a", 2)).withColumn("n", F.lit(2).cast("int")), str(table))

@@ -25,7 +25,14 @@ from nats_stream_source.errors import (
     OptionError,
 )
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
-from tests.integration.delta.merge_model import Entry, Frame, Merge, both_modes, every_engine
+from tests.integration.delta.merge_model import (
+    Entry,
+    Frame,
+    Merge,
+    both_modes,
+    every_engine,
+    spark_in_faults,
+)
 from tests.integration.delta.table_content import live, marks, stored, version
 
 pytestmark = pytest.mark.delta
@@ -72,6 +79,7 @@ def test_reconcile(
     assert live(table)["a"] == 11
 
 
+@spark_in_faults
 @both_modes
 def test_reconcile_beside_a_query(
     frame: Frame,
@@ -101,6 +109,7 @@ def test_reconcile_beside_a_query(
     assert live(table) == {"a": 3}
 
 
+@spark_in_faults
 @both_modes
 def test_reconcile_a_bucket_made_anew(
     frame: Frame,
