@@ -59,6 +59,10 @@ class InvalidNameError(ConfigurationError):
     """The name of a bucket, key, stream or filter is invalid (ADR-8)."""
 
 
+class NameTooLongError(InvalidNameError):
+    """A name is longer than a server accepts in one line (``max_control_line``)."""
+
+
 class UnsupportedStreamError(ConfigurationError):
     """The stream's retention (work queue, interest) does not allow reads of ranges."""
 
@@ -350,10 +354,7 @@ class AckError(SubscriptionError):
 
 
 class StatusError(SubscriptionError):
-    """The server sent a status that is an error (ADR-15).
-
-    ``code`` and ``description`` are those of its status line.
-    """
+    """The server sent a status that is an error (ADR-15), with ``code`` and ``description``."""
 
     def __init__(
         self, message: str, code: Number = None, description: str = "", *, settings: Settings = None

@@ -18,7 +18,9 @@ from nats.aio.msg import Msg
 from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
 from nats_stream_source.connection.authentication import Authentication
 from nats_stream_source.connection.connect_failures import ConnectFailures
+from nats_stream_source.connection.control_line import ControlLine
 from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.liveness import responds
 from nats_stream_source.connection.nats_py.client_patches import apply_patches
 from nats_stream_source.connection.nats_py.handshake import (
     Reconnects,
@@ -30,7 +32,6 @@ from nats_stream_source.connection.nats_py.handshake import (
 from nats_stream_source.connection.nats_py.socket_tap import (
     abort,
     open_inbox,
-    read_count,
     tapped_client,
 )
 from nats_stream_source.connection.nats_py.socket_writer import SocketWriter
@@ -65,6 +66,8 @@ class ConnectionService(Protocol):
 
 
 C = TypeVar("C", bound=ConnectionService)
+_SID_LENGTH = 12  # bytes of a SUB beside subject and queue: spaces and the number
+_REPLY_TOKENS = 50  # bytes of a reply of nats-py after the inbox prefix
 _CLOSE_DEADLINE = 2.0  # seconds
 _MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
@@ -78,6 +81,7 @@ class Connection:
         client: nats-py's client.
         writer: writes many frames at once to its socket.
         settings: the settings of the connection.
+        control_line: validates the length of subjects.
         reconnects: the number of reconnects.
         online: set while the client is connected.
         denial_listeners: called like :meth:`ConnectionService.on_denied`.
@@ -99,7 +103,8 @@ class Connection:
         self._authentication = Authentication(settings)
         self._failures = ConnectFailures(settings, self._authentication)
         self._failed: asyncio.Future[None] | None = None  # done at a permanent failure, in open()
-        self._denied = DeniedSubjects(settings.inbox_prefix)
+        self.control_line = ControlLine(settings.max_control_line)
+        self._denied = DeniedSubjects(settings.inbox_prefix, self.control_line)
         self._inboxes: list[Inbox] = []
         self._services: dict[type[Any], Any] = {}
         self.denial_listeners: list[Callable[[str | None, Exception], None]] = []
@@ -206,6 +211,7 @@ class Connection:
 
     async def _on_reconnect(self) -> None:
         self.reconnects += 1
+        self.control_line.longest = 0
         self._failures.permanent = None
         self.client.options["reconnect_time_wait"] = _RECONNECT_WAIT
         self._offline.clear()
@@ -222,29 +228,7 @@ class Connection:
             max_wait: wait up to this many seconds as long as something is received every
                 ``timeout`` seconds: on a slow line much data may precede the PONG.
         """
-        limit = max(timeout, max_wait)
-        ping = asyncio.ensure_future(self.client.rtt(limit))  # type: ignore[arg-type]
-        # nats-py drops the pending PINGs when it reconnects, so their PONGs never arrive.
-        offline = asyncio.ensure_future(self._offline.wait())
-        try:
-            while True:
-                before = read_count(self.client)
-                done, _ = await asyncio.wait(
-                    {ping, offline}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-                )
-                if done or not max_wait or read_count(self.client) == before:
-                    break
-            if not ping.done():
-                return False
-            ping.result()
-        except (nats.errors.Error, OSError, AttributeError, AssertionError):
-            # The last two: nats-py does not have a transport between two attempts to reconnect.
-            return False
-        finally:
-            for task in (ping, offline):
-                task.cancel()
-            await asyncio.gather(ping, offline, return_exceptions=True)
-        return True
+        return await responds(self.client, self._offline, timeout, max_wait)
 
     async def wait_connected(self, seconds: float) -> None:
         """Return once the client is connected.
@@ -299,7 +283,9 @@ class Connection:
 
         Raises:
             ConnectError: the connection is closed.
+            NameTooLongError: the subject is longer than the server accepts.
         """
+        self.control_line.validate(subject, len(queue) + _SID_LENGTH)
         try:
             inbox = await open_inbox(self.client, subject, queue)
         except nats.errors.Error as error:
@@ -314,6 +300,16 @@ class Connection:
         if not self.client.is_closed:
             await inbox.close()
 
+    async def publish(self, subject: str, payload: bytes = b"", reply: str = "") -> None:
+        """Publish a message; it is in nats-py's buffer afterwards.
+
+        Raises:
+            NameTooLongError: the line is longer than the server accepts.
+            nats.errors.Error: as nats-py's ``publish``.
+        """
+        self.control_line.validate(subject, len(reply) + len(str(len(payload))) + 2)
+        await self.client.publish(subject, payload, reply=reply)
+
     async def request(self, subject: str, payload: bytes = b"") -> Msg:
         """Send a request and wait for one response, at most ``request_timeout`` seconds.
 
@@ -325,7 +321,10 @@ class Connection:
             AuthorizationError: the client is not connected in that time, since the server refuses
                 the credentials.
             MessageTooLargeError: the request exceeds the server's ``max_payload``.
+            NameTooLongError: the subject is longer than the server accepts.
         """
+        reply = len(self.settings.inbox_prefix) + _REPLY_TOKENS
+        self.control_line.validate(subject, reply + len(str(len(payload))) + 2)
         return await self.run_until_denied(
             subject, lambda: self.client.request(subject, payload, self.settings.request_timeout)
         )

@@ -13,10 +13,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import wait_cancellable
-from nats_stream_source.errors import PermissionDeniedError
+from nats_stream_source.connection.control_line import ControlLine
+from nats_stream_source.errors import NatsSourceError, PermissionDeniedError
 
 T = TypeVar("T")
 
+_TOO_LONG = "maximum control line exceeded"
 _VIOLATION = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
 
 
@@ -37,11 +39,12 @@ class DeniedSubjects:
             subscribes to its inbox once, so that later requests would wait without a reply too.
     """
 
-    def __init__(self, inbox_prefix: str) -> None:
+    def __init__(self, inbox_prefix: str, control_line: ControlLine) -> None:
         self._inbox_prefix = inbox_prefix
+        self._control_line = control_line
         self.inboxes: str | None = None
         self._running: dict[asyncio.Future[Any], str] = {}
-        self._denied: dict[asyncio.Future[Any], str] = {}
+        self._errors: dict[asyncio.Future[Any], NatsSourceError] = {}
 
     def verify_inboxes(self) -> None:
         """Raise PermissionDeniedError if the server denied the inboxes of this connection."""
@@ -56,12 +59,16 @@ class DeniedSubjects:
         try:
             return await wait_cancellable(None, attempt)
         except asyncio.CancelledError:
-            if (denied := self._denied.get(attempt)) is None:
+            if (error := self._errors.get(attempt)) is None:
                 raise  # the caller cancelled it, not a denial
-            raise denied_error(denied) from None
+            raise error from None
         finally:
             del self._running[attempt]
-            self._denied.pop(attempt, None)
+            self._errors.pop(attempt, None)
+
+    def _end(self, attempt: asyncio.Future[Any], error: NatsSourceError) -> None:
+        self._errors[attempt] = error
+        attempt.cancel()
 
     def add(self, text: str) -> tuple[str | None, PermissionDeniedError] | None:
         """Record the violation that ``text``, an error of the server in lower case, reports.
@@ -70,6 +77,11 @@ class DeniedSubjects:
             The denied subject in lower case, or None for the inboxes, and the error; None if
             ``text`` does not report a violation.
         """
+        if _TOO_LONG in text:
+            self._control_line.lower()
+            for attempt, subject in self._running.items():
+                if self._control_line.refused(subject):
+                    self._end(attempt, self._control_line.error(subject))
         if (match := _VIOLATION.search(text)) is None:
             return None
         denied = match[1]
@@ -79,6 +91,5 @@ class DeniedSubjects:
         for attempt, subject in self._running.items():
             # Permissions are case-sensitive; only nats-py's text is in lower case.
             if inbox or subject.lower() == denied:
-                self._denied[attempt] = self.inboxes or subject
-                attempt.cancel()
+                self._end(attempt, denied_error(self.inboxes or subject))
         return (None if inbox else denied), denied_error(self.inboxes or denied)

@@ -37,6 +37,7 @@ class ConnectionSettings:
         inbox_prefix: prefix of the subjects that this client subscribes to.
         consumer_prefix: prefix of the names of the consumers that this client creates.
         connect_timeout, request_timeout: seconds.
+        max_control_line: maximum length in bytes of a line, with its subject; as at the servers.
     """
 
     servers: tuple[str, ...] = field(repr=False)
@@ -48,6 +49,7 @@ class ConnectionSettings:
     consumer_prefix: str = "spark"
     connect_timeout: float = 10.0
     request_timeout: float = 5.0
+    max_control_line: int = 4096
     credentials: str | None = None
     credentials_content: str | None = field(default=None, repr=False)
     nkey_seed_file: str | None = None

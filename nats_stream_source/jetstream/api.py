@@ -93,6 +93,11 @@ class JetStream:
             raise api_error(subject, error)
         return response
 
+    def fits(self, subject: str) -> bool:
+        """Whether a server accepts a request on ``subject``, which is below the API prefix."""
+        connection = self.connection
+        return connection.control_line.fits(f"{connection.settings.api_prefix}.{subject}")
+
     async def stream_info(self, stream: str) -> StreamInfo:
         """State and configuration of a stream; StreamNotFoundError if it does not exist."""
         info = StreamInfo.parse(await self.call(f"STREAM.INFO.{stream}"))
@@ -126,10 +131,10 @@ class JetStream:
             request["min_last_seq"] = min_last_seq
         if seq is not None:
             request["seq"] = seq
-        if next_by_subj is not None:
-            request["next_by_subj"] = next_by_subj
-        if last_by_subj is not None:
-            request["last_by_subj"] = last_by_subj
+        for name, subject in (("next_by_subj", next_by_subj), ("last_by_subj", last_by_subj)):
+            if subject is not None:
+                self.connection.control_line.validate_name(subject)
+                request[name] = subject
         try:
             response = await self.call(f"STREAM.MSG.GET.{stream}", request)
         except MessageNotFoundError:
@@ -169,6 +174,7 @@ class JetStream:
         self, stream: str, filter_subject: str, limit: int | None = None
     ) -> dict[str, int]:
         """:meth:`subjects`, with the number of messages of each."""
+        self.connection.control_line.validate_name(filter_subject)
         names: dict[str, int] = {}
         offset, last = 0, ""
         while True:
@@ -200,8 +206,13 @@ class JetStream:
         which would exist afterwards.
         """
         subject = f"CONSUMER.CREATE.{stream}.{config['name']}"
-        if config.get("filter_subject"):
-            subject += f".{config['filter_subject']}"
+        filter_subject = config.get("filter_subject")
+        for name in (filter_subject, *config.get("filter_subjects", ())):
+            if name:
+                self.connection.control_line.validate_name(name)
+        # Permissions may depend on the filter in the subject; servers do not require it there.
+        if filter_subject and self.fits(f"{subject}.{filter_subject}"):
+            subject += f".{filter_subject}"
         request = {"stream_name": stream, "config": config, "action": "create"}
         return await run_to_completion(self.call(subject, request))
 

@@ -129,6 +129,15 @@ CONNECTION: tuple[Option, ...] = (
         "Maximum time to wait for one response of a server. Default: "
         f"{_DEFAULTS['request_timeout']:g}; from 0.05 to 3600.",
     ),
+    Option(
+        "maxControlLine",
+        "number of bytes",
+        converters.integer,
+        _DEFAULTS["max_control_line"],
+        "Maximum length of a subject with its reply and sizes; longer ones are an error. Default: "
+        f"{_DEFAULTS['max_control_line']}, as at the servers; change it with their "
+        "`max_control_line`.",
+    ),
 )
 
 _API_PREFIX = ("domain", "apiPrefix")

@@ -8,9 +8,11 @@ inside the read loop. The read loop ends without a message, and no request gets 
 configuration, nats-py closes the client permanently. The credentials may have been renewed
 meanwhile, so the client reconnects. Without renewed credentials that fails as any reconnect does.
 
-*Too many subscriptions.* The server keeps the connection without the subscription; nats-py closes
-the client. The error goes to the connection instead; the subscriber receives nothing, as with any
-other lost consumer.
+*An error of one command.* nats-py closes the client permanently at every other error. After too
+many subscriptions or an invalid subject, the server keeps the connection without the subscription:
+the error goes to the connection, and the subscriber receives nothing, as with any other lost
+consumer. After the rest, such as a line or a payload that is too long, the server closes the
+connection, and the client reconnects.
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_connection.py``: ``Client._process_pong``, ``_pongs``,
@@ -25,13 +27,14 @@ import nats.errors
 from nats.aio.client import Client
 
 REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
-_TOO_MANY = "maximum subscriptions exceeded"
+_CONTINUES = ("maximum subscriptions exceeded", "invalid subject", "invalid publish subject")
+_OF_NATS_PY = ("stale connection", "permissions violation")
 
 
 def apply_patches(client: Client) -> None:
     """Patch ``client`` against the errors in the module's docstring."""
     _patch_cancelled_pings(client)
-    _patch_refusals(client)
+    _patch_errors(client)
 
 
 def _patch_cancelled_pings(client: Client) -> None:
@@ -45,18 +48,17 @@ def _patch_cancelled_pings(client: Client) -> None:
     client._process_pong = process_pong  # type: ignore[method-assign]
 
 
-def _patch_refusals(client: Client) -> None:
+def _patch_errors(client: Client) -> None:
     original = client._process_err
 
     async def process_err(err_msg: str) -> None:
         lower = err_msg.lower()
-        refused = client.is_connected and any(refusal in lower for refusal in REFUSALS)
-        if not refused and _TOO_MANY not in lower:
+        if any(text in lower for text in _OF_NATS_PY):
             await original(err_msg)
             return
         error = nats.errors.Error(f"nats: {err_msg}")
         await client._error_cb(error)
-        if refused:
+        if not any(text in lower for text in _CONTINUES):
             await client._process_op_err(error)
 
     client._process_err = process_err  # type: ignore[method-assign]

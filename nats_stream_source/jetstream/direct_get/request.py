@@ -117,8 +117,13 @@ async def send_request(
     Raises:
         PermissionDeniedError: the user may not publish to the subject.
         ConnectError: not connected, or the connection was closed.
+        NameTooLongError: a subject is longer than the server accepts.
         ProtocolError: a reply is neither a message nor a status.
     """
+    names = [] if request is None else [request.get("last_by_subj"), request.get("next_by_subj")]
+    for name in (*names, *(request or {}).get("multi_last", ())):
+        if name is not None:
+            connection.control_line.validate_name(name)
     await connection.wait_connected(connection.settings.connect_timeout)
     wait_seconds = IDLE_TIMEOUT if idle_timeout is None else idle_timeout
     is_batch = request is not None and bool(request.get("batch") or request.get("multi_last"))
@@ -131,7 +136,7 @@ async def send_request(
 
     async def receive() -> bool:
         """Receive the replies; return whether the connection was lost."""
-        await connection.client.publish(full_subject, payload, reply=reply_to)
+        await connection.publish(full_subject, payload, reply=reply_to)
         while True:
             if received := inbox.take():
                 response.feed(Frames.chain(received))

@@ -228,8 +228,9 @@ class SingleMessageReader:
             return None
         subject = f"DIRECT.GET.{self._stream}"
         connection = self._jetstream.connection
-        if request.appended_subject is not None:
-            reply = await send_request(connection, f"{subject}.{request.appended_subject}", None)
+        appended = f"{subject}.{request.appended_subject}"
+        if request.appended_subject is not None and self._jetstream.fits(appended):
+            reply = await send_request(connection, appended, None)
         else:
             reply = await send_request(connection, subject, request.body)
         if reply.code == UNAVAILABLE:

@@ -328,7 +328,7 @@ class OrderedReader:
         # A closed connection is handled by the main loop.
         try:
             with contextlib.suppress(nats.errors.Error):
-                await connection.client.publish(step.reply)
+                await connection.publish(step.reply)
         except UnicodeEncodeError:
             raise ProtocolError(
                 f"could not answer flow control: reply subject {step.reply!r} is not valid UTF-8"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.errors import MessageTooLargeError, NatsSourceError
 from nats_stream_source.jetstream.publish.window import Window
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
@@ -38,7 +41,7 @@ class Acknowledgements(ABC):
         self._connection = connection
         self.stream = stream
         self.inbox_prefix = f"{connection.client.new_inbox()}."
-        self.window = Window(max_in_flight, self.encode, allowance)
+        self.window = Window(max_in_flight, self._encode_valid, allowance)
         self.reconnects = connection.reconnects
         self.stored = 0
         self.duplicates = 0
@@ -51,6 +54,29 @@ class Acknowledgements(ABC):
     @abstractmethod
     def encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
         """Encode messages for the window, with the subjects of their responses."""
+
+    def _encode_valid(
+        self, messages: MessageColumns, first_serial: int, start: int
+    ) -> EncodedFrames:
+        self.validate_sizes(messages)  # again: another server may have another limit
+        frames = self.encode(messages, first_serial, start)
+        lines = frames.line_lengths(messages)
+        control_line, longest = self._connection.control_line, int(lines.argmax())
+        subject = messages.subject(longest)
+        control_line.validate(subject, int(lines[longest]) - len(subject.encode()))
+        return frames
+
+    def validate_sizes(self, messages: MessageColumns) -> NDArray[np.int64]:
+        """The size of each message; MessageTooLargeError if one exceeds ``max_payload``."""
+        sizes = messages.sizes()
+        limit = self._connection.client.max_payload
+        if int(sizes.max()) <= limit:
+            return sizes
+        first = int((sizes > limit).argmax())
+        raise MessageTooLargeError(
+            f"could not publish to {messages.subject(first)!r}: the message has {sizes[first]} "
+            f"bytes, more than the server's max_payload of {limit}"
+        )
 
     @abstractmethod
     def process(self, frames: Frames) -> None:

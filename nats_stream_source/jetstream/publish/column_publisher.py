@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 
 import nats.errors
 import numpy as np
-from numpy.typing import NDArray
 
 from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.connection.inbox import Inbox
@@ -35,7 +34,6 @@ from nats_stream_source.connection.permissions import denied_error
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
-    MessageTooLargeError,
     NatsSourceError,
     NoStreamError,
 )
@@ -117,6 +115,7 @@ class ColumnPublisher:
 
         Raises:
             MessageTooLargeError: a message exceeds the server's ``max_payload``; none was sent.
+            NameTooLongError: a subject is longer than the server accepts.
             ConnectError: the connection is closed, or not restored within ``retry_timeout``;
                 AuthorizationError if the server rejects the credentials.
             PermissionDeniedError: the user may not publish to a subject.
@@ -128,7 +127,7 @@ class ColumnPublisher:
         """
         if not len(messages):
             return
-        ends = np.cumsum(self._validate_sizes(messages))
+        ends = np.cumsum(self._acks.validate_sizes(messages))
         start = 0
         while start < len(messages):
             border = (int(ends[start - 1]) if start else 0) + _CHUNK_BYTES
@@ -146,17 +145,6 @@ class ColumnPublisher:
         Raises: as :meth:`send`.
         """
         await self._run(lambda: not self._acks.window.chunks)
-
-    def _validate_sizes(self, messages: MessageColumns) -> NDArray[np.int64]:
-        sizes = messages.sizes()
-        limit = self._connection.client.max_payload
-        if int(sizes.max()) <= limit:
-            return sizes
-        first = int((sizes > limit).argmax())
-        raise MessageTooLargeError(
-            f"could not publish to {messages.subject(first)!r}: the message has {sizes[first]} "
-            f"bytes, more than the server's max_payload of {limit}"
-        )
 
     # -- the window -----------------------------------------------------------------------------
 

@@ -147,7 +147,8 @@ class Publisher:
                 processes.
 
         Raises:
-            ConfigurationError: the subject is invalid, or a header cannot be sent.
+            ConfigurationError: the subject is invalid, or a header cannot be sent;
+                NameTooLongError if the subject is longer than the server accepts.
             MessageTooLargeError: the message exceeds the server's ``max_payload``.
             ConnectError: the connection is closed, or not restored within ``request_timeout``;
                 AuthorizationError if the server rejects the credentials.
@@ -195,12 +196,11 @@ class Publisher:
         self._serial += 1
         serial = self._serial
         self._pending[serial] = message
-        words = f"{subject} {self._prefix}{serial} "
-        if block:
-            line = f"HPUB {words}{len(block)} {size}\r\n".encode()
-        else:
-            line = f"PUB {words}{size}\r\n".encode()
+        command, sizes = ("HPUB", f"{len(block)} {size}") if block else ("PUB", f"{size}")
+        rest = f"{self._prefix}{serial} {sizes}"
+        line = f"{command} {subject} {rest}\r\n".encode()
         try:
+            connection.control_line.validate(subject, len(rest) + 1)
             if connection.writer.buffer(b"%b%b%b\r\n" % (line, block, payload)):
                 await connection.writer.flush()
         except (nats.errors.Error, OSError) as error:
@@ -360,12 +360,15 @@ class Publisher:
         self._fail(lost, "the connection was lost before the PubAck arrived")
 
     def _fail(self, serials: list[int], reason: str) -> None:
+        control_line = self._connection.control_line
         for serial in serials:
             subject = self._pending[serial].subject
-            error = AckLostError(
+            error: Exception = AckLostError(
                 f"could not confirm a message on {subject!r}: {reason}; the message may or may not "
                 f"be stored"
             )
+            if control_line.refused(subject):
+                error = control_line.error(subject)
             self._complete(serial, error=error)
 
     def _now(self) -> float:

@@ -62,7 +62,7 @@ class AckRoute:
         if self._imported and stream not in self._verified:
             await self.request(reply, stream, payload)
             return
-        await self._connection.client.publish(reply, payload)
+        await self._connection.publish(reply, payload)
 
     async def request(self, reply: str, stream: str, payload: bytes) -> None:
         """Publish an acknowledgement and wait until the server confirms it.

@@ -105,7 +105,7 @@ class FetchRequest:
         )
         self._reconnects = connection.reconnects
         try:
-            await connection.client.publish(self._subject, self._request_body(), reply=subject)
+            await connection.publish(self._subject, self._request_body(), reply=subject)
         except BaseException as error:  # includes cancellation: the inbox must be released
             await self.close()
             if not isinstance(error, (nats.errors.Error, OSError)):

@@ -66,7 +66,7 @@ class FlowControlReplies:
 
     async def _publish(self, subject: str) -> bool:
         try:
-            await self._connection.client.publish(subject)
+            await self._connection.publish(subject)
         except (nats.errors.Error, OSError) as error:
             # The next heartbeat repeats the request.
             log.warning(

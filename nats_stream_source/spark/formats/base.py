@@ -135,7 +135,8 @@ class FormatAdapter(ABC):
         which is not an error.
 
         Raises:
-            ConfigurationError: the stream neither has nor accepts a message that a filter matches.
+            ConfigurationError: the stream neither has nor accepts a message that a filter matches;
+                NameTooLongError if no server accepts one.
         """
 
     @abstractmethod

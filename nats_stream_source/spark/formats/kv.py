@@ -79,7 +79,9 @@ class KvFormat(FormatAdapter):
         return await bucket_stream_info(jetstream, bucket_of(stream))
 
     async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
-        """Accept every filter: a bucket accepts any key."""
+        """Accept every filter whose keys can be sent: a bucket accepts any key."""
+        for subject in self.read_scope(info).filters:
+            jetstream.connection.control_line.validate_name(subject)
 
     def read_scope(self, info: StreamInfo) -> ReadScope:
         """The entries that the option ``keys`` selects."""

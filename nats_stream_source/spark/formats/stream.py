@@ -116,6 +116,8 @@ class StreamFormat(FormatAdapter):
 
     async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Verify that the stream accepts each filter subject, or has a message of it."""
+        for subject_filter in self.user_filters:
+            jetstream.connection.control_line.validate_name(subject_filter)
         accepted = _accepted_subjects(info)
         for subject_filter in self.user_filters if accepted else ():
             if any(overlap(subject_filter, subject) for subject in accepted):

@@ -91,6 +91,17 @@ class EncodedFrames:
         """The size of the frames ``[start, stop)``."""
         return self._border(stop) - self._border(start)
 
+    def line_lengths(self, messages: MessageColumns) -> NDArray[np.int64]:
+        """What each line has after its command, in bytes.
+
+        Args:
+            messages: the messages of the frames.
+        """
+        lengths = np.diff(self.ends, prepend=0) - messages.sizes() - len("PUB \r\n\r\n")
+        if messages.headers is not None:  # HPUB
+            lengths -= messages.headers.is_valid().to_numpy(zero_copy_only=False)
+        return lengths
+
     def bytes_of(self, start: int, stop: int) -> memoryview:
         """The bytes of the frames ``[start, stop)``."""
         return self.buffer[self._border(start) : self._border(stop)]

@@ -200,6 +200,7 @@ def test_connection_options_reach_their_settings() -> None:
         "tls_handshake_first": True,
         "connect_timeout": 3.5,
         "request_timeout": 3.5,
+        "max_control_line": 8192,
     }
     exclusive = {"user", "password", "token", "credentials", "credentials_content", "domain"}
     given = {

@@ -1,0 +1,241 @@
+"""Subjects beyond the server's limit, and other errors after which a server closes a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import MessageTooLargeError, NameTooLongError
+from nats_stream_source.jetstream import (
+    BatchPublisher,
+    DirectGet,
+    FastIngestPublisher,
+    JetStream,
+    KeyValue,
+    MessageColumns,
+    Publisher,
+    connect,
+    subscribe,
+)
+from tests.support.nats.buckets import api, create_bucket
+from tests.support.wait import wait_until_async
+
+LONG = "k" * 4096
+ERROR = r"could not send subject '.*kkk…': it has 4,\d+ bytes, expected a line of at most 4,096"
+
+Call = Callable[[JetStream], Awaitable[Any]]
+
+
+async def put_first_key(jetstream: JetStream, key: str) -> None:
+    await (await KeyValue.open(jetstream, "b")).put(key, b"v")
+
+
+async def publish_columns(jetstream: JetStream, kind: type[Any], subject: str) -> None:
+    async with kind(jetstream, "S") as publisher:
+        await publisher.send(MessageColumns(pa.array(["S.a", subject]), pa.array([b"1", b"2"])))
+        await publisher.flush()
+
+
+async def watch(jetstream: JetStream, *keys: str) -> None:
+    async with (await KeyValue.open(jetstream, "b")).watch(*keys) as entries:
+        await anext(aiter(entries))
+
+
+async def consume(jetstream: JetStream, subject: str) -> None:
+    await subscribe(jetstream, subject, stream="S", pull=True)
+
+
+def kv(method: str, *args: Any) -> Call:
+    async def call(jetstream: JetStream) -> Any:
+        return await getattr(await KeyValue.open(jetstream, "b"), method)(*args)
+
+    return call
+
+
+CALLS: dict[str, Call] = {
+    "put": kv("put", LONG, b"v"),
+    "create": kv("create", LONG, b"v"),
+    "update": kv("update", LONG, b"v", 1),
+    "delete": kv("delete", LONG),
+    "purge": kv("purge", LONG),
+    "get": kv("get", LONG),
+    "get a revision": lambda jetstream: DirectGet(jetstream, "KV_b").last(f"$KV.b.{LONG}"),
+    "history": kv("history", LONG),
+    "keys": kv("keys", LONG),
+    "keys, two filters": kv("keys", LONG, "other"),
+    "watch": lambda jetstream: watch(jetstream, LONG),
+    "watch, two filters": lambda jetstream: watch(jetstream, LONG, "other"),
+    "publish": lambda jetstream: jetstream.connection.service(Publisher).publish(f"S.{LONG}"),
+    "columns": lambda jetstream: publish_columns(jetstream, BatchPublisher, f"S.{LONG}"),
+    "fast ingest": lambda jetstream: publish_columns(jetstream, FastIngestPublisher, f"S.{LONG}"),
+    "consumer": lambda jetstream: consume(jetstream, f"S.{LONG}"),
+    "stream subjects": lambda jetstream: jetstream.subjects("S", f"S.{LONG}"),
+    "stream message": lambda jetstream: jetstream.message("S", last_by_subj=f"S.{LONG}"),
+    "inbox": lambda jetstream: jetstream.connection.open_inbox(LONG),
+    "queue group": lambda jetstream: jetstream.connection.open_inbox("x", LONG),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with NatsServer() as running:
+        create_bucket(running.url, "b", history=5)
+        api(
+            running.url,
+            "STREAM.CREATE.S",
+            {"name": "S", "subjects": ["S.>"], "allow_direct": True, "allow_batched": True},
+        )
+        yield running
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_name_too_long_for_line(server: NatsServer, call: Call) -> None:
+    async with connect(server.url) as jetstream:
+        with pytest.raises(NameTooLongError) as raised:
+            await asyncio.wait_for(call(jetstream), 3)
+        assert "at most 4,096 bytes" in str(raised.value)
+        assert len(str(raised.value)) < 400
+        assert raised.value.settings == ("max_control_line",)
+        await put_first_key(jetstream, "other")
+        assert jetstream.connection.reconnects == 0
+
+
+async def longest(write: Callable[[int], Awaitable[Any]]) -> int:
+    """The largest number for which ``write`` does not raise NameTooLongError."""
+    fits, fails = 1, 5000
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            await write(middle)
+            fits = middle
+        except NameTooLongError:
+            fails = middle
+    return fits
+
+
+@pytest.mark.parametrize("headers", [None, {"a": "b"}])
+async def test_name_of_exact_limit_is_stored_and_read(
+    server: NatsServer, headers: dict[str, str] | None
+) -> None:
+    """The longest key that is sent is one that the server accepts, and the last one that it does.
+
+    Each way to read the key works too, although its API subject would be too long.
+    """
+    async with connect(server.url) as jetstream:
+        publisher = jetstream.connection.service(Publisher)
+
+        async def write(length: int) -> None:
+            await publisher.publish(f"$KV.b.{'x' * length}", b"v", headers=headers)
+
+        length = await longest(write)
+        assert jetstream.connection.reconnects == 0
+        assert jetstream.connection.control_line.longest == 4096
+        bucket = await KeyValue.open(jetstream, "b")
+        key = "x" * length
+        assert (await bucket.get(key)).value == b"v"
+        assert [entry.key for entry in await bucket.history(key)] != []
+        assert await bucket.keys(key) == [key]
+        async with bucket.watch(key) as entries:
+            assert (await anext(aiter(entries))).key == key
+        assert jetstream.connection.reconnects == 0
+
+
+@pytest.mark.parametrize("kind", [BatchPublisher, FastIngestPublisher])
+async def test_column_of_exact_limit_is_stored(server: NatsServer, kind: type[Any]) -> None:
+    async with connect(server.url) as jetstream:
+        await longest(lambda n: publish_columns(jetstream, kind, f"S.{'x' * n}"))
+        assert jetstream.connection.reconnects == 0
+        assert jetstream.connection.control_line.longest == 4096
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Any:
+    config = tmp_path / "strict.conf"
+    config.write_text("max_control_line: 1024\n")
+    with NatsServer(config=config) as running:
+        create_bucket(running.url, "b")
+        api(running.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
+        yield running
+
+
+@pytest.mark.parametrize("name", ["put", "columns", "consumer"])
+async def test_limit_of_server_is_lower_than_setting(strict: NatsServer, name: str) -> None:
+    """The server closes the connection; the call fails with the name, and others continue."""
+    middle = "k" * 2000
+    calls: dict[str, Call] = {
+        "put": kv("put", middle, b"v"),
+        "columns": lambda jetstream: publish_columns(jetstream, BatchPublisher, f"S.{middle}"),
+        "consumer": lambda jetstream: consume(jetstream, f"S.{middle}"),
+    }
+    async with connect(strict.url) as jetstream:
+        await put_first_key(jetstream, "first")
+        with pytest.raises(NameTooLongError, match=r"it has 2,\d+ bytes"):
+            await asyncio.wait_for(calls[name](jetstream), 9)
+        await put_first_key(jetstream, "second")
+        assert jetstream.connection.reconnects == 1
+
+
+async def test_setting_as_limit_of_server(strict: NatsServer) -> None:
+    async with connect(strict.url, max_control_line=1024) as jetstream:
+        with pytest.raises(NameTooLongError, match="at most 1,024 bytes"):
+            await put_first_key(jetstream, "k" * 2000)
+        assert jetstream.connection.reconnects == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "closes"),
+    [
+        (b"SUB a..b 99\r\n", False),
+        (b"PUB a 2000000\r\n", True),
+        (b"PUB %b 0\r\n\r\n" % (b"a" * 5000), True),
+        (b"UNKNOWN\r\n", True),
+        (b"PUB a b c d\r\n", True),
+    ],
+    ids=["invalid subject", "max_payload", "max_control_line", "unknown", "arguments"],
+)
+async def test_connection_recovers_after_error(
+    server: NatsServer, frame: bytes, closes: bool
+) -> None:
+    connection = await Connection.open(ConnectionSettings((server.url,)))
+    try:
+        await connection.writer.write(memoryview(frame))
+        if closes:
+            await wait_until_async(lambda: connection.reconnects == 1, "reconnected")
+        assert await connection.alive(5)
+        await put_first_key(JetStream(connection), "afterwards")
+        assert connection.reconnects == int(closes)
+    finally:
+        await connection.close()
+
+
+async def test_reconnect_to_server_with_lower_max_payload(tmp_path: Path) -> None:
+    """Messages that were in flight are not sent to a server that does not accept them."""
+    config = tmp_path / "small.conf"
+    config.write_text("max_payload: 1000\n")
+    store = tmp_path / "store"
+    large = NatsServer(store=store)
+    with large:
+        api(large.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
+        async with (
+            connect(large.url, connect_timeout=20) as jetstream,
+            BatchPublisher(jetstream, "S") as publisher,
+        ):
+            await publisher.send(MessageColumns(pa.array(["S.a"]), pa.array([b"x" * 10])))
+            await publisher.flush()
+            large.stop()
+            sending = asyncio.create_task(
+                publisher.send(MessageColumns(pa.array(["S.a"]), pa.array([b"x" * 5000])))
+            )
+            with NatsServer(store=store, port=large.port, config=config):
+                await sending
+                with pytest.raises(MessageTooLargeError, match="max_payload of 1000"):
+                    await publisher.flush()
+                assert (await jetstream.stream_info("S")).last_seq == 1

@@ -1,0 +1,72 @@
+"""Keys and subjects beyond the server's limit: every format and the command name them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nats_stream_source.cli.main import main
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import NameTooLongError
+from nats_stream_source.options.writing import kv_write_options, stream_write_options
+from nats_stream_source.spark.writing.task import write_task
+from tests.support.nats.buckets import api, create_bucket, put
+from tests.support.query_driver.batch import read_batch
+from tests.support.query_driver.driver import new_query
+
+LONG = "k" * 4096
+READS: dict[str, dict[str, Any]] = {
+    "values": {"bucket": "b", "keys": LONG},
+    "two keys": {"bucket": "b", "keys": f"{LONG},other"},
+    "history": {"bucket": "b", "keys": LONG, "includeHistory": True},
+    "subject": {"subject": f"S.{LONG}"},
+    "filters": {"stream": "S", "filterSubjects": f"S.{LONG},S.other"},
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with NatsServer() as server:
+        create_bucket(server.url, "b", history=5)
+        put(server.url, "b", "other", b"v")
+        api(
+            server.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"], "allow_batched": True}
+        )
+        yield server.url
+
+
+@pytest.mark.parametrize("options", READS.values(), ids=READS)
+def test_filter_too_long_for_line(url: str, options: dict[str, Any]) -> None:
+    expected = r"4,09\d|4,1\d\d bytes, expected a line of at most 4,096.*'maxControlLine'"
+    with pytest.raises(NameTooLongError, match=expected), new_query(url, **options) as query:
+        query.drain()
+    with pytest.raises(NameTooLongError, match=expected):
+        read_batch(url, **options)
+
+
+def test_key_of_row_too_long_for_line(url: str) -> None:
+    rows = pa.RecordBatch.from_pydict({"key": ["a", LONG], "value": [b"1", b"2"]})
+    options = kv_write_options({"servers": url, "bucket": "b"})
+    with pytest.raises(
+        NameTooLongError, match=r"subject '\$KV\.b\.kkk.* \(option 'maxControlLine'"
+    ):
+        write_task(options, iter([rows]), job="job", partition=0)
+
+
+@pytest.mark.parametrize("fast", ["false", "true"])
+def test_subject_of_row_too_long_for_line(url: str, fast: str) -> None:
+    rows = pa.RecordBatch.from_pydict({"subject": ["S.a", f"S.{LONG}"], "data": [b"1", b"2"]})
+    options = stream_write_options({"servers": url, "stream": "S", "fastIngest": fast})
+    with pytest.raises(NameTooLongError, match=r"subject 'S\.kkk.* \(option 'maxControlLine'"):
+        write_task(options, iter([rows]), job="job", partition=0)
+
+
+@pytest.mark.parametrize("place", [["b", "--keys"], ["--stream", "S", "--filter-subjects"]])
+def test_filter_of_command_too_long_for_line(
+    url: str, place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["peek", *place, LONG, "--servers", url]) != 0
+    assert "bytes, expected a line of at most 4,096 bytes" in capsys.readouterr().err
