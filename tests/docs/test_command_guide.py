@@ -1,4 +1,4 @@
-"""docs/command.md: its commands print what stands there, its tables name what there is."""
+"""docs/command.md: its commands print what the page shows, its tables are complete."""
 
 from __future__ import annotations
 

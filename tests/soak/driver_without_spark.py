@@ -1,4 +1,4 @@
-"""The driver without Spark: the same queries, asked what Spark asks, in Spark's order.
+"""The driver without Spark: the same queries, called as Spark calls them, in Spark's order.
 
 Run as ``python -m tests.soak.driver_without_spark <file>``, with the file of ``tests.soak.driver``.
 Each query is a process that keeps a checkpoint as Spark does: the end of a micro-batch is logged
@@ -113,7 +113,7 @@ class LocalQuery:
         (place / "_SUCCESS").touch()
 
     def _merge(self, parts: list[list[pa.RecordBatch]]) -> None:
-        """The rows by key into the table, which is small enough to be written anew."""
+        """The rows by key into the table, which is small enough to be rewritten."""
         place = str(self._directory / "table")
         columns = ("revision", "key", "operation", "value")
         rows: dict[str, dict[str, Any]] = {}

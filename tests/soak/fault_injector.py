@@ -46,7 +46,7 @@ class InjectedFault:
     Attributes:
         at: seconds after the start.
         effective: whether the fault found something to affect.
-        result: description of its effect, or the reason why it had none.
+        result: description of its effect, or the reason why it had no effect.
     """
 
     fault: Fault

@@ -8,7 +8,7 @@
 Counted are the consumers of all streams and the connections on the server, and here file
 descriptors, threads, child processes and tasks that asyncio found lost. What ends by itself in a
 moment, as a connection that is being closed, is waited for, before as well as after: what is
-counted must not have come from somebody else.
+counted must not come from another test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LISTENS = "0A"
 
 @dataclass(frozen=True)
 class Held:
-    """What there is at one moment.
+    """Consumers, connections, files, threads and child processes at one moment.
 
     Attributes:
         consumers: on the server, with their streams.
@@ -68,7 +68,7 @@ class Held:
 
     @classmethod
     def at_rest(cls, server: NatsServer) -> Held:
-        """What there is when nobody is connected to the server any more."""
+        """The counts once the server has no connection left."""
         end = time.monotonic() + DEADLINE
         while count := connections(server):
             assert time.monotonic() < end, f"{count} connections of somebody else"
@@ -79,7 +79,7 @@ class Held:
         return replace(held, connections=0)
 
     def more(self, before: Held) -> dict[str, Any]:
-        """What there is that was not there ``before``."""
+        """What was not there ``before``."""
         found: dict[str, Any] = {}
         for field in fields(self):
             now, then = getattr(self, field.name), getattr(before, field.name)
@@ -176,7 +176,7 @@ def _without(now: tuple[Any, ...], then: tuple[Any, ...]) -> list[Any]:
 
 
 class _Lost(logging.Handler):
-    """Collects what asyncio complains of: tasks destroyed, exceptions that nobody took."""
+    """Collects what asyncio complains of: tasks destroyed, exceptions that were not retrieved."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A port for a server is nobody else's until the server has it."""
+"""A free port is reserved for one server until the server listens."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def by_key(row: list[Any]) -> tuple[str, int]:
 def go_on(
     spark: SparkSession, url: str, case: Case, checkpoint: Path, fail: bool = False
 ) -> list[list[Any]]:
-    """Run the query to the end of what there is; its rows, as :func:`shown`.
+    """Run the query to the end of the stream; its rows, as :func:`shown`.
 
     Args:
         fail: whether the sink fails after each micro-batch.
@@ -109,7 +109,7 @@ def stored(url: str, case: Case, after: int, initial: int = 0) -> list[list[Any]
     """What a query must still read after ``after``: asked of the server, message by message.
 
     Args:
-        initial: the last sequence of the initial values, of which it is to read what there is.
+        initial: the last sequence of the initial values, of which it reads those that are left.
     """
     stream = case.options.get("stream") or f"KV_{BUCKET}"
     state = state_of(url, case)

@@ -1,7 +1,7 @@
 """What happens to the queries whose checkpoints are kept.
 
 ``rounds``: they are stopped after two rounds of changes, some before the second was committed.
-``epochs``: bucket and stream were deleted and made anew, and the query accepted that. ``first``:
+``epochs``: bucket and stream were deleted and re-created, and the query accepted that. ``first``:
 not even the first micro-batch was committed. ``several``: as ``rounds``, with two buckets in each
 query.
 """
@@ -115,7 +115,7 @@ def rounds(writer: Writer) -> None:
 
 
 def epochs(writer: Writer) -> None:
-    """A round, which all queries read; all is made anew, and read again or not committed."""
+    """A round that all queries read; streams are re-created, and read again or not committed."""
     create(writer.url)
     write(writer.url, 10)
     write(writer.url, 20)

@@ -50,7 +50,7 @@ def _one_line(found: re.Match[str]) -> str:
 
 
 def keep(store: Path, archive: Path) -> None:
-    """The store as an archive; without what a server makes anew."""
+    """The store as an archive; without what a server creates again."""
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(store, "jetstream")
 

@@ -100,7 +100,7 @@ def test_limits_are_refused_where_spark_keeps_none(scene: Scene, option: str) ->
 
 @pytest.mark.parametrize("name", ["now", "all", "until 3"])
 def test_batch_reads(scene: Scene, name: str) -> None:
-    """What there is now, all that is kept, and what there was."""
+    """The current values, the whole history, and the values as of a sequence."""
     options, keys = {
         (KV, "now"): ({}, {4, 5}),
         (KV, "all"): (ALL[KV], {1, 2, 3, 4, 5}),

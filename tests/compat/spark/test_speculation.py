@@ -1,6 +1,6 @@
 """Speculative execution on a standalone cluster: two attempts of one task write the same rows.
 
-The first attempt of a task stands still when a part of its rows is stored. Spark starts a second
+The first attempt of a task stops when a part of its rows is stored. Spark starts a second
 attempt on the other worker, which writes all rows of the task; then Spark kills the first one.
 """
 
@@ -68,8 +68,8 @@ def speculating(spark: SparkSession) -> Iterator[SparkSession]:
 def straggling(directory: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What precedes the sink.
 
-    The first attempt of the straggler passes a part of its rows on, and then stands still. The next
-    one begins when the test says so.
+    The first attempt of the straggler passes a part of its rows on, and then stops. The next
+    one begins when the test allows it.
     """
     place, straggler, deadline = str(directory), STRAGGLER, DEADLINE
 

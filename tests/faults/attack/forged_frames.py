@@ -37,7 +37,7 @@ class ForgedReplies:
 
 
 def payload(frame: bytes) -> bytes:
-    """What a MSG carries; an HMSG is no answer of the API."""
+    """What a MSG carries; the API does not respond with an HMSG."""
     line, _, rest = frame.partition(b"\r\n")
     return rest[: int(line.split(b" ")[-1])] if line.startswith(b"MSG ") else b""
 

@@ -104,7 +104,7 @@ SLOW = ("size: 2000000000", "garbage", "size: one too large", "size: 99999999999
 
 @pytest.mark.parametrize("name", [*DELIVERIES, *HEADERS])
 def test_forged_delivery_is_refused(proxy: Proxy, name: str) -> None:
-    """One bad delivery in the middle of a range: it is asked for again, or refused."""
+    """One bad delivery in the middle of a range: the reader requests it a second time, or fails."""
     fault = Once(is_delivery, (DELIVERIES | HEADERS)[name], always=False, at=100)
     with peak() as memory:
         run_attack(proxy, fault, lambda: fault.done, cut=99 if name == BELIEVED else ROWS)
@@ -126,7 +126,7 @@ def test_bad_deliveries(proxy: Proxy, name: str) -> None:
 
 
 @pytest.mark.parametrize("subject", [b"$KV.attacker.k", b"$KV.attacked.\xff", b"\xff", b"$KV"])
-def test_subjects_that_are_none_of_the_buckets(proxy: Proxy, subject: bytes) -> None:
+def test_subjects_outside_bucket(proxy: Proxy, subject: bytes) -> None:
     def fault(frame: bytes) -> bytes:
         return frame.replace(b"$KV.attacked.k", subject, 1)
 
@@ -246,7 +246,7 @@ def test_subject_with_every_legal_byte_is_read(shared_server: NatsServer) -> Non
 
 
 def test_subjects_with_control_characters(shared_server: NatsServer) -> None:
-    """Whoever may publish can store them: a stream stays readable, by a consumer and without."""
+    """A client can publish them: a stream stays readable, by a consumer and without."""
     bytes_ = bytes(one for one in range(256) if one not in b"\t\n\r .*>")
     api(shared_server.url, "STREAM.CREATE.control", {"name": "control", "subjects": ["ctl.>"]})
     with socket.create_connection(("127.0.0.1", shared_server.port)) as line:

@@ -1,6 +1,6 @@
-"""What greets a client, and what it sends afterwards, when it is no sound server.
+"""What greets a client, and what it sends afterwards, when the server is not a sound one.
 
-In the clear, whoever answers at the address is the server, and gets what is meant for it. What must
+Without TLS, what answers at the address is the server, and receives what is meant for it. What must
 not happen: a hang, another error than a named one, memory without bound, and a secret shown to the
 user or, where TLS was asked for, sent to anybody else.
 """
@@ -172,7 +172,7 @@ async def test_servers_that_are_announced_without_end() -> None:
 async def test_connection_survives_unreadable_info(
     shared_server: NatsServer, garbage: bytes
 ) -> None:
-    """It is made anew; who has it need not know."""
+    """The connection reconnects without an error."""
     injected = 0
 
     def verdict(frame: bytes) -> bool | bytes:
@@ -224,7 +224,7 @@ async def test_connection_survives_invalid_greeting(name: str) -> None:
 
 @contextlib.contextmanager
 def between(server: NatsServer, greets: bytes) -> Iterator[str]:
-    """Somebody on the way to ``server``, who puts ``greets`` in the place of its greeting.
+    """A relay on the way to ``server``, which puts ``greets`` in the place of its greeting.
 
     He sees nothing of what TLS hides, and closes each connection when its client does.
     """
@@ -319,7 +319,7 @@ async def test_tls_connection_ignores_unencrypted_info(tmp_path: Path) -> None:
 
 
 async def test_plain_connection_follows_cluster_info() -> None:
-    """Without TLS whoever answers is the server, and says where the cluster's others are."""
+    """Without TLS what answers is the server, and reports where the cluster's others are."""
     with Rogue(greeting(), host="127.0.0.2") as other:
         there = f"127.0.0.2:{other.port}"
 

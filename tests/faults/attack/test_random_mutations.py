@@ -44,7 +44,7 @@ def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
 
 
 class MutatedResponses:
-    """What nobody can know to be wrong.
+    """Mutations that a client cannot detect.
 
     Attributes:
         told: sequences that rows may have with any value.

@@ -154,7 +154,7 @@ def huge() -> Once:
     return Once(is_delivery, lambda frame: bomb(frame, 170_000), always=True, at=1)
 
 
-def test_somebody_else_answers(
+def test_other_server_responds(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without TLS where TLS was asked for: nothing is sent, and nothing said."""

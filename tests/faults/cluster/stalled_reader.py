@@ -1,4 +1,4 @@
-"""A reader that stands still in the middle of what it reads, and a leader that goes meanwhile.
+"""A reader that stops in the middle of what it reads, and a leader that goes meanwhile.
 
 A :class:`StalledReader` is a proxy that lets nothing pass any more once a certain delivery has. The
 reader, whose batches are small here, gets rows from before that, and is not asked for more: as with

@@ -80,7 +80,7 @@ def test_batches(watched_cluster: WatchedCluster, what: str) -> None:
 def test_damaged_replica_where_consumers_cannot_be_deleted(
     watched_cluster: WatchedCluster, kind: str
 ) -> None:
-    """What was placed elsewhere goes away by itself, later; nobody listens, so it sends nothing."""
+    """Consumers on other servers expire; without a subscriber they send nothing."""
     recorded = create_replicated(watched_cluster, kind, COUNT, SIZE)
     for _ in range(8):
         with recorded.query(user="restricted", password="restricted") as query:

@@ -1,4 +1,4 @@
-"""Keys that are written anew just as their older entries expire: the server takes that back.
+"""Keys that are written again just as their older entries expire: the server takes that back.
 
 The leader decides on the marker of an expired entry while the new write is on its way to the
 followers. The write is stored and acknowledged first, then the marker removes all that the key has.
@@ -89,7 +89,7 @@ def lose_writes(
 
 @pytest.mark.parametrize("kind", ["kv", "kv current"])
 def test_acknowledged_and_removed_by_a_marker(watched_cluster: WatchedCluster, kind: str) -> None:
-    """Such a write is no row, the marker is one: a table equals the bucket, then and later on."""
+    """The marker becomes a row, such a write does not: a table equals the bucket."""
     keys = [f"ttl{number}" for number in range(KEYS)]
     for _ in range(_MOST_ATTEMPTS):
         recorded = create_replicated(watched_cluster, kind, OTHERS, **MARKERS)

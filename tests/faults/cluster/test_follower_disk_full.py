@@ -4,7 +4,7 @@ What the server may store is bounded by its disk (a small one) or by its own lim
 of it: it takes nothing more of the stream, and counts as one that lags. So what shows that it is
 full is that the stream has grown beyond what it may store, and that it has stopped far before that.
 
-That server leads nothing while it is full. One that does may claim to lead for good (nats-server
+That server leads nothing while it is full. One that does may claim to lead permanently (nats-server
 2.15.1); what a query does then is not looked at here.
 """
 

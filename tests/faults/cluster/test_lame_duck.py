@@ -2,8 +2,9 @@
 
 The reader pauses in the middle of a split until it was sent away, see
 ``tests.faults.cluster.stalled_reader``, and goes on at another one: of its option ``servers``,
-where nobody listened before, else it might have been there from the start; or one that the first
-server told it of. ``test_rolling_restart`` has servers that are told so and are restarted at once.
+where a server did not listen before, else it might have been there from the start; or one that
+the first server named. ``test_rolling_restart`` has servers that are told so and are restarted at
+once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LameDuck:
         self.server.start()
 
     def check(self) -> None:
-        """It sent its clients away, and nobody told it to end."""
+        """It disconnected its clients, and was not told to end."""
         assert self.gone
         log = self.server.log
         assert "Entering lame duck mode" in log

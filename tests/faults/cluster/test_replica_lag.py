@@ -1,8 +1,8 @@
 """A replica that lags, below planner and reader: each kind of query, and batch reads.
 
 One of three replicas is cut off from the leader and goes on serving what it has. The client is at a
-fourth server, which has none: consumers are placed on any of the three, and any of them answers a
-Direct Get. What is met there is seen on the way to the client.
+fourth server, which lacks the stream: consumers are placed on any of the three, and any of them
+answers a Direct Get. What is met there is seen on the way to the client.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_planner_connected_to_lagging_replica(watched_cluster: WatchedCluster, k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_range_avoids_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
-    """The leader has it; no consumer is placed anywhere, and nobody waits."""
+    """The leader has it; no consumer is created, and the reader does not wait."""
 
     def test(recorded: RecordedStream, lag: Behind) -> bool:
         with Proxy(lag.outside.port, keep=200) as proxy, recorded.query(proxy.url) as query:

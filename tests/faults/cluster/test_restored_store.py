@@ -1,7 +1,7 @@
 """Stores that are put back to an earlier copy, under a query's checkpoint: of all servers, of one.
 
-Of all three, acknowledged writes are gone, and the query says so. Of one alone, the other two have
-them: the server is mended by them, and until then it speaks for nobody.
+Of all three, acknowledged writes are gone, and the query reports it. Of one alone, the other two
+have them: the server is mended by them, and until then its responses do not count.
 """
 
 from __future__ import annotations

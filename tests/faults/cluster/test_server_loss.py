@@ -1,8 +1,8 @@
 """Three servers, streams with three replicas, and what happens to one of the servers.
 
 Something is written all the time. In the middle of a split, seen by the proxy, one server is
-killed, stopped, restarted, told to step down or to go. What is acknowledged is read, whoever
-delivers it: the query goes on, or its micro-batch is run again, as Spark does with a task that
+killed, stopped, restarted, told to step down or to go. What is acknowledged is read, by
+whichever server: the query goes on, or its micro-batch is run again, as Spark does with a task that
 failed.
 """
 

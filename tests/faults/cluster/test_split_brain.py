@@ -41,7 +41,7 @@ def cut_off(cluster: WatchedCluster, server: NatsServer) -> Iterator[contextlib.
 
 
 def leads(url: str, stream: str) -> str | None:
-    """Who leads the stream, as this server has it."""
+    """The stream's leader, as this server reports it."""
     try:
         answer = api(url, f"STREAM.INFO.{stream}", timeout=0.5)
     except (RuntimeError, OSError, nats.errors.Error):
@@ -54,7 +54,7 @@ def leads(url: str, stream: str) -> str | None:
 def test_split_brain_restart_at_old_leader(
     watched_cluster: WatchedCluster, kind: str, accept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The planner asks until the leader has a majority again; nothing is lost, nothing twice."""
+    """The planner repeats its request until the leader has a majority; each row is read once."""
     for _ in range(_MOST_ATTEMPTS):
         recorded = create_replicated(watched_cluster, kind, OLD)
         if restarted_in_time(watched_cluster, recorded, accept):

@@ -119,8 +119,8 @@ def test_messages_unknown_to_old_leader(
 ) -> None:
     """It may answer a question that was put while another one took over (forced here).
 
-    Believed, its "no such message" would hide a row until the next write, or log an end that looks
-    set back to the next micro-batch.
+    If it counted, its "no such message" would hide a row until the next write, or log an end that
+    looks rolled back to the next micro-batch.
     """
     recorded = create_replicated(watched_cluster, "kv", 20)
     options = {"maxRowsPerTrigger": limit} if limit else {"keys": "*"}

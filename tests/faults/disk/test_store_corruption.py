@@ -1,7 +1,7 @@
 """A server's store that was damaged while it was down: what it then has, it has.
 
 It drops what it cannot read and goes on, so acknowledged writes are gone, and often nothing tells.
-Where the checkpoint shows it, the query stops; what nobody can know is at least never worse than
+Where the checkpoint shows it, the query stops; what it does not show is at least never worse than
 that: what is left comes in order, and what is written later comes too.
 """
 

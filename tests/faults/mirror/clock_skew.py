@@ -18,7 +18,7 @@ def jumped(seq: int) -> int:
 class ClockSkew(Line):
     """A mirror keeps its upstream's times, which are in the ACK subjects: they jump on the way.
 
-    So a real server has a stream whose clock was set back and forth.
+    So a real server has a stream whose clock was set to and fro.
     """
 
     def changed(self, data: bytes) -> bytes:

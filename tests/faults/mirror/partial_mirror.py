@@ -1,6 +1,6 @@
 """A stream of entries with holes between them, and a mirror with a part of it that answers for all.
 
-Such a mirror answers Direct Gets of what it has as the stream would, and knows nothing else.
+Such a mirror answers Direct Gets of what it has as the stream would, and has nothing else.
 """
 
 from __future__ import annotations

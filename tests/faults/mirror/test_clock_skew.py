@@ -2,7 +2,7 @@
 
 And where they do not, but might: checkpoints of a bucket that keeps one revision of a key. The
 times are those of a mirror, changed on the way (``tests.faults.mirror.clock_skew``), so that a real
-server has a stream whose clock was set back and forth.
+server has a stream whose clock was set to and fro.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream of another domain, read through a leaf node: its line stands still, or a side goes away.
+"""A stream of another domain, read through a leaf node: its connection stalls, or a side ends.
 
 The reader is connected to the leaf node and names the hub's domain; all that it asks and all that
 it gets crosses the line between the two.

@@ -22,7 +22,7 @@ from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_partial_mirror_serves_direct_get(shared_server: NatsServer, kind: str, part: str) -> None:
-    """Limits and splits ask for ranks; the mirror counts too few, and nobody believes it.
+    """Limits and splits ask for ranks; the mirror counts too few, and its count is not used.
 
     The stream keeps one message a subject: if it kept more, current values would be one micro-batch
     without a rank.

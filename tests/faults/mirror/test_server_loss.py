@@ -1,4 +1,4 @@
-"""Relays that go away while they are read from: a mirror's server, a leaf node, the hub behind it.
+"""Relays that end while they are read from: a mirror's server, a leaf node, the hub behind it.
 
 - *mirror*: the reader is at a leaf node, and reads a mirror that lies there of a stream at the hub.
 - *leaf*: the reader is at the leaf node and reads the hub's stream across the line between the two.

@@ -189,7 +189,7 @@ async def test_request_too_large(shared_server: NatsServer) -> None:
 
 
 async def test_closed_connection_refuses_requests(shared_server: NatsServer) -> None:
-    """Also not while it is being closed: nobody would end it."""
+    """Also not while it is being closed: the request would never end."""
     async with opened(shared_server.url) as connection:
         kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("late"))
         await kv.put("a", b"1")
@@ -207,7 +207,7 @@ async def test_closed_connection_refuses_requests(shared_server: NatsServer) -> 
 async def test_renewal_ends_with_connection(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long nats-py takes to reconnect: no task is left that nobody awaits."""
+    """However long nats-py takes to reconnect: each task is awaited."""
 
     async def never() -> None:
         await asyncio.Event().wait()

@@ -193,7 +193,7 @@ async def test_late_response_is_not_mixed_in(proxy: Proxy) -> None:
 
 
 async def test_single_read_without_response(proxy: Proxy) -> None:
-    """The leader is asked when nobody answers a Direct Get."""
+    """The leader gets the request when a Direct Get is not answered."""
     proxy.verdict = Dropping(lambda frame: is_answer(frame, 5), 2)
 
     async with direct_get(proxy.url, "S") as get:

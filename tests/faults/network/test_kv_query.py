@@ -47,7 +47,7 @@ def test_lost_messages(scene: Scene, lost: set[int]) -> None:
 
 
 def test_missed_heartbeats(scene: Scene) -> None:
-    """The first consumer falls silent for good; its successor is heard."""
+    """The first consumer falls silent permanently; its successor is heard."""
     silent: set[bytes] = set()
 
     def verdict(frame: bytes) -> bool:
@@ -79,7 +79,7 @@ def test_deleted_consumer(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("how", ["restarted", "killed"])
-def test_server_goes_away_and_comes_back(own_scene: Scene, how: str) -> None:
+def test_server_ends_and_starts(own_scene: Scene, how: str) -> None:
     happened: list[int] = []
 
     def verdict(frame: bytes) -> bool:

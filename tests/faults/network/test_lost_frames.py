@@ -144,7 +144,7 @@ def test_line_at_modem_rate(recorded_messages: RecordedStream, shared_server: Na
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
 def test_line_slow_and_full(shared_server: NatsServer, kind: str) -> None:
-    """Seconds of messages stand before each PONG; a list would begin anew after each reconnect."""
+    """Seconds of messages stand before each PONG; a list would start over after each reconnect."""
     recorded = RecordedStream(kind, shared_server.url).create()
     recorded.write(20_000, size=4000)
     proxy = read_through(recorded, shared_server, rate=8_000_000)
@@ -194,7 +194,7 @@ def test_flow_control_response_dropped_once(
 def test_flow_control_responses_all_dropped(
     large: RecordedStream, shared_server: NatsServer
 ) -> None:
-    """The server stands still: the reader goes on without flow control."""
+    """The server stalls: the reader goes on without flow control."""
     fault = Published("$JS.FC.")
     proxy = read_through(large, shared_server, up=fault)
     assert fault.done >= 1

@@ -166,7 +166,7 @@ async def test_connection_cut_within_initial_values(
 async def test_keys_that_change_while_the_connection_is_lost_among_the_initial_values(
     filled: NatsServer,
 ) -> None:
-    """The list of last values is begun anew: nothing twice, nothing missing, in order."""
+    """The list of last values is requested again: nothing twice, nothing missing, in order."""
     hold = True
     delivered = 0
 

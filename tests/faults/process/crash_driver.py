@@ -10,7 +10,7 @@ Each query has its checkpoint in ``<directory>/checkpoint`` and writes each micr
 returns, so that micro-batch is planned, read and not committed.
 
 The program also shows what ``register`` is for: it hides the module that Spark would find the
-format by, and writes to ``<directory>/lookup`` what Spark says before ``register`` was called.
+format by, and writes to ``<directory>/lookup`` what Spark reports before ``register`` was called.
 """
 
 from __future__ import annotations

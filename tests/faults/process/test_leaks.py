@@ -76,7 +76,7 @@ class Place:
     def starts(
         self, rows: DataFrame, checkpoint: Path | None = None
     ) -> Callable[[], StreamingQuery]:
-        """What starts a query up to the end of what there is; its rows are in the table ``left``.
+        """What starts a query up to the end of the stream; its rows are in the table ``left``.
 
         With ``checkpoint`` it goes on from there, and its rows are nowhere.
         """
@@ -138,8 +138,8 @@ def a_query_that_ends_early(place: Place) -> None:
     assert len(place.load("nats_stream", stream="FULL").take(10)) == 10
 
 
-def another_stream_than_the_checkpoint_knows(place: Place) -> None:
-    """The planner says so."""
+def another_stream_than_in_the_checkpoint(place: Place) -> None:
+    """The planner reports it."""
     place.make("GONE", 100)
     rows, checkpoint = place.load("nats_stream", streaming=True, stream="GONE"), place.fresh()
     run_to_the_end(place.starts(rows, checkpoint))
@@ -189,7 +189,7 @@ def a_query_that_is_stopped(place: Place) -> None:
 TROUBLE: tuple[Callable[[Place], None], ...] = (
     a_query_that_is_stopped,
     a_query_that_ends_early,
-    another_stream_than_the_checkpoint_knows,
+    another_stream_than_in_the_checkpoint,
     messages_that_are_gone,
 )
 """What ends Python workers, and with them all that they may have left open."""
@@ -223,7 +223,7 @@ def settled(place: Place) -> None:
 
 @dataclass(frozen=True)
 class After:
-    """What there is after a round.
+    """Threads, files and memory after a round.
 
     Attributes:
         here: in this process.
@@ -244,7 +244,7 @@ class After:
         return cls(here, len(descendants()), max(files))
 
     def more(self, than: After) -> list[object]:
-        """What there is more of; a worker that is new keeps what it needs for its next task."""
+        """What has grown; a worker that is new keeps what it needs for its next task."""
         found: list[object] = [self.here.more(than.here)]
         found.append(max(0, self.processes - than.processes - WORKERS))
         found.append(max(0, self.files - than.files - ROUNDS))

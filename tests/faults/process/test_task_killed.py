@@ -1,6 +1,6 @@
 """Spark itself kills a task in the middle of its split and runs it again: each row comes once.
 
-What follows the source in a task (``mapInArrow``) stands still at a split's first rows until the
+What follows the source in a task (``mapInArrow``) stops at a split's first rows until the
 task is killed. The split holds much more than fits between there and the server, which still has
 the reader's consumer then. ``SparkContext.killTaskAttempt`` kills two attempts, one with its thread
 interrupted and one without, and Spark's own record says so. Each row has the attempt that read it.
@@ -119,7 +119,7 @@ class Killer:
     stands: BlockedTask
 
     def behind(self, source: DataFrame) -> DataFrame:
-        """The rows of a source whose tasks stand still until they are killed."""
+        """The rows of a source whose tasks stop until they are killed."""
         return source.mapInArrow(shows(self.stands.work), COLUMNS)
 
     def around(self, read: Callable[[], list[RowOfSpark]]) -> list[RowOfSpark]:
@@ -135,7 +135,7 @@ class Killer:
             return run.result()
 
     def _kill(self, run: Future[Any], attempt: int, interrupt: bool, known: set[str]) -> set[str]:
-        """Kill an attempt once it stands still; the consumers that are not ``known``."""
+        """Kill an attempt once it has stopped; the consumers that are not ``known``."""
 
         def running() -> None:
             if run.done():

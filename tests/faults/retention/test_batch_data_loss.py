@@ -1,6 +1,6 @@
-"""Batches of all that there is, where the oldest messages go away after the batch was planned.
+"""Batches whose oldest messages are removed after the batch was planned.
 
-What was not read by then is told, with its numbers; what was, is no loss.
+The error names the messages that were not read by then; those that were read are not a loss.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_data_loss_message_at_planning(
     caplog: pytest.LogCaptureFixture,
     cause: Callable[[RecordedStream, int], None],
 ) -> None:
-    """The reader says the same, which has not asked for the numbers before."""
+    """The reader, which has not requested the numbers before, reports the same."""
     offsets = offsets_of(recorded)
     recorded.write(GONE + LEFT)
     with (
@@ -146,7 +146,7 @@ def test_data_loss_message_counts_hole(
 ) -> None:
     """Where it is not all of a range that did not come, it says how many of it.
 
-    What was a hole before may have been lost like the others: nobody can tell any more.
+    What was a hole before may have been lost like the others: the stream does not show it.
     """
     first, second = (RecordedStream(kind, shared_server.url).create() for _ in range(2))
     with limit_passes_hole(first, shared_server) as url, first.query(url) as query:
@@ -168,7 +168,9 @@ def test_data_loss_message_counts_hole(
     assert len(accepted.rows) == 1000 - len(gone)
 
 
-def test_deleted_and_made_again(recorded: RecordedStream, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_loss_message_of_recreated_stream(
+    recorded: RecordedStream, caplog: pytest.LogCaptureFixture
+) -> None:
     offsets = offsets_of(recorded)
     recorded.write(GONE)
     before = offsets[-1]["created"]
@@ -193,7 +195,7 @@ def test_deleted_and_made_again(recorded: RecordedStream, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("more", [LEFT, 2 * GONE], ids=["behind", "grown past it"])
-def test_set_back(
+def test_data_loss_message_of_rolled_back_stream(
     nats_server: NatsServer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -1,7 +1,7 @@
 """Streams that lose their oldest messages while a query reads them.
 
-What aged out before it was read is told, with its numbers; what aged out afterwards, or never
-matched, is no loss.
+The error names what aged out before it was read; what aged out afterwards, or never matched, is not
+a loss.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def test_retention_overtakes_split(
 def test_retention_overtakes_between_splits(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, more: int
 ) -> None:
-    """Of three splits the first was read when ``more`` are written, and as many go away.
+    """Of three splits the first was read when ``more`` are written, and as many age out.
 
-    They are all of the first one, which is no loss, and of the second some, or all and some of the
-    third: each split tells its own.
+    They are all of the first one, which is not a loss, and of the second some, or all and some of
+    the third: each split tells its own.
     """
     for options in ({}, ACCEPT):
         recorded = create(kind, shared_server)
@@ -106,7 +106,7 @@ def test_retention_overtakes_between_splits(
 def test_retention_follows_close_behind(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """What goes away after it was sent is not lost, though the stream now begins in the range."""
+    """What ages out after it was sent is not lost, though the stream now begins in the range."""
     recorded = create(kind, shared_server)
     recorded.write(KEPT)
     proxied = Proxy(shared_server.port, When(KEPT, lambda: recorded.write(300), lose=False))
@@ -126,7 +126,7 @@ def test_retention_follows_close_behind(
 def test_messages_that_expire(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """Without markers. What was read is no loss; what was not, is one where every one counts."""
+    """Without markers. What was read is not a loss; what was not, is one where every one counts."""
     recorded = RecordedStream(kind, shared_server.url).create(duplicate_window=100_000_000)
     recorded.write(100)
     with recorded.query() as query:
@@ -163,7 +163,7 @@ def test_bucket_with_silent_removals_warns_at_start(
 
 
 def test_purge_of_one_subject(shared_server: NatsServer) -> None:
-    """Through the API, without a marker: holes are no loss, the beginning has not moved."""
+    """Through the API, without a marker: holes are not a loss, the beginning has not moved."""
     recorded = RecordedStream("stream", shared_server.url).create()
     recorded.write(100)
     with recorded.query() as query:

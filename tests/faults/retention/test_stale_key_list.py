@@ -1,4 +1,4 @@
-"""A list of last values that is overtaken: what it has still to deliver goes away meanwhile.
+"""A list of last values that is overtaken: what it has still to deliver is removed meanwhile.
 
 The server makes the list when the consumer is created. Where it comes to a message that was
 superseded or purged since, it waits for its own next heartbeat, and then moves on by that one: 600

@@ -61,7 +61,7 @@ SIZE = 4000
 
 
 @pytest.mark.parametrize("history", [1, 64])
-def test_set_back_and_grown_before_it_is_read(
+def test_stream_rolled_back_and_grown_before_it_is_read(
     nats_server: NatsServer, tmp_path: Path, what: str, history: int
 ) -> None:
     """The stream has all the sequences of the plan, and other messages at some of them."""
@@ -85,7 +85,7 @@ def test_set_back_and_grown_before_it_is_read(
 
 
 @pytest.mark.parametrize("overwritten", [False, True], ids=["new keys", "the same keys"])
-def test_set_back_and_grown_while_it_is_read(
+def test_stream_rolled_back_and_grown_while_it_is_read(
     nats_server: NatsServer, tmp_path: Path, what: str, overwritten: bool
 ) -> None:
     """Rows of before have come already: those of after are not put beside them."""

@@ -1,4 +1,4 @@
-"""A server that goes away, stands still or comes back: while it is read, and while nobody polls."""
+"""A server that ends, pauses or starts again: during a read, and between two polls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_while_it_is_read(recorded: RecordedStream, shared_server: NatsServer, h
 
 
 @pytest.mark.parametrize("how", AGAIN)
-def test_while_nobody_polls(recorded: RecordedStream, shared_server: NatsServer, how: str) -> None:
+def test_server_restarts_between_polls(
+    recorded: RecordedStream, shared_server: NatsServer, how: str
+) -> None:
     with recorded.query() as query:
         query.until(COUNT)
         before = shared_server.pid
@@ -59,7 +61,7 @@ def test_between_planning_and_reading(
 def test_while_keys_are_written_over_and_over(
     shared_server: NatsServer, how: str, history: int
 ) -> None:
-    """Before, during and after its absence: in the middle of the list, and while nobody polls."""
+    """Before, during and after its absence: in the middle of the list, and between two polls."""
     recorded = RecordedStream("kv current", shared_server.url, hot=300).create(history=history)
     recorded.write(COUNT, size=1000)
     listed = recorded.last_values()

@@ -1,4 +1,4 @@
-"""The connection is lost, or the server stands still, while messages wait for their PubAcks."""
+"""The connection is lost, or the server pauses, while messages wait for their PubAcks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_server_that_stays_away(nats_server: NatsServer) -> None:
 
 @both
 async def test_paused_server(nats_server: NatsServer, ids: bool) -> None:
-    """A half-open connection: the server stands still with messages that it has received."""
+    """A half-open connection: the server pauses with messages that it has received."""
     messages = Messages("ORDERS", COUNT, ids=ids)
     create_stream(nats_server.url, messages.stream)
     paused = AtPubAck(500, nats_server.pause)

@@ -91,7 +91,7 @@ async def test_killed_server(nats_server: NatsServer) -> None:
 
 
 async def test_paused_server(nats_server: NatsServer) -> None:
-    """A half-open connection: the server stands still with messages that it has received."""
+    """A half-open connection: the server pauses with messages that it has received."""
     messages = Messages("ORDERS", COUNT)
     create_fast(nats_server.url, messages.stream)
     paused = AtResponse(MIDDLE, nats_server.pause)

@@ -1,4 +1,4 @@
-"""``inspect``: checkpoints in every state, and streams that went on, changed or went away."""
+"""``inspect``: checkpoints in every state, and streams that went on, changed or were deleted."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def test_stream_recreated(live: Live) -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_set_back(live: Live, committed: bool) -> None:
-    """To a stream that was set back, the checkpoint is one from its future."""
+def test_stream_rolled_back(live: Live, committed: bool) -> None:
+    """The checkpoint is ahead of a stream that was rolled back."""
     (end,) = live.ends(None)
     live.checkpoint.plan(0, moved(end, stream_seq=25, initial_through=25))
     if committed:

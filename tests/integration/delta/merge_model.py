@@ -24,8 +24,8 @@ SCHEMA = (
 CREATED = datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc)
 RECREATED = CREATED + timedelta(microseconds=1)
 both_modes = pytest.mark.parametrize("deletes", ["remove", "mark"])
-# A MERGE by Spark takes seconds: `make test` has those of the rules and of random interleavings, and
-# `make test-faults` has all.
+# A MERGE by Spark takes seconds: `make test` has those of the rules and of random interleavings,
+# and `make test-faults` has all.
 spark_in_faults = pytest.mark.parametrize(
     "engine", ["delta-rs", pytest.param("spark", marks=pytest.mark.faults)], indirect=True
 )

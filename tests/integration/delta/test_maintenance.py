@@ -86,7 +86,7 @@ def test_log_kept_shorter_than_files() -> None:
         Upkeep(log_retention_hours=24)
 
 
-def test_vacuum_is_due_at_multiples_whoever_made_the_versions_between() -> None:
+def test_vacuum_due_at_multiples_of_versions() -> None:
     upkeep = Upkeep(vacuum_commits=10)
     assert [v for v in range(30) if upkeep.vacuum_due(v, v + 1)] == [9, 19, 29]
     assert upkeep.vacuum_due(5, 25)
@@ -131,7 +131,7 @@ def test_files_of_different_partitions_are_not_joined(table: Path) -> None:
 
 
 def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None:
-    """Also those that a checkpoint has forgotten, and those of a commit that was interrupted."""
+    """Also those that a checkpoint no longer names, and those of a commit that was interrupted."""
     create(table, **{"delta.deletedFileRetentionDuration": "interval 1 seconds"})
     replace_all(table, 1)
     replace_all(table, 2)

@@ -111,7 +111,7 @@ def test_reconcile_beside_a_query(
 
 @spark_in_faults
 @both_modes
-def test_reconcile_a_bucket_made_anew(
+def test_reconcile_with_recreated_bucket(
     frame: Frame,
     table: Path,
     bucket: Bucket,

@@ -1,7 +1,7 @@
 """JetStream in another account or domain (ADR-19): every call, under the document's own setup.
 
-A *place* is a bucket's owner, who uses plain subjects, and the settings of somebody who reaches the
-same bucket through a prefix: account I of the document's configuration, the same with the two
+A *place* is a bucket's owner, who uses plain subjects, and the settings of a client that reaches
+the same bucket through a prefix: account I of the document's configuration, the same with the two
 imports that ordered reading and batches want, and a client of a leaf node.
 """
 
@@ -245,7 +245,7 @@ async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
 
 
 async def test_rank_through_prefix(place: Place) -> None:
-    """Without an import for several answers there is no EOB: a consumer is asked instead."""
+    """Without an import for several answers EOB does not arrive: a consumer is created instead."""
     async with connected(place.settings) as jetstream:
         assert (await count_messages(jetstream, "KV_map", 1001, ("$KV.map.k7",))).messages == 10
         assert (await count_messages(jetstream, "KV_map", 1001, ())).messages == ROWS - 1000

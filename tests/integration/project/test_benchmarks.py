@@ -149,7 +149,7 @@ def test_planner(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each tenth, where there is no terminal."""
+    """A line for each tenth, without a terminal."""
     with progress("filling", 40) as step:
         for _ in range(20):
             step(2)
@@ -168,7 +168,7 @@ def test_endless_run_is_an_error() -> None:
 
 
 def test_others_are_told_from_children() -> None:
-    """A child that works all the time is no other process."""
+    """A child that works all the time does not count as another process."""
     working = "import time\nwhile time.process_time() < 0.3: pass"
     with machine.OtherProcesses() as others:
         before = machine._tree_seconds()

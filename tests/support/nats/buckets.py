@@ -128,8 +128,8 @@ def api(
 ) -> dict[str, Any]:
     """One JetStream API request; RuntimeError when the server answers with an error.
 
-    What may be asked twice is asked again where no answer comes: the first one on a new connection
-    to a cluster can get lost, when the server that answers does not know the inbox yet.
+    A request that may be repeated is sent a second time without a response: the first one on a new
+    connection to a cluster can get lost, when the server that answers does not know the inbox yet.
     """
 
     async def work(client: Client) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Clusters: servers with routes, for replicated streams, their leader and their followers.
 
-- :class:`Cluster`: all of its servers, and who leads what.
-- :func:`accepts_writes`: whether a server knows who takes a subject's messages.
-- :func:`paused`: servers that stand still for a while.
+- :class:`Cluster`: all of its servers, and the leader of each stream.
+- :func:`accepts_writes`: whether a server has the stream of a subject.
+- :func:`paused`: servers that pause for a while.
 - :func:`lagging`: a follower that goes on answering, with less than the leader has.
 
 Every wait has a deadline. Every server has a store of its own and is ended, also a paused one, when
@@ -274,7 +274,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def paused(servers: Iterable[NatsServer]) -> Iterator[None]:
-    """Let these servers stand still."""
+    """Pause these servers."""
     with contextlib.ExitStack() as stack:
         for server in servers:
             server.pause()

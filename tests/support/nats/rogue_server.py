@@ -1,4 +1,4 @@
-"""A server that is none: it speaks just enough of the protocol, and lies.
+"""A server that is not NATS: it speaks just enough of the protocol, and sends wrong data.
 
 :class:`Rogue` listens on a loopback address and greets with what it is told to. What clients send
 is recorded as it came (``received``), so that a test asserts what was given away. ``script`` is

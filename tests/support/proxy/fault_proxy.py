@@ -93,7 +93,7 @@ def consumer_of(frame: bytes) -> str:
 
 
 def subject_of(frame: bytes) -> str:
-    """The subject of a message, whoever sent it."""
+    """The subject of a message of either side."""
     return frame.split(b" ", 2)[1].decode()
 
 

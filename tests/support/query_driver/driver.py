@@ -215,7 +215,7 @@ class QueryDriver:
         return [record for batch in self.done for record in batch.records]
 
     def plan(self) -> bool:
-        """Plan the next micro-batch; return False when there are no new messages."""
+        """Plan the next micro-batch; return False without new messages."""
         end = self.latest_offset(self.offset)
         if end == self.offset:
             return False
@@ -261,7 +261,7 @@ class QueryDriver:
                 self.read()
 
     def drain(self) -> list[MicroBatch]:
-        """Plan and read micro-batches until there are no new messages; return those with rows."""
+        """Plan and read micro-batches until all messages are read; return those with rows."""
         deadline = time.monotonic() + DEADLINE
         before, empty = len(self.done), 0
         while empty < self._empty_polls:
@@ -274,11 +274,11 @@ class QueryDriver:
         return [batch for batch in self.done[before:] if batch.batches]
 
     def read_new(self) -> list[Record]:
-        """Read until there are no new messages; return the rows."""
+        """Read until all messages are read; return the rows."""
         return [record for batch in self.drain() for record in batch.records]
 
     def read_sequences(self) -> Sequences:
-        """Read until there are no new messages; return the sequences by bucket or stream."""
+        """Read until all messages are read; return the sequences by bucket or stream."""
         return sequences_by_stream(self.read_new())
 
 

@@ -1,10 +1,10 @@
-"""Tasks of Spark's that stand still in the middle of what they read, until they are let go.
+"""Tasks of Spark's that stop in the middle of what they read, until they are let go.
 
 :meth:`BlockedTask.work` follows a source in its task (``mapInArrow``). The source's split must hold
 much more than fits between there and the server, and the session is one of :func:`session`: then
-the server still has the reader's consumer while the task stands still.
+the server still has the reader's consumer while the task has stopped.
 
-Such a task may be interrupted. Before it stands still it must not be: Spark 4.2.0 frees the buffer
+Such a task may be interrupted. Before it stops it must not be: Spark 4.2.0 frees the buffer
 of the rows that it hands to Python when its thread is interrupted meanwhile, and the JVM crashes.
 """
 
@@ -40,11 +40,11 @@ def session(spark: SparkSession) -> SparkSession:
 
 
 class BlockedTask:
-    """The first task of a stage stands still at its first rows.
+    """The first task of a stage stops at its first rows.
 
     Args:
         directory: to be made; where the tasks leave their ids.
-        attempts: how many attempts at that task stand still.
+        attempts: how many attempts at that task stop.
         after: how many record batches each of them passes on before.
     """
 
@@ -80,7 +80,7 @@ class BlockedTask:
     def arrived(
         self, spark: SparkSession, attempt: int, alive: Callable[[], None]
     ) -> tuple[int, int]:
-        """Wait until an attempt stands still; the ids of its stage and its task.
+        """Wait until an attempt has stopped; the ids of its stage and its task.
 
         Args:
             alive: raises when that cannot come any more.
@@ -97,7 +97,7 @@ class BlockedTask:
     def kill(
         self, spark: SparkSession, attempt: int, interrupt: bool, alive: Callable[[], None]
     ) -> None:
-        """Let Spark kill an attempt that stands still, and wait until it has.
+        """Let Spark kill an attempt that has stopped, and wait until it has.
 
         Args:
             interrupt: whether the task's thread is interrupted.
@@ -111,7 +111,7 @@ class BlockedTask:
         _wait_for_status(spark, stage, task, (attempt, "KILLED"), alive)
 
     def over(self) -> None:
-        """No task stands still any more: those that did fail."""
+        """All tasks go on: those that did fail."""
         (self._directory / "over").touch()
 
 

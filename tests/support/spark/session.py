@@ -14,7 +14,8 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-# On a few rows, Java's second compiler and its parallel garbage collector take half of the CPU time.
+# On a few rows, Java's second compiler and its parallel garbage collector take half of the CPU
+# time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 LOCAL = {

@@ -196,7 +196,7 @@ def recreate(scene: Scene) -> Actions:
 
 
 def aged_out(scene: Scene) -> Actions:
-    """Messages went away before they were read: an error, or what is left."""
+    """Messages aged out before they were read: an error, or what is left."""
     options = ALL[scene.format]
     return (
         Create(HISTORY),

@@ -59,7 +59,7 @@ class Work:
         return "done"
 
 
-async def test_asks_again_until_it_passes() -> None:
+async def test_retry_until_success() -> None:
     work = Work(RequestTimeoutError("1"), ConnectError("2"))
     assert await retry_transient(work, 10.0) == "done"
     assert work.calls == 3

@@ -42,7 +42,7 @@ async def test_late_task_is_cancelled() -> None:
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_cancellation_beside_response(turns: int) -> None:
-    """Whoever comes first: the caller is not told an answer after it was cancelled."""
+    """In either order: the caller does not receive a response after it was cancelled."""
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def ask() -> int:

@@ -191,7 +191,7 @@ def test_wrong_names() -> None:
     "config",
     [{"name": "ORDERS"}, {"name": "KV_x"}, {"name": "KV_x", "max_msgs_per_subject": 65}],
 )
-def test_streams_that_are_no_buckets(config: dict[str, Any]) -> None:
+def test_config_of_other_stream(config: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedStreamError, match="is not a bucket"):
         KeyValueConfig.of(config)
 

@@ -1,4 +1,4 @@
-"""What a leader says of its replicas, and when it may not be believed."""
+"""What a leader reports of its replicas, and when its response does not count."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_secrets_stay_out_of_repr_and_errors() -> None:
 
 
 def test_spark_hides_every_secret_option() -> None:
-    """By its name; or, where the name is none of Spark's words, the value must have one."""
+    """By its name; or, if the name does not match Spark's words, the value must match one."""
     for option in CONNECTION:
         if option.secret and option.name != "servers":
             named = re.search("secret|password|token", option.name, re.IGNORECASE)

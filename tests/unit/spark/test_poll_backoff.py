@@ -84,7 +84,7 @@ async def test_poll_after_read_is_immediate() -> None:
 
 
 async def test_sources_of_query_do_not_wait_for_each_other() -> None:
-    """Spark asks again after a micro-batch, not after its own pause of 10 ms."""
+    """Spark polls again after a micro-batch, not after its own pause of 10 ms."""
     time = Time()
     await time.look()
     time.idle.record_empty(START, info(7).position)

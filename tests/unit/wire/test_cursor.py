@@ -124,7 +124,7 @@ def test_initial_values_without_messages_are_requested_again() -> None:
 
 
 def test_message_removed_is_counted() -> None:
-    """Between two of them something came; the list is no better for it."""
+    """Between two of them something came; the list is not complete by it."""
     target = Cursor(0, 1000, list_through=1000)
     target.created()
     for i in range(1, 5):
@@ -229,7 +229,7 @@ def test_stall_counts_after_response_arrived() -> None:
     assert (target.state, target.rebuilds) == (State.IDLE, [Rebuild.STALLED])
 
 
-def test_progress_after_the_answer_is_no_stall() -> None:
+def test_progress_after_flow_control_response() -> None:
     target = cursor()
     target.heartbeat(0, 10, "$JS.FC.1")
     target.confirmed("$JS.FC.1")

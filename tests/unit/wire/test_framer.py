@@ -41,7 +41,7 @@ def test_error_shows_neither_info_nor_payload() -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_reset_forgets_the_tail() -> None:
+def test_reset_drops_tail() -> None:
     framer = Framer()
     assert len(framer.feed(b"MSG a 1 50\r\nabc")) == 0
     assert framer.pending == 15

@@ -82,7 +82,7 @@ def test_join_copies_only_what_was_selected() -> None:
 
 
 def test_chain_of_adjacent_reads_is_a_view() -> None:
-    """Frames of several reads of a block are columns of one table, which nobody copies."""
+    """Frames of several reads of a block are columns of one table, which is not copied."""
     framer = Framer()
     framer.feed(msg(b"warm", 1, b"up") * 2000)
     framer.room(60_000)  # a new block, and a table of about 2,000 columns

@@ -68,7 +68,7 @@ async def test_server_missing_without_retry() -> None:
         await connection.close()
 
 
-async def test_somebody_listens_and_never_answers() -> None:
+async def test_port_open_without_responses() -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

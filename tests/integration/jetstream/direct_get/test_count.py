@@ -56,7 +56,7 @@ async def test_stream_empty(shared_server: NatsServer) -> None:
 
 
 async def test_partial_mirror_never_counts_for_stream(shared_server: NatsServer) -> None:
-    """Direct Get is answered by whoever is there; the mirror below holds half of the keys."""
+    """Any replica or mirror responds to a Direct Get; the mirror below holds half of the keys."""
     url = shared_server.url
     create_bucket(url, "whole", history=1)
     put_many(url, "whole", ((f"{'ab'[i % 2]}.{i}", b"v") for i in range(100)))

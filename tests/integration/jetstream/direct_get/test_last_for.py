@@ -108,7 +108,7 @@ async def test_point_in_time_is_reported(
 
 
 async def test_key_overwritten_between_pages_is_not_lost(shared_server: NatsServer) -> None:
-    """A bucket with history 1 forgets the value of the point in time: the newer one comes."""
+    """A bucket with history 1 does not keep the value of the point in time: the newer one comes."""
     url = shared_server.url
     skip_before(url, 11)
     create_bucket(url, "pages", history=1)

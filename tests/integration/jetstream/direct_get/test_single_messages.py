@@ -195,7 +195,7 @@ async def test_subject_appended_form_for_restricted_user(tmp_path: Path) -> None
 
 
 async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
-    """408, as the server says it: for a body in the subject-appended form and other nonsense."""
+    """408, as the server reports it: for a body in the subject-appended form and other nonsense."""
     url = shared_server.url
     make(url, "BAD")
 

@@ -71,7 +71,7 @@ async def test_reader_cancelled_leaves_nothing(shared_server: NatsServer) -> Non
 
 
 async def test_read_cancelled_loses_nothing(shared_server: NatsServer) -> None:
-    """Whoever waits with a deadline reads on after it; that is no end of the watch."""
+    """A reader with a deadline reads on after it: the deadline does not end the watch."""
     async with watched_bucket(shared_server.url, "patient", history=5) as kv:
         await kv.put("k", b"")
         async with kv.watch() as watch:
@@ -169,7 +169,7 @@ async def test_bucket_replaced(shared_server: NatsServer) -> None:
 async def test_watch_unread_is_bounded_and_complete(
     nats_server: NatsServer,
 ) -> None:
-    """Flow control stops the server: what waits here stays far below what there is."""
+    """Flow control stops the server: what waits here stays far below the number of messages."""
     count, size = 20_000, 2000  # 40 MB
     create_bucket(nats_server.url, "b", 64, storage="memory")
 

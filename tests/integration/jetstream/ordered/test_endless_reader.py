@@ -239,7 +239,7 @@ async def test_restarts_while_idle_do_not_exhaust_attempts(nats_server: NatsServ
 async def test_readers_survive_connection_closed_by_one(
     nats_server: NatsServer,
 ) -> None:
-    """A shared connection is made anew, not closed; a paused server is no end either."""
+    """A shared connection reconnects and is not closed; a paused server does not end readers."""
     url = nats_server.url
     create_bucket(url, "b", history=5)
     created = stream_info(url, "b")["created"]

@@ -156,7 +156,7 @@ async def test_stream_replaced_in_the_middle(filled: NatsServer) -> None:
         await read_range(filled.url, request, replace)
 
 
-async def test_server_gone_for_good(filled: NatsServer) -> None:
+async def test_server_killed(filled: NatsServer) -> None:
     async def kill(reader: OrderedReader) -> None:
         filled.kill()
 

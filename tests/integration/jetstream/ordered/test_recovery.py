@@ -52,8 +52,8 @@ async def test_lost_messages_are_read_again(filled: NatsServer, lost: tuple[int,
 async def test_lost_messages_in_the_initial_values(filled: NatsServer) -> None:
     """A rebuilt last_per_subject list starts again; what was kept is skipped, not repeated.
 
-    Some keys are hot: whoever went on by sequence would read their older revisions too, since all
-    of these lie behind what was lost.
+    Some keys are hot: a reader that went on by sequence would read their older revisions too, since
+    all of these lie behind what was lost.
     """
     put_many(filled.url, "b", ((f"k{i % 5}", b"hot") for i in range(50)))
     with Proxy(filled.port, Drop(2950)) as proxy:
@@ -65,7 +65,7 @@ async def test_lost_messages_in_the_initial_values(filled: NatsServer) -> None:
 
 
 async def test_missed_heartbeats(filled: NatsServer) -> None:
-    """From the 500th message on nothing comes through, until the reader asks anew."""
+    """From the 500th message on nothing comes through, until the reader creates a new consumer."""
     silenced: set[bytes] = set()
 
     def verdict(frame: bytes) -> bool:

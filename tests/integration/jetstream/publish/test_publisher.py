@@ -1,4 +1,4 @@
-"""Publishing with PubAcks: what the server says, and what it does not get around to say."""
+"""Publishing with PubAcks: what the server responds, and what it does not respond to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_pub_acks(payload: bytes, expected: PubAck) -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"+OK", b"[]", b"7", b"{}", b'{"stream":"S"}', b'{"stream":"S","seq":"x"}']
 )
-def test_answers_that_are_no_pub_acks(payload: bytes) -> None:
+def test_pub_ack_invalid(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="invalid PubAck for a message on 's'"):
         PubAck.parse("s", payload)
 

@@ -83,7 +83,7 @@ async def test_ordered_subscription_survives_lost_consumer(
 async def test_ordered_subscription_is_complete_after_initial_values(
     shared_server: NatsServer, count: int
 ) -> None:
-    """A consumer made anew does not skip what is not the last of its subject any more."""
+    """A new consumer does not skip what is not the last of its subject any more."""
     url = shared_server.url
     stream = make_stream(url, count)
 

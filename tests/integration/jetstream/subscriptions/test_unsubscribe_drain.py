@@ -200,7 +200,7 @@ async def test_leaving_the_context_ends_it_also_when_cancelled(
         assert consumers_of(shared_server.url, published) == []
 
 
-async def test_unsubscribe_ends_who_waits(shared_server: NatsServer) -> None:
+async def test_unsubscribe_ends_waiting_reads(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:

@@ -1,4 +1,4 @@
-"""A bucket as it was: as a model of it has it at every revision, or an error where nobody knows."""
+"""A bucket as it was: equal to a model at every revision, or an error where the server lacks it."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_history_keeps_later_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert late.unknown(11) == {Cause.PURGED: ["a"], Cause.SUPERSEDED: []}
 
 
-def test_keys_that_are_made_meanwhile_are_no_loss(shared_server: NatsServer, bucket: str) -> None:
+def test_keys_created_after_plan(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 3)
     put_many(url, bucket, [(key, b"1") for key in "aab"])
@@ -278,7 +278,7 @@ def test_age_limit_not_reached(shared_server: NatsServer, bucket: str) -> None:
 def test_age_limit_reached_after_plan(
     nats_server: NatsServer, bucket: str, history: int, keys: str | None
 ) -> None:
-    """Nothing is later than the point, and yet its entries go away before they are read."""
+    """Nothing is later than the point, and yet its entries age out before they are read."""
     url = nats_server.url
     create_bucket(url, bucket, history, max_age=3_000_000_000)
     put_many(url, bucket, [("a", b"1"), ("b", b"1")])
@@ -303,7 +303,7 @@ def test_bucket_full_has_dropped_revisions(shared_server: NatsServer, bucket: st
 
 
 def test_bucket_created_by_nats_py(shared_server: NatsServer, bucket: str) -> None:
-    """It allows TTLs, used or not: only where no sequence is missing was none over."""
+    """It allows TTLs, used or not: no message has expired only where no sequence is missing."""
     url = shared_server.url
     with_client(url, lambda client: client.jetstream().create_key_value(bucket=bucket, history=2))
     assert stream_info(url, bucket)["config"]["allow_msg_ttl"]

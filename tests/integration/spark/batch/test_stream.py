@@ -1,4 +1,4 @@
-"""Ranges of a stream by sequence and time, deliver policies, splits, what went away meanwhile."""
+"""Ranges of a stream by sequence and time, deliver policies, splits, messages removed meanwhile."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
 
 
 def test_written_meanwhile(shared_server: NatsServer, stream: str) -> None:
-    """A batch ends with what there was when it was planned; last messages may be newer."""
+    """A batch ends with the last message at planning; last messages may be newer."""
     url = shared_server.url
     create(url, stream, max_msgs_per_subject=1)
     fill(url, stream, "abc")
@@ -202,7 +202,7 @@ def test_message_written_while_planned(
 # -- what aged out -------------------------------------------------------------------------------
 
 
-def test_messages_that_went_away_before_they_were_read(
+def test_messages_aged_out_before_read(
     shared_server: NatsServer, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = shared_server.url

@@ -41,7 +41,7 @@ def fill(server: NatsServer, stream: str, **config: Any) -> str:
 
 
 def take(url: str, stream: str) -> None:
-    """Make a consumer of somebody else's."""
+    """Create a consumer of another client."""
     config = {"durable_name": "other", "ack_policy": "explicit"}
     api(url, f"CONSUMER.CREATE.{stream}.other", {"stream_name": stream, "config": config})
 
@@ -64,7 +64,7 @@ def test_splits_beside_the_consumers_of_others(shared_server: NatsServer) -> Non
 
 @pytest.mark.parametrize("filters", [None, "FILTERED.1, FILTERED.2"])
 def test_limit_count_needs_consumers(shared_server: NatsServer, filters: str | None) -> None:
-    """Without Direct Get each rank takes one; where there is none, sequences decide."""
+    """Without Direct Get each rank takes one; without a consumer, sequences decide."""
     stream = "COUNTED" if filters is None else "FILTERED"
     url = fill(shared_server, stream, max_consumers=1)
     given = {"maxRowsPerTrigger": 70, "minPartitions": 2, "filterSubjects": filters}

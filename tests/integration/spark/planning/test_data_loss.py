@@ -44,7 +44,7 @@ async def test_healthy_stream_is_not_rolled_back(
 async def test_aged_out_under_a_filter_is_only_a_warning(
     ten: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether any of the query's own keys lost a revision, nobody knows any more."""
+    """The stream does not show whether one of the query's own keys lost a revision."""
     options = {"includeHistory": "true", "keys": "k0"}
     start = await read_all(ten, **options)
     put_many(ten, "b", ((f"k{i % 10}", b"v") for i in range(100)))

@@ -105,7 +105,7 @@ async def test_fewer_sequences_than_min_partitions(ten: str) -> None:
 
 
 async def test_splits_of_complete_history(ten: str) -> None:
-    """What must not have gone away is each split's own beginning."""
+    """Each split requires the messages from its own beginning."""
     splits = await splits_of(ten, "b", minPartitions="2", includeHistory="true")
     assert [split.required_from for split in splits] == [1, splits[0].range.end + 1]
 

@@ -71,7 +71,7 @@ def test_data_loss_after_last_per_subject(shared_server: NatsServer, name: str, 
 def test_filter_covering_stream_detects_loss(
     shared_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a narrower one, nobody can say whether it was a loss."""
+    """With a narrower one, the stream does not show whether it was a loss."""
     url = shared_server.url
     create(url, name)
     for subject in (f"{name}.>", f"{name}.1"):

@@ -16,9 +16,7 @@ from tests.support.wait import wait_until
 
 @pytest.mark.servers
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_messages_that_go_away_when_they_are_read(
-    shared_server: NatsServer, name: str, retention: str
-) -> None:
+def test_messages_removed_by_a_read(shared_server: NatsServer, name: str, retention: str) -> None:
     """Refused, and nothing consumed; a mirror of it is read."""
     url = shared_server.url
     create(url, name, retention=retention)
@@ -62,7 +60,7 @@ def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
 
 
 def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
-    """Subjects of elsewhere: a filter for them is none that the stream does not have."""
+    """Subjects of elsewhere: the stream has the subjects of a filter for them."""
     url = shared_server.url
     create(url, name)
     fill(url, name, 6)

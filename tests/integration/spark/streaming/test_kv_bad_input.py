@@ -167,7 +167,7 @@ def test_port_is_closed(scene: Scene) -> None:
     assert scene.offsets() == []
 
 
-def test_port_is_open_and_nobody_answers(scene: Scene) -> None:
+def test_port_open_without_responses(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"nats://127.0.0.1:{silent.getsockname()[1]}"
         options = {"servers": place, "connectTimeout": 1}
@@ -181,7 +181,7 @@ def test_port_is_open_and_nobody_answers(scene: Scene) -> None:
         )
 
 
-def test_address_is_none(scene: Scene) -> None:
+def test_address_invalid(scene: Scene) -> None:
     options = {"servers": "nats://127.0.0.1:no-port"}
     play(scene, fails("OptionError", "'servers'", "is not an address", options=options))
 

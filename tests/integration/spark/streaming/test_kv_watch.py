@@ -44,7 +44,7 @@ COMPACTED = ("7 DEL a", "8 PUT d=1")
 
 
 def test_format_is_found_by_its_module(scene: Scene) -> None:
-    """A new session knows nothing of what others have registered."""
+    """A new session lacks what others have registered."""
     fresh = replace(scene, spark=scene.spark.newSession())
     assert [field.simpleString() for field in read(fresh, {}).schema.fields] == [
         "bucket:string",

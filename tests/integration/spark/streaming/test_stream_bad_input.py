@@ -304,7 +304,7 @@ def test_offsets_that_run_backwards(shared_server: NatsServer, name: str) -> Non
 
 
 def test_offset_ahead_of_stream(shared_server: NatsServer, name: str) -> None:
-    """Which no edit explains better than a stream that was set back."""
+    """An edited offset looks like a stream that was rolled back."""
     ahead = {**offset_of(shared_server.url, name), "stream_seq": 9}
     with (
         pytest.raises(NatsSourceError, match="was rolled back: last sequence is 5,"),

@@ -104,7 +104,7 @@ def test_end_requested_twice(shared_server: NatsServer, bucket: str, make: Make)
 def test_query_restarts(
     shared_server: NatsServer, bucket: str, make: Make, options: dict[str, str]
 ) -> None:
-    """Spark says where the query stands by the splits of an empty range."""
+    """Spark passes where the query stands by the splits of an empty range."""
     write(shared_server, bucket, "a")
     reader = make(**options)
     end = logged(reader.latestOffset())

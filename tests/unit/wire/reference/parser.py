@@ -13,7 +13,7 @@ SPACES = b" \t"
 
 
 class NotNatsError(Exception):
-    """What stands here is no frame."""
+    """These bytes are not a frame."""
 
 
 @dataclass(frozen=True)
