@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import time
 
-from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
@@ -38,18 +37,17 @@ from nats_stream_source.spark.formats.splits import (
     removal_settings,
 )
 from nats_stream_source.spark.planning.limits import Limits
-from nats_stream_source.spark.planning.range_shares import group_splits
 from nats_stream_source.spark.planning.start_position import (
     resolve_start,
     seq_before_time,
     validate_past,
 )
 from nats_stream_source.spark.planning.stream_states import (
-    MAX_STREAMS,
     StreamStates,
     verify_filters,
 )
 from nats_stream_source.spark.planning.stream_view import StreamView
+from nats_stream_source.spark.planning.task_groups import plan_tasks
 
 
 class BatchPlanner:
@@ -88,20 +86,15 @@ class BatchPlanner:
         views = await self._states.first_poll()
         await self._states.verify_listed(views)
         await verify_filters(self._adapter, views.values())
-        messages = {name: max(1, view.info.messages) for name, view in views.items()}
-        total = sum(messages.values())
+        messages = {name: view.info.messages for name, view in views.items()}
 
-        async def plan(name: str) -> list[BatchSplit]:
-            min_splits = max(1, self._min_partitions * messages[name] // total)
-            return await self._splits(views[name], min_splits)
+        async def plan(name: str, min_splits: int) -> list[tuple[BatchSplit, int]]:
+            splits = await self._splits(views[name], min_splits)
+            return [(split, _rows(split, views[name].info)) for split in splits]
 
-        planned = await gather_limited(plan, list(views), MAX_STREAMS)
-        splits = [split for of_stream in planned for split in of_stream]
-        if len(views) <= 1:
-            return [(split,) for split in splits]
-        weights = [_rows(split, views[split.split.range.stream].info) for split in splits]
-        groups = group_splits(weights, at_least=self._min_partitions, cores=self._cores)
-        return [tuple(splits[index] for index in group) for group in groups]
+        return await plan_tasks(
+            messages, plan, min_partitions=self._min_partitions, cores=self._cores
+        )
 
     async def _splits(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
         self._validate_positions(view.info)

@@ -40,12 +40,7 @@ from nats_stream_source.spark.formats.offsets import (
 )
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.limits import RangeLimit
-from nats_stream_source.spark.planning.range_shares import (
-    NOTHING,
-    Demand,
-    group_splits,
-    share_limits,
-)
+from nats_stream_source.spark.planning.range_shares import NOTHING, Demand, share_limits
 from nats_stream_source.spark.planning.start_position import report_ignored_start
 from nats_stream_source.spark.planning.stream_planner import PlannedRange, StreamPlanner
 from nats_stream_source.spark.planning.stream_states import (
@@ -54,6 +49,7 @@ from nats_stream_source.spark.planning.stream_states import (
     verify_filters,
 )
 from nats_stream_source.spark.planning.stream_view import StreamView
+from nats_stream_source.spark.planning.task_groups import plan_tasks
 from nats_stream_source.spark.planning.triggers import PollBackoff, TriggerDelay
 
 log = field_logger(__name__)
@@ -202,27 +198,16 @@ class QueryPlanner:
             name: max(1, last.consumer_seq - first.consumer_seq)
             for name, (first, last) in ranges.items()
         }
-        total = sum(rows.values())
 
-        async def plan(name: str) -> list[Split]:
-            min_splits = max(1, self._min_partitions * rows[name] // total)
+        async def plan(name: str, min_splits: int) -> list[tuple[Split, int]]:
             try:
-                return await self._splits(name, *ranges[name], min_splits)
+                splits = await self._splits(name, *ranges[name], min_splits)
             except self._deleted:
                 self._report_deleted(name, ranges[name][0])
                 return []
+            return [(split, rows[name] // len(splits)) for split in splits]
 
-        planned = await gather_limited(plan, list(ranges), MAX_STREAMS)
-        splits = [split for of_stream in planned for split in of_stream]
-        if len(ranges) <= 1:  # its splits are as large as a task
-            return [(split,) for split in splits]
-        weights = [
-            rows[name] // len(of_stream)
-            for name, of_stream in zip(ranges, planned, strict=True)
-            for _ in of_stream
-        ]
-        groups = group_splits(weights, at_least=self._min_partitions, cores=self._cores)
-        return [tuple(splits[index] for index in group) for group in groups]
+        return await plan_tasks(rows, plan, min_partitions=self._min_partitions, cores=self._cores)
 
     async def _splits(
         self, name: str, first: Position, last: Position, min_splits: int

@@ -1,22 +1,15 @@
-"""The arithmetic of a micro-batch over several streams: shares of a limit, and groups of splits.
+"""The shares of several streams in the limits of a micro-batch.
 
-Pure: rows and sequences in, shares and groups out. As in Spark's Kafka source, each stream has a
-share of the limit in proportion to its available rows; unlike there, the sum never exceeds the
-limit. As with Spark's small files (``spark.sql.files.openCostInBytes``), small splits share a task,
-and each one counts as some rows more than it has.
+Pure: rows in, limits out. As in Spark's Kafka source, each stream has a share of the limit in
+proportion to its available rows; unlike there, the sum never exceeds the limit.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nats_stream_source.spark.planning.limits import ROWS_PER_SPLIT, RangeLimit
-
-OPEN_COST = 5_000
-"""Rows that a task reads in the time that it takes to open one more split."""
-
+from nats_stream_source.spark.planning.limits import RangeLimit
 
 NOTHING = RangeLimit(0)
 """The limit of a range that is not read in this micro-batch."""
@@ -102,26 +95,3 @@ def shares(limit: int, rows: Sequence[int], first: int = 0) -> list[int]:
     for index in active[: limit - sum(result)]:
         result[index] += 1
     return result
-
-
-def group_splits(rows: Sequence[int], *, at_least: int, cores: int) -> list[list[int]]:
-    """Groups of splits, by their indices, each of which one task reads in this order.
-
-    There are at most as many groups as splits, and no more than ``at_least``, ``cores`` or the rows
-    justify. The groups have about as many rows each.
-
-    Args:
-        rows: the rows of each split, or estimates.
-        at_least: the minimum number of groups, if there are so many splits.
-        cores: the number of tasks that run in parallel.
-    """
-    weights = [count + OPEN_COST for count in rows]
-    wanted = min(cores, -(-sum(weights) // ROWS_PER_SPLIT))
-    count = min(len(weights), max(wanted, at_least, 1))
-    loads = [(0, group) for group in range(count)]
-    groups: list[list[int]] = [[] for _ in loads]
-    for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
-        load, group = heapq.heappop(loads)
-        groups[group].append(index)
-        heapq.heappush(loads, (load + weights[index], group))
-    return [sorted(group) for group in groups]

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from nats_stream_source.spark.planning.limits import ROWS_PER_SPLIT, RangeLimit
 from nats_stream_source.spark.planning.range_shares import (
     NOTHING,
-    OPEN_COST,
     Demand,
-    group_splits,
     share_limits,
     shares,
 )
+from nats_stream_source.spark.planning.task_groups import OPEN_COST, group_splits
 
 SHARES = {
     "in proportion": (100, [300, 100], 0, [75, 25]),
