@@ -90,6 +90,11 @@ class StreamInfo:
         return bool(self.config.get("num_replicas", 1) > 1)
 
     @property
+    def num_deleted(self) -> int:
+        """The number of sequences from the first to the last one without a message."""
+        return self.last_seq - self.first_seq + 1 - self.messages
+
+    @property
     def mean_size(self) -> float:
         """The mean size of a message in the store, in bytes."""
         return self.nbytes / max(self.messages, 1)

@@ -8,6 +8,10 @@ others write and the stream is compacted. The first count is an upper bound: a m
 can only be removed. The second one minus the messages written since is a lower bound; their number
 is in ``STREAM.INFO`` after it.
 
+The next range starts where the last one ended, whose count is then what is left: unless much was
+written since, a planning counts once. Where few holes are left, no range has many, and the planning
+does not count.
+
 A replica that lags counts too few. The leader reports its lag in operations, each of which may
 store thousands of messages, so counts are not used while a replica lags. (Operations that a replica
 has logged but not applied are not reported: a count may lack the newest few messages.)
@@ -16,10 +20,11 @@ has logged but not applied are not reported: a count may lack the newest few mes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from nats_stream_source.errors import ConsumerLimitError
@@ -33,6 +38,29 @@ _MAX_ROUNDS = 3  # of parallel counts for the ends of splits
 _MIN_PARALLEL, _MAX_PARALLEL = 3, 7
 _BALANCE = 1.25  # of the mean: rows of a split that need no other round
 _MAX_LISTED = 10_000  # messages whose subjects are listed to count them
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a planning counted: the messages after the start of a range, and after its end.
+
+    Attributes:
+        density: rows per sequence where it counted last; 0 if unknown.
+    """
+
+    view: StreamView
+    counts: Mapping[int, MessageCount]
+    density: float
+
+    @property
+    def seq(self) -> int:
+        """The last sequence after which it counted."""
+        return max(self.counts)
+
+    @property
+    def rows(self) -> int:
+        """The rows after ``seq``."""
+        return self.counts[self.seq].messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +88,18 @@ class Limits:
 
     def __init__(self, cores: int) -> None:
         self._cores = cores
-        # Rows per sequence where the last range was counted. Only the second estimate of an end
-        # uses it: without it, two wrong estimates would follow each other in each planning.
-        self._density = 0.0
+        self._last: _Counted | None = None
+
+    def forget(self) -> None:
+        """Forget all counts: the stream has other messages now."""
+        self._last = None
+
+    def _counted(self, view: StreamView) -> _Counted | None:
+        """What was counted last, unless it was of another stream or scope."""
+        if (last := self._last) is None or last.view.scope != view.scope:
+            return None
+        then, now = last.view.info, view.info
+        return last if then.created == now.created and then.last_seq <= now.last_seq else None
 
     async def limit(
         self, view: StreamView, start: int, end: int, range_limit: RangeLimit | None
@@ -72,36 +109,50 @@ class Limits:
         Under a limit that can apply, the rows are upper bounds, otherwise an estimate.
         """
         info, filters = view.info, view.scope.effective_filters
-        start = max(start, min(info.first_seq, end) - 1)
-        max_rows = min(end - start, info.messages)
+        low = max(start, min(info.first_seq, end) - 1)
+        max_rows = min(end - low, info.messages)
+        holes = math.inf if filters else info.num_deleted
         limit = None if range_limit is None else range_limit.rows(info.mean_size)
+        if (last := self._counted(view)) is not None and last.seq <= start:
+            # Each message that was written since is a row; or it is a hole, or has left one.
+            max_rows = min(max_rows, last.rows + info.last_seq - last.view.info.last_seq)
+            holes = min(holes, info.last_seq - last.seq - last.rows)
         try:
             if limit is None or max_rows <= limit:
                 if filters and max_rows > 1:
-                    max_rows = min(max_rows, (await _count_after(view, start)).messages)
+                    max_rows = min(max_rows, (await self._count(view, start)).messages)
                 return end, max_rows, max_rows
-            holes = info.last_seq - info.first_seq + 1 - info.messages
-            if (filters or 2 * holes > limit) and not info.has_lagging_replica:
+            if 2 * holes > limit and not info.has_lagging_replica:
                 limited = await self._limit_by_counts(view, start, end, limit)
                 if limited is not None:
                     return limited
         except ConsumerLimitError:
             pass  # the readers need the consumers that are left
-        limited_end = end if limit is None else min(end, start + limit)
-        return limited_end, min(max_rows, limited_end - start), max_rows
+        limited_end = end if limit is None else min(end, low + limit)
+        return limited_end, min(max_rows, limited_end - low), max_rows
 
     async def _limit_by_counts(
         self, view: StreamView, start: int, end: int, limit: int
     ) -> tuple[int, int, int] | None:
         """The result of :meth:`limit`; None where the counts are not an upper bound."""
-        info = view.info
-        total = await _count_after(view, start)
-        low, low_rows, is_counted = total.gap_end(start, end), 0, False
+        info = now = view.info
+        last, known, density, written = self._counted(view), None, 0.0, 0
+        if last is not None:
+            known, density = last.counts.get(start), last.density
+            written = info.last_seq - last.view.info.last_seq
+        if requested := known is None or 4 * written > limit:
+            total = await _count_after(view, start)
+            if last is not None and last.seq < start:
+                density = max(0.0, (last.rows + written - total.messages) / (start - last.seq))
+        else:
+            total = replace(known, messages=known.messages + written)
+        counts = {start: total}
+        low, low_rows = total.gap_end(max(start, min(info.first_seq, end) - 1), end), 0
         # At most all sequences after `end` have a row; most have one, since they are recent.
         high, high_rows = end, total.messages - (info.last_seq - end)
         # An estimate that is a third too low or too high still holds; few rows vary by chance.
         target = max(1.0, 0.75 * limit - math.sqrt(limit))
-        density, decay = 0.0, _decay(info)
+        decay = _decay(info)
         for _ in range(2):
             holes = high - low - (high_rows - low_rows)
             if total.messages <= limit or low == end or 2 * holes <= limit - low_rows:
@@ -112,23 +163,26 @@ class Limits:
                 middle = min(middle, low + math.ceil((target - low_rows) / density))
             if middle <= low + limit - low_rows:
                 break
-            rest = await _count_after(view, middle)
+            requested, rest = True, await _count_after(view, middle)
             rows = max(0, total.messages - rest.messages)
             # The estimate was wrong unless this ends the loop.
-            decay, density, self._density = 0.0, self._density, rows / (middle - start)
+            decay, density = 0.0, rows / (middle - start)
             if rows > limit:
                 high, high_rows = middle, rows
             else:
-                low, low_rows, is_counted = rest.gap_end(middle, end), rows, True
+                low, low_rows = rest.gap_end(middle, end), rows
+                counts[low] = rest
                 if 2 * rows >= limit:
                     break
-        now = await view.jetstream.stream_info(info.name)
+        if requested:
+            now = await view.jetstream.stream_info(info.name)
         if now.has_lagging_replica or now.created != info.created or now.last_seq < info.last_seq:
             return None
+        self._last = _Counted(view, counts, density)
         max_rows = min(end - start, total.messages)
         if max_rows <= limit:
             return end, max_rows, max_rows
-        if is_counted:
+        if len(counts) > 1:
             low_rows += now.last_seq - info.last_seq
         if low_rows > limit:
             return None
@@ -157,29 +211,36 @@ class Limits:
         rows = min(end - low, info.messages)
         if number(rows) == 1:
             return [end]
-        knots, decay, count = {low: 0, end: rows}, _decay(info), number(0)
-        try:
-            total = await _count_after(view, low)
-            # A count goes to the stream's end, which may be beyond that of the range.
-            beyond = (await _count_after(view, end)).messages if end < info.last_seq else 0
-            rows = min(rows, max(0, total.messages - beyond))
-            knots, count = {total.gap_end(low, end - 1): 0, end: rows}, number(rows)
-            parts = min(max(count, _MIN_PARALLEL + 1), _MAX_PARALLEL + 1, end - low)
-            for _ in range(_MAX_ROUNDS if count > 1 else 0):
-                middles = _cut(knots, parts, decay)
-                rests = await asyncio.gather(*(_count_after(view, middle) for middle in middles))
-                up_to = [rows - max(0, rest.messages - beyond) for rest in rests]
-                knots |= zip(middles, up_to, strict=True)
-                if max(b - a for a, b in pairwise([0, *up_to, rows])) <= _BALANCE * rows / parts:
-                    break
-                decay = 0.0  # the estimate was wrong
-        except ConsumerLimitError:
-            pass
+        knots, decay, count = {low: 0, end: rows}, _decay(info), number(rows)
+        if view.scope.effective_filters or 4 * info.num_deleted * count > rows:
+            count = number(0)
+            with contextlib.suppress(ConsumerLimitError):
+                total = await self._count(view, start)
+                # A count goes to the stream's end, which may be beyond that of the range.
+                beyond = (await self._count(view, end)).messages if end < info.last_seq else 0
+                rows = min(rows, max(0, total.messages - beyond))
+                knots, count = {total.gap_end(low, end - 1): 0, end: rows}, number(rows)
+                parts = min(max(count, _MIN_PARALLEL + 1), _MAX_PARALLEL + 1, end - low)
+                for _ in range(_MAX_ROUNDS if count > 1 else 0):
+                    middles = _cut(knots, parts, decay)
+                    rests = await asyncio.gather(*(_count_after(view, seq) for seq in middles))
+                    up_to = [rows - max(0, rest.messages - beyond) for rest in rests]
+                    knots |= zip(middles, up_to, strict=True)
+                    largest = max(b - a for a, b in pairwise([0, *up_to, rows]))
+                    if largest <= _BALANCE * rows / parts:
+                        break
+                    decay = 0.0  # the estimate was wrong
         ends, last = [], start
         for i, seq in enumerate(_cut(knots, count, decay), start=1):
             last = min(max(seq, last + 1), end - (count - i))  # each split has a sequence
             ends.append(last)
         return [*ends, end]
+
+    async def _count(self, view: StreamView, seq: int) -> MessageCount:
+        """The messages after ``seq``; not requested if the planning of ``view`` counted them."""
+        if (last := self._counted(view)) is None or last.view.info.last_seq != view.info.last_seq:
+            return await _count_after(view, seq)
+        return last.counts.get(seq) or await _count_after(view, seq)
 
     async def count_subjects(self, view: StreamView) -> int:
         """The number of subjects that match the filters; an estimate where they are too many."""

@@ -4,7 +4,8 @@ New messages lie in ``(start, last]``. The newest message alone often decides. O
 is requested for each filter's next message after ``start``: for all filters at the first poll from
 a ``start``; later, while other subjects receive messages, with at most eight requests per poll: the
 next eight filters, or the new messages themselves where those are fewer. No match is missed, it is
-only found some polls later, and any sequence that the leader has can end a range.
+only found some polls later, and any sequence that the leader has can end a range. While the stream
+does not change, a match beyond the start of the next range is not requested again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class MatchFinder:
     def __init__(self) -> None:
         self._start = -1
         self._unmatched_through: dict[str, int] = {}  # by filter: no match in (start, …]
+        self._found: tuple[tuple[object, ...], tuple[int, str | None]] | None = None
 
     def is_exhausted(self, last: int) -> bool:
         """Whether every filter was requested, and none matches a message up to ``last``."""
@@ -47,8 +49,13 @@ class MatchFinder:
             RequestTimeoutError: no match was found, and the responding server may not be the
                 stream leader any more.
         """
+        state = (view.info.position, view.scope.effective_filters, last)
+        if self._found is not None and self._found[0] == state and self._found[1][0] > start:
+            return self._found[1]
         newest = await self._find_newest(view, start, last, thorough)
-        if newest is None:
+        if newest is not None:
+            self._found = state, newest
+        else:
             try:
                 await view.verify_missing(last)
             except RequestTimeoutError:

@@ -92,6 +92,7 @@ class StreamPlanner:
         self._data_loss_check = DataLossCheck(adapter, connection)
         self._limits = Limits(cores or os.cpu_count() or 1)
         self._match_finder = MatchFinder()
+        self._planned: tuple[Position, tuple[object, ...]] | None = None  # the last end, and state
 
     async def plan(
         self,
@@ -112,8 +113,14 @@ class StreamPlanner:
         Raises:
             DataLossError: with ``failOnDataLoss``.
         """
-        resumed = await self._data_loss_check.resume_from(start, view.info)
+        resumed = start
+        # A stream with the same messages at both ends as when it planned ``start`` has lost none.
+        if self._planned != (start, view.info.position):
+            resumed = await self._data_loss_check.resume_from(start, view.info)
+        if resumed.epoch != start.epoch:
+            self._limits.forget()
         end, stream_end = await self._plan_end(view, resumed, last, limit, thorough)
+        self._planned = end, view.info.position
         exhausted = end != start or self._match_finder.is_exhausted(last)
         whole = self._needs_last_per_subject(view, end, resumed.stream_seq, end.stream_seq)
         return PlannedRange(resumed, end, stream_end, exhausted, whole)

@@ -39,6 +39,7 @@ def every(step: int) -> Callable[[int], bool]:
 
 
 TEN = RangeLimit(10)
+LIMIT = RangeLimit(100)
 DENSE = range(1, 101)
 RESULTS = {
     # stream, start, limit: (end, rows, total), number of counts
@@ -119,6 +120,49 @@ def test_limit_with_holes_leaves_at_least_half(stored: list[int], step: int | No
     assert batches <= 2 * stream.rows(0, stream.last_seq) / limit + 2 * cliffs
 
 
+@pytest.mark.parametrize("written", [0, 20], ids=["at rest", "under writes"])
+@pytest.mark.parametrize("step", [None, 3], ids=["all", "filter"])
+@pytest.mark.parametrize("name", ["nine tenths removed at random", "overwritten at random"])
+def test_limit_of_steady_batches_sends_few_requests(
+    name: str, step: int | None, written: int
+) -> None:
+    """A count and the stream's state; more for the first batch, and where an estimate is wrong."""
+    stream = SimulatedStream(STREAMS[name], matches=None if step is None else every(step))
+    start, requests = 0, []
+    while start < STREAMS[name][-1]:
+        stream.counts.clear()
+        stream.infos = 0
+        end, rows, _ = stream.limit(start, stream.last_seq, LIMIT)
+        assert stream.rows(start, end) <= rows <= 100
+        requests.append(len(stream.counts) + stream.infos)
+        stream.write(written)
+        start = end
+    assert requests[0] <= 4
+    assert max(requests) <= 4
+    assert sum(requests[1:]) <= 2.5 * len(requests[1:])
+
+
+def test_limit_with_few_holes_left_counts_once() -> None:
+    """Most holes are behind the first ranges."""
+    stream = SimulatedStream([*sample(range(1, 50_001), 100), *range(50_001, 60_001)])
+    start, ends = 50_000, []
+    while start < stream.last_seq:
+        start, _, _ = stream.limit(start, stream.last_seq, LIMIT)
+        ends.append(start)
+    assert ends == list(range(50_100, 60_001, 100))
+    assert len(stream.counts) == 1
+
+
+def test_limit_after_forgotten_counts_holds() -> None:
+    """The stream was rolled back and has grown again: the counts are of other messages."""
+    stream = SimulatedStream(range(1, 10_001, 10))
+    end, _, _ = stream.limit(0, 10_000, LIMIT)
+    stream.stored = [seq for seq in stream.stored if seq <= end] + list(range(end + 1, 10_001))
+    stream.limits.forget()
+    then, rows, _ = stream.limit(end, 10_000, LIMIT)
+    assert stream.rows(end, then) <= rows <= 100
+
+
 CHANGES = st.lists(
     st.tuples(st.integers(0, 30), st.lists(st.integers(0, 10_000), max_size=30)), max_size=16
 )
@@ -190,7 +234,6 @@ def test_limit_is_not_exceeded_by_rows_beyond_the_end() -> None:
 SPARSE = range(1, 10_001, 10)
 END = SPARSE[-1]
 BY_SEQUENCES = (100, 100, 1000)
-LIMIT = RangeLimit(100)
 
 
 @pytest.mark.parametrize(

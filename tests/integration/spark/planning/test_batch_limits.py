@@ -89,7 +89,7 @@ async def test_limit_with_nine_tenths_removed(
     assert sum(rows) == len(last)
     assert max(rows) <= LIMIT
     assert min(rows[:-1]) >= LIMIT / 2
-    assert len(counts.sequences) <= 3 * len(rows)
+    assert len(counts.sequences) <= 1.5 * len(rows) + 2
 
 
 async def test_limit_with_few_removed_sends_no_count(
