@@ -20,6 +20,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.stream_identity import has_older_messages
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.headers import operations
@@ -90,6 +91,8 @@ async def find_missing(
 def _verify_revisions(
     rows: Sequence[TableRow], created: int, info: StreamInfo, table: str, bucket: str
 ) -> None:
+    # nats-server 2.15 gives a restored bucket a new creation time; its revisions go on.
+    restored = has_older_messages(info)
     for row in rows:
         if row.stream_created > created:
             raise ConfigurationError(
@@ -97,7 +100,7 @@ def _verify_revisions(
                 f"created later than bucket {bucket!r} ({info.created}); name the bucket that the "
                 f"table follows"
             )
-        if row.stream_created == created and row.revision > info.last_seq:
+        if row.revision > info.last_seq and (restored or row.stream_created == created):
             raise DataLossError(
                 f"could not reconcile table {table!r}: it has revision {row.revision} of key "
                 f"{row.key!r}, and the last sequence of bucket {bucket!r} is {info.last_seq}: the "

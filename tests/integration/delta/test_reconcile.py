@@ -34,6 +34,7 @@ from tests.integration.delta.merge_model import (
     spark_in_faults,
 )
 from tests.integration.delta.table_content import live, marks, stored, version
+from tests.support.nats.backup import back_up
 
 pytestmark = pytest.mark.delta
 
@@ -131,6 +132,34 @@ def test_reconcile_with_recreated_bucket(
     if deletes == "mark":
         merge(frame(*old), str(table), deletes=deletes)
         assert live(table) == {"b": 1}
+
+
+@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+def test_reconcile_with_restored_bucket(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
+) -> None:
+    """nats-server 2.15 gives it a new creation time; the rows have the earlier one."""
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"), ("c", "PUT"))), str(table))
+    back_up(bucket.url, f"KV_{bucket.name}")()
+    assert reconciled() == ReconcileResult(0, 3, 0, last_seq=3)
+    bucket.purge_subjects("a")
+    assert reconciled() == ReconcileResult(1, 2, 0, last_seq=3)
+    assert live(table) == {"b": 2, "c": 3}
+
+
+@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+def test_reconcile_with_bucket_restored_from_older_backup(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
+) -> None:
+    """The value of key "a" in the table is newer than the bucket's: the query never corrects it."""
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
+    restore = back_up(bucket.url, f"KV_{bucket.name}")
+    merge(frame(*bucket.write(("a", "PUT"), ("c", "PUT"))), str(table))
+    restore()
+    before = stored(table)
+    with pytest.raises(DataLossError, match=r"revision [34] of key '[ac]'.*last sequence .* is 2"):
+        reconciled()
+    assert stored(table) == before
 
 
 def test_reconcile_after_max_age(
