@@ -153,7 +153,7 @@ def test_limit_with_few_holes_left_counts_once() -> None:
     assert len(stream.counts) == 1
 
 
-def test_limit_after_forgotten_counts_holds() -> None:
+def test_limit_after_dropped_counts_holds() -> None:
     """The stream was rolled back and has grown again: the counts are of other messages."""
     stream = SimulatedStream(range(1, 10_001, 10))
     end, _, _ = stream.limit(0, 10_000, LIMIT)

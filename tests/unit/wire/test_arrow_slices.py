@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.framing import scanner
-from tests.unit.wire.reference.streams import using
 from tests.unit.wire.framing.test_scanner import needs_compiled, run
+from tests.unit.wire.reference.streams import using
 
 ways = pytest.mark.parametrize("way", scanner.available())
 

@@ -16,7 +16,6 @@ from nats_stream_source.wire.framing import parse as definition
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.frames import seen
-from tests.unit.wire.reference.fuzz import fuzz
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
 from tests.unit.wire.reference.streams import using
 
@@ -318,7 +317,3 @@ def test_damaged_deliveries_are_read_alike(stream: bytes, data: st.DataObject) -
     for name in scanner.available():
         with using(name):
             assert outcome(stream) == expected
-
-
-def test_fuzz_target_bounded_run() -> None:
-    fuzz(seed=1, rounds=60)
