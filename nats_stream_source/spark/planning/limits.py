@@ -151,7 +151,7 @@ class Limits:
         # At most all sequences after `end` have a row; most have one, since they are recent.
         high, high_rows = end, total.messages - (info.last_seq - end)
         # An estimate that is a third too low or too high still holds; few rows vary by chance.
-        target = max(1.0, 0.75 * limit - math.sqrt(limit))
+        target = max(1.0, 0.6 * limit, 0.75 * limit - math.sqrt(limit))
         decay = _decay(info)
         for _ in range(2):
             holes = high - low - (high_rows - low_rows)

@@ -142,6 +142,18 @@ def test_limit_of_steady_batches_sends_few_requests(
     assert sum(requests[1:]) <= 2.5 * len(requests[1:])
 
 
+@pytest.mark.parametrize("limit", [3, 6, 10, 20])
+@pytest.mark.parametrize("step", [2, 3, 10, 30])
+def test_low_limit_with_regular_holes_leaves_at_least_half(step: int, limit: int) -> None:
+    last = 5 * step * limit
+    stream = SimulatedStream(range(1, last + 1), matches=every(step))
+    start = 0
+    while left := stream.rows(start, last):
+        end, rows, _ = stream.limit(start, last, RangeLimit(limit))
+        assert min(limit, left) <= 2 * stream.rows(start, end) <= 2 * rows <= 2 * limit
+        start = end
+
+
 def test_limit_with_few_holes_left_counts_once() -> None:
     """Most holes are behind the first ranges."""
     stream = SimulatedStream([*sample(range(1, 50_001), 100), *range(50_001, 60_001)])
