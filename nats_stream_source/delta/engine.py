@@ -22,16 +22,26 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import session
+from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.limits import NO_LIMITS, AutoLimits, LimitCheck
 from nats_stream_source.delta.location import TableLocation
-from nats_stream_source.delta.table import EngineRefusedError, TableEngine
+from nats_stream_source.delta.table import (
+    EngineRefusedError,
+    TableChangedError,
+    TableEngine,
+    is_path,
+)
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
+
+if TYPE_CHECKING:
+    from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
 
 _log = field_logger(__name__)
 _T = TypeVar("_T")
@@ -40,9 +50,22 @@ _T = TypeVar("_T")
 class EngineSelector:
     """Runs each change of one table with the engine that its location and the limits select."""
 
-    def __init__(self, location: TableLocation, limits: AutoLimits | None = None) -> None:
+    def __init__(
+        self,
+        location: TableLocation,
+        limits: AutoLimits | None = None,
+        deletion_vectors: bool | None = None,
+    ) -> None:
+        if deletion_vectors and (location.engine == "spark" or not is_path(location.name)):
+            raise ConfigurationError(
+                f"invalid arguments: deletion_vectors=True with table {location.name!r}, which "
+                f"Spark changes; create the table with the property delta.enableDeletionVectors"
+            )
         self.location = location
+        self._deletion_vectors = deletion_vectors
         self._limits = limits or AutoLimits()
+        self._index_bytes = limits.index_bytes if limits else None
+        self._opened: OpenedTable | None = None
         self._reason = ""  # of the last line; "" if delta-rs changed the table within the limits
         self._beyond: set[str] = set()  # limits that delta-rs went beyond, which were logged
         self._problems: tuple[str | None, str | None] | None = None
@@ -60,8 +83,8 @@ class EngineSelector:
         if location.engine == "spark":
             session.require_delta(spark)
             return work(self._spark_engine(spark))
-        missing: str | None = "not allowed"
-        problem, allowed = None, NO_LIMITS
+        missing: str | None = None
+        problem, allowed = None, replace(NO_LIMITS, index_bytes=self._index_bytes)
         if location.engine == "auto":
             missing, problem = self._session_problems(spark)
             allowed = self._limits
@@ -70,7 +93,8 @@ class EngineSelector:
             if problem is not None:
                 raise EngineRefusedError(problem)
             limits.validate("driver_memory", resident_memory())
-            result = work(self._driver_engine(limits))
+            engine = self._driver_engine(limits)
+            result = retry_conflicts(lambda: work(engine), location.name, (TableChangedError,))
         except EngineRefusedError as refusal:
             reason = str(refusal)
         else:
@@ -91,11 +115,18 @@ class EngineSelector:
         self._log_engine(reason, "Spark changes the table")
         return work(self._spark_engine(spark))
 
+    def finish(self) -> None:
+        """Wait for upkeep in the driver that still runs."""
+        if self._opened is not None:
+            self._opened.upkeep.wait()
+
     def _driver_engine(self, limits: LimitCheck) -> TableEngine:
         # Imported here: the other engine does not require deltalake.
-        from nats_stream_source.delta.driver.engine import DriverEngine
+        from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 
-        return DriverEngine(self.location, limits)
+        if self._opened is None:
+            self._opened = opened_table(self.location)
+        return DriverEngine(self._opened, limits, self._deletion_vectors)
 
     def _spark_engine(self, spark: SparkSession) -> TableEngine:
         # Imported here: the other engine does not require delta-spark.

@@ -16,13 +16,18 @@ class AutoLimits:
     Attributes:
         batch_rows: rows of the reduced batch, for each partition and in total.
         batch_bytes: size of the reduced batch in Arrow, for each partition and in total.
-        table_bytes: size of the table's live data files.
+        table_bytes: size of the table's live data files, where they are rewritten (tables without
+            deletion vectors).
+        index_bytes: size of the index of keys in the driver's memory, for tables with deletion
+            vectors: 56 bytes for each key and the bytes of the key. With ``engine="delta-rs"``, the
+            one limit that applies if it is given.
         driver_memory: resident memory of the driver's Python process before the merge, in bytes.
     """
 
     batch_rows: int | None = 1_000_000
     batch_bytes: int | None = 256 << 20
     table_bytes: int | None = 1 << 30
+    index_bytes: int | None = 1 << 30
     driver_memory: int | None = 4 << 30
 
     def __post_init__(self) -> None:
@@ -36,7 +41,7 @@ class AutoLimits:
                 )
 
 
-NO_LIMITS = AutoLimits(None, None, None, None)
+NO_LIMITS = AutoLimits(None, None, None, None, None)
 
 
 class LimitCheck:

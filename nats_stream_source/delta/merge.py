@@ -40,6 +40,7 @@ def merge_changes(
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
     limits: AutoLimits | None = None,
+    deletion_vectors: bool | None = None,
     upkeep: Upkeep | None = DEFAULT_UPKEEP,
 ) -> TableMerger:
     """Return a function for ``foreachBatch`` that keeps a Delta table equal to a bucket.
@@ -52,6 +53,7 @@ def merge_changes(
         engine: ``"auto"``, ``"delta-rs"`` or ``"spark"``, see :func:`merge`.
         storage_options: see :func:`merge`.
         limits: see :func:`merge`.
+        deletion_vectors: see :func:`merge`.
         upkeep: see :func:`merge`.
 
     Raises:
@@ -63,7 +65,7 @@ def merge_changes(
     validate_deletes(deletes)
     location = TableLocation(table, engine, storage_options)
     location.require_engine(SparkSession.getActiveSession())
-    return TableMerger(EngineSelector(location, limits), deletes, upkeep)
+    return TableMerger(EngineSelector(location, limits, deletion_vectors), deletes, upkeep)
 
 
 def merge(
@@ -74,6 +76,7 @@ def merge(
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
     limits: AutoLimits | None = None,
+    deletion_vectors: bool | None = None,
     upkeep: Upkeep | None = DEFAULT_UPKEEP,
 ) -> None:
     """Merge one batch of entries into a Delta table with one row per key.
@@ -94,6 +97,10 @@ def merge(
         storage_options: the object store's options for delta-rs, by its names
             (``{"AWS_REGION": "eu-west-1"}``); not with ``engine="spark"``.
         limits: up to which sizes ``engine="auto"`` takes delta-rs.
+        deletion_vectors: None: a table that is created in the driver has deletion vectors, and an
+            existing one is changed as its properties say. False: a table that is created does not
+            have them, and the driver rewrites the data files of any table (copy-on-write). True: a
+            table without them is an error. Only for the driver's engine.
         upkeep: when the table is compacted and vacuumed after the merge, and the log's properties
             of a table that is created; None for no upkeep and Delta's own properties. A failure of
             upkeep is logged and does not fail the merge.
@@ -109,8 +116,10 @@ def merge(
         TableError: delta-rs or its storage failed; the table is unchanged.
     """
     validate_deletes(deletes)
-    selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
+    location = TableLocation(table, engine, storage_options)
+    selector = EngineSelector(location, limits, deletion_vectors)
     TableMerger(selector, deletes, upkeep)(batch)
+    selector.finish()
 
 
 class TableMerger:
@@ -122,7 +131,6 @@ class TableMerger:
         self._selector = selector
         self._deletes: Deletes = deletes
         self._upkeep = upkeep
-        self._properties = upkeep.table_properties() if upkeep else {}
 
     def __repr__(self) -> str:
         return f"<TableMerger {self._selector.location!r} deletes={self._deletes!r}>"
@@ -137,7 +145,11 @@ class TableMerger:
         warn_of_missing_settings(batch.sparkSession)
 
         def work(engine: TableEngine) -> None:
-            table = engine.find_or_create(batch.schema, self._deletes, self._properties)
+            table = engine.find_or_create(batch.schema, self._deletes, self._upkeep)
             table.merge(batch, self._deletes, self._upkeep)
 
         self._selector.run(batch.sparkSession, work)
+
+    def finish(self) -> None:
+        """Wait for upkeep that still runs; a query's last batch can have started some."""
+        self._selector.finish()

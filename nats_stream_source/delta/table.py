@@ -14,7 +14,6 @@ URI; any other value, and any value with a backquote, is a name in the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from pyspark.sql.types import (
@@ -96,15 +95,13 @@ class TableEngine(Protocol):
             EngineRefusedError: this engine cannot change the table.
         """
 
-    def find_or_create(
-        self, batch: StructType, deletes: Deletes, properties: Mapping[str, str]
-    ) -> Table:
+    def find_or_create(self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None) -> Table:
         """The table; an empty one for batches of this schema if it does not exist.
 
         Args:
             batch: the columns of the batch.
             deletes: ``"remove"`` or ``"mark"``.
-            properties: of a table that is created.
+            upkeep: the properties of a table that is created; None for Delta's own.
 
         Raises:
             EngineRefusedError: this engine cannot change the table, or a column's type.
@@ -114,6 +111,10 @@ class TableEngine(Protocol):
 
 class EngineRefusedError(Exception):
     """An engine cannot change the table, or a limit excludes it; Spark takes over."""
+
+
+class TableChangedError(Exception):
+    """The table is not the one that an engine has opened; its change begins again."""
 
 
 def validate_deletes(deletes: str) -> None:

@@ -21,14 +21,20 @@ VACUUM does not conflict with commits.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nats_stream_source.errors import ConfigurationError
 
 SAFE_RETENTION_HOURS = 168
 """Delta's own default and safety limit for VACUUM: 7 days."""
+
+VECTORS_RETENTION_HOURS = 1
+"""The default of a new table with deletion vectors, to which several commits a second are made."""
+
+_HOURS = {"hour": 1, "day": 24, "week": 168}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class Upkeep:
         vacuum_commits: run VACUUM once in this many commits. None: never.
         retention_hours: how long VACUUM keeps data files after their removal. Readers and commits
             must end within this time. None: the table's ``delta.deletedFileRetentionDuration``,
-            whose default is Delta's safety limit of 168 hours (7 days).
+            which a new table has as 1 hour with deletion vectors, and as Delta's safety limit of
+            168 hours (7 days) without.
         log_retention_hours: how long the log of a table that ``merge_changes`` creates keeps its
             versions: for time travel, and for streams that read the table. Delta requires at least
             the retention of files. None: the same.
@@ -69,19 +76,25 @@ class Upkeep:
                     f"{', or None' if optional else ''}"
                 )
 
-        hours = self.retention_hours or SAFE_RETENTION_HOURS
+        hours = self.retention_hours or VECTORS_RETENTION_HOURS
         if self.log_retention_hours is not None and self.log_retention_hours < hours:
             raise ConfigurationError(
                 f"invalid argument: log_retention_hours is {self.log_retention_hours}, expected at "
                 f"least retention_hours ({hours}), as Delta requires"
             )
 
-    def table_properties(self) -> dict[str, str]:
-        """The properties of a table that is created with this upkeep."""
-        hours = self.retention_hours or SAFE_RETENTION_HOURS
+    def table_properties(self, deletion_vectors: bool) -> dict[str, str]:
+        """The properties of a table that is created with this upkeep.
+
+        Args:
+            deletion_vectors: whether the table is created with deletion vectors.
+        """
+        default = VECTORS_RETENTION_HOURS if deletion_vectors else SAFE_RETENTION_HOURS
+        hours = self.retention_hours or default
+        log_hours = max(self.log_retention_hours or hours, hours)
         return {
             "delta.checkpointInterval": str(self.checkpoint_commits),
-            "delta.logRetentionDuration": f"interval {self.log_retention_hours or hours} hours",
+            "delta.logRetentionDuration": f"interval {log_hours} hours",
             "delta.deletedFileRetentionDuration": f"interval {hours} hours",
         }
 
@@ -90,11 +103,11 @@ class Upkeep:
 
         It depends on the versions only. A restarted query therefore continues the count.
         """
-        return _crosses(self.vacuum_commits, before, after)
+        return crosses(self.vacuum_commits, before, after)
 
     def look_at_files_due(self, before: int, after: int) -> bool:
         """Whether enough commits were made to look at the files, where that is a Spark job."""
-        return _crosses(self.compact_files, before, after)
+        return crosses(self.compact_files, before, after)
 
     def compaction_due(self, files: Iterable[tuple[object, int]]) -> bool:
         """Whether compaction is due for these live files.
@@ -128,6 +141,21 @@ class MaintenanceResult:
     skipped: str = ""
 
 
-def _crosses(every: int | None, before: int, after: int) -> bool:
+def retention_ms(upkeep: Upkeep, properties: Mapping[str, str]) -> int:
+    """How long removed files are kept, in milliseconds: by the upkeep, else by the table.
+
+    Args:
+        properties: of the table. A duration that is not in whole hours, days or weeks counts as
+            Delta's default.
+    """
+    hours = upkeep.retention_hours
+    if hours is None:
+        text = properties.get("delta.deletedFileRetentionDuration", "")
+        match = re.fullmatch(r"\s*(?:interval\s+)?(\d+)\s+(hour|day|week)s?\s*", text, re.I)
+        hours = int(match[1]) * _HOURS[match[2].lower()] if match else SAFE_RETENTION_HOURS
+    return hours * 3_600_000
+
+
+def crosses(every: int | None, before: int, after: int) -> bool:
     """Whether a multiple of ``every`` is between two versions."""
     return every is not None and before // every != after // every

@@ -58,7 +58,8 @@ def read_delta(path: Path) -> dict[str, State]:
     # Imported here: only the Delta sink requires this package.
     import deltalake
 
-    rows = deltalake.DeltaTable(str(path)).to_pyarrow_table(columns=list(_COLUMNS))
+    reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(path)))
+    rows = pa.table(reader.execute(f"SELECT {', '.join(_COLUMNS)} FROM t"))
     table = dict(_states(rows))
     if len(table) != rows.num_rows:
         raise ValueError(

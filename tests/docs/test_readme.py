@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.embedded import NatsServer
+from tests.support.delta import rows_of
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.paths import ROOT
 from tests.support.spark.session import LOCAL, program_environment
@@ -42,8 +43,9 @@ def program(url: str, lake: Path) -> str:
 
 
 def rows(lake: Path) -> list[tuple[Any, ...]]:
-    table = DeltaTable(str(lake / "fleet")).to_pyarrow_table(columns=["key", "value", "revision"])
-    return sorted(tuple(row.values()) for row in table.to_pylist())
+    names = ("key", "value", "revision")
+    table = rows_of(DeltaTable(str(lake / "fleet")))
+    return sorted(tuple(row[name] for name in names) for row in table)
 
 
 def test_readme_is_short() -> None:

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.soak.servers import BUCKETS, COPY, COPY_PREFIX, PREFIXES, STREAMS
+from tests.support.delta import rows_of
 from tests.support.event_loop import run
 from tests.support.log_fields import parse_fields
 from tests.support.nats.buckets import connected
@@ -178,7 +179,7 @@ def _rows(directory: Path, source: str) -> list[Entry]:
 def table_rows(directory: Path, version: int | None = None) -> list[Entry]:
     """The rows of the Delta table, read by delta-rs."""
     table = DeltaTable(str(directory / "table"), version=version)
-    rows = table.to_pyarrow_table(columns=["revision", "key", "operation", "value"]).to_pylist()
+    rows = rows_of(table)
     return [
         Entry(row["revision"], row["key"], row["operation"], row["value"])
         for row in rows

@@ -25,6 +25,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.options import Mode, kv_options, stream_options
 from tests.soak.driver import OPTIONS, QUERIES, linger
+from tests.support.delta import rows_of
 from tests.support.oracle.query_failures import is_data_loss
 from tests.support.query_driver.driver import QueryDriver
 
@@ -119,7 +120,7 @@ class LocalQuery:
         rows: dict[str, dict[str, Any]] = {}
         if DeltaTable.is_deltatable(place):
             # From the table, not from memory: what counts is what a restart would find.
-            for row in DeltaTable(place).to_pyarrow_table().to_pylist():
+            for row in rows_of(DeltaTable(place)):
                 rows[row["key"]] = row
         for part in parts:
             for batch in part:

@@ -1,46 +1,112 @@
-"""Engine ``"delta-rs"``: finds or creates the table that the driver's process changes."""
+"""Engine ``"delta-rs"``: finds or creates the table that the driver's process changes.
+
+A table with deletion vectors is changed by :mod:`merge_on_read`, any other one by
+:mod:`copy_on_write`. So is a table with deletion vectors that has something :mod:`merge_on_read`
+does not keep; the log then has the reason.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
-from nats_stream_source.delta.driver.features import unsupported_feature, unsupported_type
+from nats_stream_source.delta.driver.features import (
+    DELETION_VECTORS,
+    deletion_vectors_problem,
+    unsupported_feature,
+    unsupported_type,
+)
+from nats_stream_source.delta.driver.merge_on_read.creation import put_first_version
+from nats_stream_source.delta.driver.merge_on_read.objects import unsupported_store
+from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
+from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.table import Deletes, EngineRefusedError, Table, table_schema
+from nats_stream_source.delta.upkeep import Upkeep
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.logs import field_logger
+
+_log = field_logger(__name__)
+
+
+def opened_table(location: TableLocation) -> OpenedTable:
+    """What a query keeps of its table from batch to batch; nothing is opened yet."""
+    return OpenedTable(TableStorage(location.name, location.uri, location.storage_options))
 
 
 class DriverEngine:
-    """See :class:`nats_stream_source.delta.table.TableEngine`."""
+    """See :class:`nats_stream_source.delta.table.TableEngine`.
 
-    def __init__(self, location: TableLocation, limits: LimitCheck) -> None:
-        self._storage = TableStorage(location.name, location.uri, location.storage_options)
+    Args:
+        opened: see :func:`opened_table`.
+        limits: of this change.
+        deletion_vectors: see :func:`nats_stream_source.delta.merge`.
+    """
+
+    def __init__(
+        self, opened: OpenedTable, limits: LimitCheck, deletion_vectors: bool | None
+    ) -> None:
+        self._opened = opened
+        self._storage = opened.storage
         self._limits = limits
+        self._deletion_vectors = deletion_vectors
 
     def find(self) -> Table | None:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
+        if self._opened.table is not None:
+            return MergeOnReadTable(self._opened, None, self._limits)
         target = self._storage.open()
         return None if target is None else self._table(target)
 
-    def find_or_create(
-        self, batch: StructType, deletes: Deletes, properties: Mapping[str, str]
-    ) -> Table:
+    def find_or_create(self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None) -> Table:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         found = self.find()
         if found is not None:
             return found
         schema = table_schema(batch, deletes)
         _refuse(unsupported_type(schema))
-        return self._table(self._storage.create(schema, properties))
+        vectors = self._deletion_vectors is not False and self._store_problem() is None
+        properties = upkeep.table_properties(vectors) if upkeep else {}
+        storage = self._storage
+        if not vectors:
+            return self._table(
+                storage.create(lambda: storage.put_copy_on_write(schema, properties))
+            )
+        target = storage.create(lambda: put_first_version(storage, schema, properties))
+        _log.info(
+            "created the table with deletion vectors, which its readers must support",
+            table=storage.name,
+        )
+        return self._table(target)
 
     def _table(self, target: DeltaTable) -> Table:
         _refuse(unsupported_feature(target) or unsupported_type(schema_of(target)))
+        if self._deletion_vectors is False:
+            return CopyOnWriteTable(self._storage, target, self._limits)
+        problem = deletion_vectors_problem(target) or self._store_problem()
+        if problem is None:
+            return MergeOnReadTable(self._opened, target, self._limits)
+        if self._deletion_vectors:
+            raise ConfigurationError(
+                f"could not change table {self._storage.name!r} with deletion_vectors=True: "
+                f"{problem}; set the table property {DELETION_VECTORS}, or remove the argument"
+            )
+        if target.metadata().configuration.get(DELETION_VECTORS) == "true":
+            self._log_reason(problem)
         return CopyOnWriteTable(self._storage, target, self._limits)
+
+    def _store_problem(self) -> str | None:
+        return unsupported_store(self._storage.uri, self._storage.storage_options)
+
+    def _log_reason(self, problem: str) -> None:
+        if problem != self._opened.reason:
+            self._opened.reason = problem
+            _log.info(
+                "delta-rs rewrites files of the table", table=self._storage.name, reason=problem
+            )
 
 
 def _refuse(problem: str | None) -> None:

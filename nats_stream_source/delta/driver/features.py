@@ -42,6 +42,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+DELETION_VECTORS = "delta.enableDeletionVectors"
+"""The table property with which writers may write deletion vectors."""
+
 _FEATURES = {
     "appendOnly",
     "changeDataFeed",
@@ -51,6 +54,7 @@ _FEATURES = {
     "generatedColumns",
     "invariants",
     "timestampNtz",
+    "variantType",  # delta-rs adds it to each table with deletion vectors that it alters
 }
 """Features with which a table may be marked; whether it uses some of them is looked at below."""
 
@@ -98,6 +102,20 @@ def unsupported_feature(target: DeltaTable) -> str | None:
             if name in field.metadata:
                 return f"the table has the {kind} {field.name!r}"
     return _unsupported_timestamp(target)
+
+
+def deletion_vectors_problem(target: DeltaTable) -> str | None:
+    """Why :mod:`merge_on_read` cannot change a table that delta-rs can; None if it can."""
+    properties = target.metadata().configuration
+    if properties.get(DELETION_VECTORS) != "true":
+        return f"the table does not have the property {DELETION_VECTORS}"
+    if properties.get("delta.enableChangeDataFeed") == "true":
+        return "the table has a change data feed (delta.enableChangeDataFeed)"
+    mode = properties.get("delta.columnMapping.mode", "none")
+    if mode != "none":
+        return f"the table has column mapping ({mode})"
+    required = [field.name for field in target.schema().fields if not field.nullable]
+    return f"the column {required[0]!r} is NOT NULL" if required else None
 
 
 def _unsupported_timestamp(target: DeltaTable) -> str | None:

@@ -56,8 +56,11 @@ class TableStorage:
             )
         return target
 
-    def create(self, schema: StructType, properties: Mapping[str, str]) -> DeltaTable:
+    def create(self, put: Callable[[], None]) -> DeltaTable:
         """Create an empty table; the table that another process created meanwhile, if one did.
+
+        Args:
+            put: commits version 0; raises CommitFailedError if another process has.
 
         Raises:
             ConfigurationError: the directory has files and is not a Delta table.
@@ -67,16 +70,20 @@ class TableStorage:
             # Of two processes that create the table, one has a conflict, and finds it then.
             if self._open() is None:
                 self._require_empty()
-                DeltaTable.create(
-                    self.uri,
-                    Schema.from_json(schema.json()),
-                    mode="ignore",
-                    configuration=dict(properties),
-                    storage_options=self._options,
-                )
+                put()
             return self.open_existing()
 
         return self.changed("create", create)
+
+    def put_copy_on_write(self, schema: StructType, properties: Mapping[str, str]) -> None:
+        """Commit version 0 of a table without deletion vectors."""
+        DeltaTable.create(
+            self.uri,
+            Schema.from_json(schema.json()),
+            mode="ignore",
+            configuration=dict(properties),
+            storage_options=self._options,
+        )
 
     def changed(self, what: str, work: Callable[[], _T]) -> _T:
         """The result of ``work``, which commits; repeated after a conflict.

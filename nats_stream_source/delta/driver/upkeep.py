@@ -5,6 +5,8 @@ See :mod:`nats_stream_source.delta.upkeep` for what upkeep is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -53,7 +55,7 @@ def upkeep_after_commit(
         if compact:
             result = _compact(target, upkeep)
         if upkeep.vacuum_due(before, after):
-            result = _vacuum(target, upkeep, result)
+            result = replace(result, deleted=vacuum(target, upkeep))
     except _FAILURES as error:
         _log.warning("could not maintain the table", table=table, error=first_line(error))
         return result
@@ -78,7 +80,7 @@ def maintain_by_delta_rs(target: DeltaTable, upkeep: Upkeep, table: str) -> Main
     try:
         problem = compaction_problem(target)
         result = MaintenanceResult(skipped=problem) if problem else _compact(target, upkeep)
-        result = _vacuum(target, upkeep, result)
+        result = replace(result, deleted=vacuum(target, upkeep))
         target.create_checkpoint()
         if target.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             target.cleanup_metadata()
@@ -98,7 +100,8 @@ def _compact(target: DeltaTable, upkeep: Upkeep) -> MaintenanceResult:
     return MaintenanceResult(metrics["numFilesRemoved"], metrics["numFilesAdded"])
 
 
-def _vacuum(target: DeltaTable, upkeep: Upkeep, result: MaintenanceResult) -> MaintenanceResult:
+def vacuum(target: DeltaTable, upkeep: Upkeep) -> int:
+    """Delete the data files that have expired; returns their number."""
     deleted = target.vacuum(
         upkeep.retention_hours,
         dry_run=False,
@@ -106,4 +109,4 @@ def _vacuum(target: DeltaTable, upkeep: Upkeep, result: MaintenanceResult) -> Ma
         enforce_retention_duration=upkeep.retention_hours is None,
         full=True,
     )
-    return MaintenanceResult(result.compacted, result.written, len(deleted), result.skipped)
+    return len(deleted)

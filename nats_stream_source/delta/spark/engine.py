@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -17,6 +15,7 @@ from nats_stream_source.delta.table import (
     not_a_table_error,
     table_schema,
 )
+from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
 
@@ -43,9 +42,7 @@ class SparkEngine:
                 raise
             return None
 
-    def find_or_create(
-        self, batch: StructType, deletes: Deletes, properties: Mapping[str, str]
-    ) -> Table:
+    def find_or_create(self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None) -> Table:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         found = self.find()
         if found is not None:
@@ -53,6 +50,7 @@ class SparkEngine:
         name = self._name
         builder = DeltaTable.createIfNotExists(self._spark)
         builder = builder.location(name) if is_path(name) else builder.tableName(name)
+        properties = upkeep.table_properties(False) if upkeep else {}
         for key, value in properties.items():
             builder = builder.property(key, value)
         try:

@@ -7,11 +7,12 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from tests.support.delta import rows_of
+
 
 def stored(table: Path | str) -> list[dict[str, Any]]:
     """Return the table's rows, sorted by bucket and key."""
-    rows: list[dict[str, Any]] = DeltaTable(table).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row.get("bucket") or "", row["key"]))
+    return sorted(rows_of(DeltaTable(table)), key=lambda row: (row.get("bucket") or "", row["key"]))
 
 
 def version(table: Path) -> int:

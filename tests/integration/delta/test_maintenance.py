@@ -32,7 +32,7 @@ def rows(*keys: str, revision: int = 1) -> pa.Table:
 
 
 def create(table: Path, upkeep: Upkeep | None = None, **properties: str) -> str:
-    configuration = {**(upkeep.table_properties() if upkeep else {}), **properties}
+    configuration = {**(upkeep.table_properties(False) if upkeep else {}), **properties}
     DeltaTable.create(table, Schema.from_arrow(SCHEMA), configuration=configuration)
     return str(table)
 
@@ -82,8 +82,8 @@ def test_invalid_upkeep(name: str, value: Any) -> None:
 
 def test_log_kept_shorter_than_files() -> None:
     """Spark refuses to create such a table."""
-    with pytest.raises(ConfigurationError, match=r"is 24, expected at least retention_hours \(168"):
-        Upkeep(log_retention_hours=24)
+    with pytest.raises(ConfigurationError, match=r"is 24, expected at least retention_hours \(48"):
+        Upkeep(log_retention_hours=24, retention_hours=48)
 
 
 def test_vacuum_due_at_multiples_of_versions() -> None:

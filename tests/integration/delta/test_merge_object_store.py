@@ -15,6 +15,7 @@ from nats_stream_source.delta import Deletes, merge, merge_changes, reconcile
 from nats_stream_source.errors import TableError
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, Model, both_modes, delete, put
+from tests.support.delta import rows_of
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.store_proxy import StoreProxy, store_proxy
 
@@ -39,7 +40,7 @@ def uri() -> str:
 
 
 def stored(uri: str, options: dict[str, str]) -> dict[str, int]:
-    rows = DeltaTable(uri, storage_options=options).to_pyarrow_table().to_pylist()
+    rows = rows_of(DeltaTable(uri, storage_options=options))
     assert len({row["key"] for row in rows}) == len(rows)
     return {row["key"]: row["revision"] for row in rows}
 
@@ -91,7 +92,7 @@ def test_commit_with_lost_response_is_merged_once(
 
 PROGRAM = """
 import sys, pyarrow as pa
-from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from pyspark.sql.types import *
@@ -99,13 +100,13 @@ uri, endpoint = sys.argv[1:]
 options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
     "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 location = TableLocation(uri, "delta-rs", options)
-table = DriverEngine(location, LimitCheck(NO_LIMITS)).find()
+table = DriverEngine(opened_table(location), LimitCheck(NO_LIMITS), None).find()
 entries = pa.table({
     "bucket": ["fleet"], "key": ["a"], "value": [b"new"], "revision": pa.array([9], pa.int64()),
     "created": pa.array([0], pa.timestamp("us", "UTC")), "operation": ["PUT"],
     "stream_created": pa.array([2 * 10**15], pa.timestamp("us", "UTC")),
 })
-table.merge_entries(entries, table.schema, "remove")
+table.merge_entries(entries, "remove")
 """
 
 

@@ -74,7 +74,7 @@ def test_empty_batches(frame: Frame, table: Path, deletes: Deletes, merge: Merge
     for _ in range(2):
         merge(frame(), str(table), deletes=deletes)
         assert (version(table), stored(table)) == (0, [])
-    names = DeltaTable(table).to_pyarrow_table().column_names
+    names = DeltaTable(table).schema().to_arrow().names
     assert set(names) == set(put("a", 1).stored(deletes))
 
 

@@ -1,0 +1,64 @@
+"""Creation of a table with deletion vectors.
+
+delta-rs can create one, and then also asks its readers for the feature ``variantType`` (measured
+with deltalake 1.6.6), which many lack. Therefore this module puts version 0 itself.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from deltalake.exceptions import CommitFailedError
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType
+
+from nats_stream_source.delta.driver.features import DELETION_VECTORS
+from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+    DeltaLog,
+    VersionExistsError,
+    now_ms,
+)
+from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.storage import TableStorage
+
+
+def put_first_version(
+    storage: TableStorage, schema: StructType, properties: Mapping[str, str]
+) -> None:
+    """Commit version 0 of a table with deletion vectors.
+
+    Raises:
+        CommitFailedError: another process has committed it.
+    """
+    features = ["deletionVectors"]
+    if _has_ntz(schema):
+        features.append("timestampNtz")
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": [*features, "appendOnly", "invariants"],
+    }
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema.json(),
+        "partitionColumns": [],
+        "configuration": {**properties, DELETION_VECTORS: "true"},
+        "createdTime": now_ms(),
+    }
+    log = DeltaLog(TableObjects.at(storage.uri, storage.storage_options, create=True))
+    try:
+        log.put(0, "CREATE TABLE", [{"protocol": protocol}, {"metaData": metadata}])
+    except VersionExistsError as error:
+        raise CommitFailedError(str(error)) from error
+
+
+def _has_ntz(of: DataType) -> bool:
+    if isinstance(of, StructType):
+        return any(_has_ntz(field.dataType) for field in of.fields)
+    if isinstance(of, ArrayType):
+        return _has_ntz(of.elementType)
+    if isinstance(of, MapType):
+        return _has_ntz(of.keyType) or _has_ntz(of.valueType)
+    return isinstance(of, TimestampNTZType)

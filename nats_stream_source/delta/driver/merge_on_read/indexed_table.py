@@ -1,0 +1,340 @@
+"""One version of a table in the driver's memory: its live files, and the row of each key.
+
+:class:`IndexedTable` is built from the log and the key and order columns of the data files, so a
+restart needs only the table. It changes with each own commit, and :meth:`IndexedTable.refresh`
+applies the commits of other writers: files that were added, removed or got another vector change
+the index. Another schema, protocol or set of properties, and a table that was deleted and created
+again, raise :class:`TableChangedError`, and the table must be opened again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from nats_stream_source.delta.driver.merge_on_read.data_files import (
+    cast_column,
+    read_data_file,
+)
+from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
+    VectorError,
+    VectorFile,
+    vector_path,
+    vector_rows,
+)
+from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+    Action,
+    Commit,
+    DeltaLog,
+    apply,
+    live_rows,
+    removal,
+    with_vector,
+)
+from nats_stream_source.delta.driver.merge_on_read.key_index import (
+    BYTES_PER_KEY,
+    NO_FILE,
+    Integers,
+    KeyIndex,
+    Keys,
+    encoded_keys,
+)
+from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile, LiveFiles
+from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.storage import schema_of
+from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.newest import ORDER_COLUMNS
+from nats_stream_source.delta.table import TableChangedError, key_columns
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.logs import field_logger
+
+_OLDEST = int(np.iinfo(np.int64).min)
+_LARGE = 1_000_000  # rows; building the index of such a table is logged
+_CHECKPOINT = 100  # commits, where the table does not have the property
+_PROGRESS_INTERVAL = 2.0  # seconds
+
+_log = field_logger(__name__)
+
+Replaced = list[tuple[int, "LiveFile | None"]]
+"""Files by number, with another vector or removed."""
+
+
+class IndexedTable:
+    """See the module. A thread that calls a method holds ``lock``.
+
+    Args:
+        objects: of the table's directory.
+        target: the version to begin with.
+        name: path or URI as the user gave it, for errors.
+        limits: of the index.
+
+    Raises:
+        EngineRefusedError: the index exceeds its limit.
+        ConfigurationError: two rows have one key.
+        DamagedLogError, VectorError, OSError: a file is missing or damaged, or the store failed.
+    """
+
+    def __init__(
+        self,
+        objects: TableObjects,
+        target: DeltaTable,
+        name: str,
+        limits: LimitCheck,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.objects = objects
+        self.log = DeltaLog(objects)
+        self.name = name
+        self.keys = tuple(key_columns(target.schema().to_arrow().names))
+        self.schema = pa.schema(target.schema().to_arrow())
+        self.spark_schema = schema_of(target)
+        self.partition_columns = tuple(target.metadata().partition_columns)
+        properties = target.metadata().configuration
+        self.checkpoint_commits = int(properties.get("delta.checkpointInterval", _CHECKPOINT))
+        self.version = target.version()
+        self.index = KeyIndex()
+        self.files = LiveFiles()
+        self._identity = self.log.identity(self.version)
+        self._build(limits)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def slots(self, entries: pa.Table) -> Integers:
+        """The slot of the row of each entry's key, -1 for a key without a row."""
+        slots = self.index.find(Keys(self._encoded(entries)))
+        present = slots >= 0
+        slots[present] = np.where(self.index.file[slots[present]] == NO_FILE, -1, slots[present])
+        return slots
+
+    def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
+        """Whether each entry is newer than the row of its slot, or has no row."""
+        index, present = self.index, slots >= 0
+        created, revision = order_values(entries)
+        at = slots[present]
+        newer = np.ones(len(slots), bool)
+        newer[present] = (created[present] > index.created[at]) | (
+            (created[present] == index.created[at]) & (revision[present] > index.revision[at])
+        )
+        return newer
+
+    def live_slots(self) -> Integers:
+        """The slots of all rows."""
+        return np.flatnonzero(self.index.file != NO_FILE)
+
+    def read_rows(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
+        """Columns of the rows of these slots; nulls for the slot -1."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        files = np.full(len(slots), NO_FILE, np.int32)
+        files[slots >= 0] = self.index.file[slots[slots >= 0]]
+        parts, order = [schema.empty_table()], []
+        for number in np.unique(files):
+            which = np.flatnonzero(files == number)
+            order.append(which)
+            if number == NO_FILE:
+                nulls = [pa.nulls(len(which), field.type) for field in schema]
+                parts.append(pa.table(nulls, schema=schema))
+                continue
+            table = read_data_file(self.objects, self.files[number].add, columns, self.schema)
+            parts.append(table.take(pa.array(self.index.row[slots[which]])))
+        positions = np.concatenate([np.empty(0, np.int64), *order])
+        return pa.concat_tables(parts).take(pa.array(np.argsort(positions)))
+
+    # -- the newest version ---------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Apply the commits of other writers.
+
+        Raises:
+            TableChangedError: the table must be opened again.
+        """
+        if self.log.identity(self.version) != self._identity:
+            raise TableChangedError("the table was deleted and created again")
+        for commit in self.log.commits_after(self.version):
+            self._apply(commit)
+
+    def _apply(self, commit: Commit) -> None:
+        if any("metaData" in action or "protocol" in action for action in commit.actions):
+            raise TableChangedError("the table's schema, protocol or properties changed")
+        before = self.files.identities()
+        files = {identity: self.files[number].add for identity, number in before.items()}
+        apply(files, commit.actions)
+        removed = {path: number for (path, v), number in before.items() if (path, v) not in files}
+        new = [add for identity, add in files.items() if identity not in before]
+        # Rows leave the index before others enter it, since a key can move from file to file.
+        returned = []
+        for add in new:
+            number = removed.pop(add["path"], None)
+            if number is None or not self._remove_rows(number, add):
+                returned.append(add)
+        for number in removed.values():
+            self._drop(number)
+        for add in returned:
+            self._add_file(add)
+        self._at(commit.version)
+
+    def _remove_rows(self, number: int, add: Action) -> bool:
+        """Apply another vector of a file; false, and drop the file, if rows came back (RESTORE)."""
+        file = self.files[number]
+        vector = self._vector(add, file.rows)
+        if file.vector - vector:
+            self._drop(number)
+            return False
+        rows = positions(vector - file.vector)
+        slots = self.index.slots_of(number)
+        self.index.file[slots[np.isin(self.index.row[slots], rows)]] = NO_FILE
+        self.files.replace(number, LiveFile(add, file.rows, vector))
+        return True
+
+    def _drop(self, number: int) -> None:
+        self.files.replace(number, None)
+        self.index.file[self.index.slots_of(number)] = NO_FILE
+
+    def _at(self, version: int) -> None:
+        self.version = version
+        self._identity = self.log.identity(version)
+
+    def _build(self, limits: LimitCheck) -> None:
+        adds = list(self.log.files(self.version).values())
+        rows = sum(live_rows(add) for add in adds)
+        limits.validate("index_bytes", rows * BYTES_PER_KEY)
+        begin = logged = time.monotonic()
+        if rows >= _LARGE:
+            _log.info("building the index of keys", table=self.name, rows=rows, files=len(adds))
+        for add in adds:
+            self._add_file(add)
+            if time.monotonic() - logged > _PROGRESS_INTERVAL:
+                logged = time.monotonic()
+                _log.info(
+                    "building the index of keys", table=self.name, indexed=len(self.index), of=rows
+                )
+        if rows >= _LARGE:
+            seconds = round(time.monotonic() - begin, 1)
+            _log.info(
+                "built the index of keys",
+                table=self.name,
+                keys=len(self.index),
+                bytes=self.index.nbytes,
+                seconds=seconds,
+            )
+        limits.validate("index_bytes", self.index.nbytes)
+
+    def _add_file(self, add: Action) -> None:
+        """Add the live rows of a data file to the index."""
+        table = read_data_file(self.objects, add, [*self.keys, *ORDER_COLUMNS], self.schema)
+        file = LiveFile(add, table.num_rows, self._vector(add, table.num_rows))
+        alive = np.ones(file.rows, bool)
+        alive[positions(file.vector)] = False
+        keys = self._encoded(table)
+        if keys.null_count:
+            alive &= ~keys.is_null().to_numpy(zero_copy_only=False)  # such a row never changes
+        rows = np.flatnonzero(alive)
+        if len(rows) < file.rows:
+            table = table.take(pa.array(rows))
+        self._insert(table, self.files.add(file), rows)
+
+    def _insert(self, table: pa.Table, number: int, rows: Integers) -> None:
+        """Add rows of a file to the index, whose keys do not have a row."""
+        index, keys = self.index, Keys(self._encoded(table))
+        slots = index.find(keys)
+        present = slots >= 0
+        repeated = np.flatnonzero(present)
+        repeated = repeated[index.file[slots[repeated]] != NO_FILE]
+        at = int(repeated[0]) if len(repeated) else keys.first_repeated()
+        if at is not None:
+            values = ", ".join(f"{name}={table[name][at].as_py()!r}" for name in self.keys)
+            raise ConfigurationError(
+                f"could not use table {self.name!r}: it has several rows with {values}, expected "
+                f"one row per key; remove the duplicates"
+            )
+        slots[~present] = index.insert(keys.take(np.flatnonzero(~present)))
+        index.file[slots], index.row[slots] = number, rows
+        index.created[slots], index.revision[slots] = order_values(table)
+
+    def _encoded(self, table: pa.Table) -> pa.LargeBinaryArray:
+        return encoded_keys([table[name].combine_chunks() for name in self.keys])
+
+    def _vector(self, add: Action, rows: int) -> BitMap64:
+        descriptor = add.get("deletionVector")
+        if descriptor is None:
+            return BitMap64()
+        path = vector_path(descriptor)
+        content = b"" if path is None else self.objects.get(path)
+        try:
+            return vector_rows(descriptor, content, rows)
+        except VectorError as error:
+            raise VectorError(f"{path or 'the log'}, for {add['path']}: {error}") from error
+
+    # -- own commits ----------------------------------------------------------------------------
+
+    def removals(
+        self, rows: Iterable[tuple[int, BitMap64]], *, data_change: bool
+    ) -> tuple[list[Action], Replaced]:
+        """The actions that remove rows of files, by number, and the files as they are then.
+
+        Writes the object with the new vectors.
+        """
+        actions: list[Action] = []
+        replaced: Replaced = []
+        vectors = VectorFile()
+        for number, removed in rows:
+            file = self.files[number]
+            vector = file.vector | removed
+            actions.append(removal(file.add, data_change=data_change))
+            if len(vector) == file.rows:
+                replaced.append((number, None))
+                continue
+            add = with_vector(file.add, vectors.add(vector), file.rows, data_change=data_change)
+            actions.append({"add": add})
+            replaced.append((number, LiveFile(add, file.rows, vector)))
+        if content := vectors.content():
+            self.objects.put(vectors.name, content)
+        return actions, replaced
+
+    def commit(
+        self,
+        operation: str,
+        actions: Iterable[Action],
+        replaced: Replaced,
+        removed: Integers | None = None,
+        written: Iterable[tuple[LiveFile, pa.Table]] = (),
+    ) -> None:
+        """Put the log's next entry, then apply it.
+
+        Args:
+            replaced: the files that the actions replace or remove.
+            removed: the slots of the rows that they remove.
+            written: the files that they add, with their key and order columns.
+
+        Raises:
+            VersionExistsError: another writer has committed since :meth:`refresh`.
+        """
+        self.log.put(self.version + 1, operation, actions)
+        self._at(self.version + 1)
+        for number, file in replaced:
+            self.files.replace(number, file)
+        if removed is not None:
+            self.index.file[removed] = NO_FILE
+        for file, rows in written:
+            self._insert(rows, self.files.add(file), np.arange(file.rows))
+
+
+def order_values(table: pa.Table) -> tuple[Integers, Integers]:
+    """``stream_created`` in microseconds and ``revision``; a null is older than each value."""
+    created = cast_column(table["stream_created"], pa.timestamp("us", tz="UTC"))
+    return tuple(
+        pc.fill_null(column.cast(pa.int64()), _OLDEST).to_numpy()
+        for column in (created, table["revision"])
+    )
+
+
+def positions(rows: BitMap64) -> Integers:
+    """The rows of a vector as an array, in ascending order."""
+    return np.fromiter(rows, np.int64, len(rows))

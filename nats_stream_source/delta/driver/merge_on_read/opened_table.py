@@ -1,0 +1,52 @@
+"""The table that a query keeps open from batch to batch, so that its index is built once."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
+from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.merge_on_read.upkeep import BackgroundUpkeep
+from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.upkeep import Upkeep
+
+
+class OpenedTable:
+    """A table and its index if it is open, and its upkeep, which can outlive them.
+
+    Attributes:
+        table: None if the table is not open.
+        reason: why copy-on-write changed the table, as the last log line had it.
+    """
+
+    def __init__(self, storage: TableStorage) -> None:
+        self.storage = storage
+        self.upkeep = BackgroundUpkeep(storage)
+        self.table: IndexedTable | None = None
+        self.reason = ""
+
+    def open(self, target: DeltaTable | None, limits: LimitCheck) -> IndexedTable:
+        """The table; its index is built if the table is not open.
+
+        Args:
+            target: the newest version; None if the table is open.
+            limits: of the index.
+        """
+        if self.table is None:
+            storage = self.storage
+            objects = TableObjects.at(storage.uri, storage.storage_options)
+            newest = target or storage.open_existing()
+            self.table = IndexedTable(objects, newest, storage.name, limits)
+        else:
+            limits.validate("index_bytes", self.table.index.nbytes)
+        return self.table
+
+    def close(self) -> None:
+        """Forget the table: after a failure its state can differ from the log's."""
+        self.table = None
+
+    def after_commit(self, upkeep: Upkeep | None) -> None:
+        """Start the upkeep that is due."""
+        if self.table is not None:
+            self.upkeep.after_commit(self.table, upkeep)

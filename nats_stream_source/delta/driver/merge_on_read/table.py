@@ -1,0 +1,283 @@
+"""Merges into Delta tables by deletion vectors: a commit writes only the rows that changed.
+
+**A commit.** 1. Look up the keys of the entries in the index, and select the entries that are
+newer than their rows. 2. Write the new rows into one data file (one for each partition). 3. Add the
+positions of the old rows to the deletion vector of each data file that has one of them, all vectors
+of the commit in one object. 4. Put the log's next entry, which must not exist: ``remove`` (path,
+old vector) and ``add`` (path, new vector) for each file with a removed row, and ``add`` for the new
+ones. A process that ends before step 4 leaves objects that no version names; after it, the version
+is complete.
+
+**Other writers.** Each attempt begins with the commits that follow the known version. If another
+writer takes the next version first, the merge begins again with its commit, bounded by
+:mod:`nats_stream_source.delta.conflicts`.
+
+**A repeated batch** has no entry that is newer than its row, and makes no version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyroaring import BitMap64
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from nats_stream_source.delta.conflicts import retry_conflicts
+from nats_stream_source.delta.driver.collect import collect_newest
+from nats_stream_source.delta.driver.merge_on_read.data_files import (
+    cast_column,
+    partitions,
+    write_data_file,
+)
+from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorError
+from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+    DamagedLogError,
+    VersionExistsError,
+)
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import (
+    IndexedTable,
+    order_values,
+)
+from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
+from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
+from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
+from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
+from nats_stream_source.delta.driver.storage import schema_of
+from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
+from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.newest import ORDER_COLUMNS, invalid_entries
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    DELIVERY_COLUMNS,
+    Deletes,
+    invalid_entries_error,
+    key_columns,
+    verify_table,
+)
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from nats_stream_source.errors import TableError
+
+_T = TypeVar("_T")
+_MARK_COLUMNS = (*ORDER_COLUMNS, "created", "operation")
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """The changes of a commit.
+
+    Attributes:
+        rows: the rows to write, with the table's columns.
+        slots: the slot of the row that each of them replaces, -1 for a new key.
+        removed: the slots of the rows that are removed and not written again.
+    """
+
+    rows: pa.Table
+    slots: Integers
+    removed: Integers
+
+    def __len__(self) -> int:
+        return len(self.slots) + len(self.removed)
+
+
+class MergeOnReadTable:
+    """A table that deletion vectors change.
+
+    Args:
+        opened: keeps the table and its index from batch to batch.
+        target: the newest version; None if ``opened`` has the table.
+        limits: of this change.
+    """
+
+    def __init__(self, opened: OpenedTable, target: DeltaTable | None, limits: LimitCheck) -> None:
+        self._opened = opened
+        self._target = target
+        self._limits = limits
+
+    @property
+    def schema(self) -> StructType:
+        """The table's columns."""
+        if self._opened.table is not None:
+            return self._opened.table.spark_schema
+        assert self._target is not None
+        return schema_of(self._target)
+
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        schema = self.schema
+        verify_table(self._opened.storage.name, schema, deletes, batch.schema)
+        newest = collect_newest(
+            batch.drop(*DELIVERY_COLUMNS), key_columns(schema.names), self._limits.enforced
+        )
+        self._limits.validate("batch_rows", newest.num_rows)
+        self._limits.validate("batch_bytes", newest.nbytes)
+        if self.merge_entries(newest, deletes):
+            self._opened.after_commit(upkeep)
+
+    def merge_entries(self, entries: pa.Table, deletes: Deletes) -> int:
+        """Merge the newest entry of each key; returns the number of rows that changed.
+
+        Args:
+            entries: one per key, without the columns of the delivery.
+        """
+        keys = key_columns(self.schema.names)
+        invalid = invalid_entries(entries, keys)
+        if invalid:
+            raise invalid_entries_error(invalid, keys)
+        if deletes == "mark":
+            deleted = pc.not_equal(entries["operation"], "PUT")
+            entries = entries.append_column(DELETED_COLUMN, deleted)
+
+        def select(table: IndexedTable) -> _Changes:
+            slots = table.slots(entries)
+            newer = table.newer(entries, slots)
+            put = np.ones(len(slots), bool)
+            if deletes == "remove":
+                put = pc.equal(entries["operation"], "PUT").to_numpy()
+            written = np.flatnonzero(newer & put)
+            removed = slots[newer & ~put & (slots >= 0)]
+            rows = _rows_of(table, entries.take(pa.array(written)), slots[written])
+            return _Changes(rows, slots[written], removed)
+
+        return self._change("merge the batch into", select)
+
+    def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        return self._run("read", lambda table: _bucket_rows(table, bucket, deletes))
+
+    def remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        keys = {"bucket": pa.repeat(bucket, missing.num_rows), "key": missing["key"]}
+        expected = pa.table(
+            {
+                **{name: keys[name] for name in key_columns(self.schema.names)},
+                "stream_created": missing["was_created"],
+                "revision": missing["was_revision"],
+            }
+        )
+
+        def select(table: IndexedTable) -> _Changes:
+            slots = table.slots(expected)
+            created, revision = order_values(expected)
+            same = slots >= 0
+            at = slots[same]
+            same[same] = (table.index.created[at] == created[same]) & (
+                table.index.revision[at] == revision[same]
+            )
+            if deletes == "remove":
+                return _Changes(table.schema.empty_table(), slots[:0], slots[same])
+            if same.any():
+                marked = table.read_rows(slots[same], [DELETED_COLUMN])[DELETED_COLUMN]
+                same[same] = ~pc.fill_null(marked, False).to_numpy()
+            which = pa.array(np.flatnonzero(same))
+            marks = {
+                field.name: missing[field.name].take(which)
+                if field.name in _MARK_COLUMNS
+                else pa.nulls(len(which), field.type)
+                for field in table.schema
+            }
+            marks |= {name: keys[name].take(which) for name in table.keys}
+            marks[DELETED_COLUMN] = pa.repeat(True, len(which))
+            return _Changes(_rows_of(table, pa.table(marks), slots[same]), slots[same], slots[:0])
+
+        return self._change("reconcile", select)
+
+    def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
+        """See :class:`nats_stream_source.delta.table.Table`."""
+        storage = self._opened.storage
+        result = maintain_by_delta_rs(storage.open_existing(), upkeep, storage.name)
+
+        def expire() -> int:
+            objects = TableObjects.at(storage.uri, storage.storage_options)
+            return delete_expired_vectors(storage.open_existing(), objects, upkeep)
+
+        return replace(result, deleted=result.deleted + storage.named("maintain", expire))
+
+    def _change(self, what: str, select: Callable[[IndexedTable], _Changes]) -> int:
+        """Commit the changes that ``select`` returns for the newest version; their number."""
+
+        def attempt(table: IndexedTable) -> int:
+            with table.lock:
+                table.refresh()
+                changes = select(table)
+                if len(changes):
+                    _commit(table, changes)
+            return len(changes)
+
+        def work(table: IndexedTable) -> int:
+            return retry_conflicts(lambda: attempt(table), table.name, (VersionExistsError,))
+
+        return self._run(what, work)
+
+    def _run(self, what: str, work: Callable[[IndexedTable], _T]) -> _T:
+        """The result of ``work``; after a failure the table is opened again by the next change."""
+        storage = self._opened.storage
+        try:
+            return storage.named(what, lambda: work(self._opened.open(self._target, self._limits)))
+        except (DamagedLogError, VectorError) as error:
+            self._opened.close()
+            raise TableError(
+                f"could not {what} table {storage.name!r}: {error}; the table is unchanged, "
+                f"restore the file or an earlier version of the table"
+            ) from error
+        except BaseException:
+            self._opened.close()
+            raise
+
+
+def _bucket_rows(table: IndexedTable, bucket: str, deletes: Deletes) -> pa.Table:
+    with table.lock:
+        table.refresh()
+        columns = ["key", *ORDER_COLUMNS]
+        columns += [name for name in ("bucket",) if name in table.schema.names]
+        columns += [DELETED_COLUMN] if deletes == "mark" else []
+        rows = table.read_rows(table.live_slots(), columns)
+    if "bucket" in columns:
+        rows = rows.filter(pc.equal(rows["bucket"], bucket))
+    if deletes == "mark":
+        rows = rows.filter(pc.invert(pc.fill_null(rows[DELETED_COLUMN], False)))
+    return rows.select(["key", *ORDER_COLUMNS]).drop_null()
+
+
+def _rows_of(table: IndexedTable, entries: pa.Table, slots: Integers) -> pa.Table:
+    """Entries as rows of the table: a column that entries lack keeps its value in the old row.
+
+    Args:
+        slots: of the rows that the entries replace, -1 for none.
+    """
+    columns = {
+        name: cast_column(entries[name], table.schema.field(name).type)
+        for name in entries.column_names
+    }
+    kept = [name for name in table.schema.names if name not in columns]
+    if kept:
+        old = table.read_rows(slots, kept)
+        columns |= {name: old[name] for name in kept}
+    return pa.table([columns[name] for name in table.schema.names], schema=table.schema)
+
+
+def _commit(table: IndexedTable, changes: _Changes) -> None:
+    rows = changes.rows
+    stored = rows.drop_columns(list(table.partition_columns))
+    written = [
+        (write_data_file(table.objects, stored.take(at), values), at)
+        for values, at in partitions(rows, table.partition_columns)
+        if len(at)
+    ]
+    old = np.concatenate([changes.slots[changes.slots >= 0], changes.removed])
+    numbers, old_rows = table.index.file[old], table.index.row[old]
+    removed = (
+        (number, BitMap64(old_rows[numbers == number])) for number in np.unique(numbers).tolist()
+    )
+    actions, replaced = table.removals(removed, data_change=True)
+    actions += [{"add": add} for add, _ in written]
+    indexed = rows.select([*table.keys, *ORDER_COLUMNS])
+    files = ((LiveFile(add, len(at), BitMap64()), indexed.take(at)) for add, at in written)
+    table.commit("MERGE", actions, replaced, old, files)

@@ -1,0 +1,167 @@
+"""Upkeep beside the merges: compaction, the log's checkpoints, and removal of what has expired.
+
+A thread does what is due after a commit; at most one runs for a table and process. It is not a
+daemon, so the process ends after it. A failure is logged, and the next commit tries again.
+
+**Deletion vectors.** VACUUM of delta-rs deletes data files and ignores the objects with vectors.
+:func:`delete_expired_vectors` deletes those that neither the newest version nor a version within
+the retention names: a ``remove`` action has the vector that a file had, and the time of its
+removal.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.driver.merge_on_read.compaction import (
+    compact,
+    select_files,
+)
+from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
+    VectorError,
+    is_vector_path,
+    vector_path,
+)
+from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+    DamagedLogError,
+    DeltaLog,
+    VersionExistsError,
+    now_ms,
+)
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
+from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.upkeep import vacuum
+from nats_stream_source.delta.table import TableChangedError
+from nats_stream_source.delta.upkeep import Upkeep, crosses, retention_ms
+from nats_stream_source.logs import field_logger
+
+_COMPACTIONS = 20  # of one run of the thread: the next commit continues
+_FAILURES = (
+    DamagedLogError,
+    DeltaError,
+    OSError,
+    TableChangedError,
+    VectorError,
+    VersionExistsError,
+    pa.ArrowException,
+)
+
+_log = field_logger(__name__)
+
+
+class BackgroundUpkeep:
+    """The upkeep of one table in this process."""
+
+    def __init__(self, storage: TableStorage) -> None:
+        self._storage = storage
+        self._thread: threading.Thread | None = None
+        self._maintained: int | None = (
+            None  # the version up to which checkpoints and VACUUM were due
+        )
+
+    def after_commit(self, table: IndexedTable, upkeep: Upkeep | None) -> None:
+        """Start what is due after a commit, unless the thread still runs.
+
+        Args:
+            upkeep: when what is due; None for checkpoints of the log only.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with table.lock:
+            version = table.version
+            since = version - 1 if self._maintained is None else self._maintained
+            files = self._due(table, upkeep)
+        checkpoint = crosses(table.checkpoint_commits, since, version)
+        vacuum_due = upkeep is not None and upkeep.vacuum_due(since, version)
+        self._maintained = version
+        if not (files or checkpoint or vacuum_due):
+            return
+
+        def work() -> None:
+            if files and upkeep is not None:
+                self._compact(table, upkeep, files)
+            if checkpoint or vacuum_due:
+                target = self._storage.open_existing()
+                target.create_checkpoint()
+                if vacuum_due and upkeep is not None:
+                    self._expire(target, table.objects, upkeep)
+
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name=f"upkeep of {self._storage.name}"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except _FAILURES as error:
+            _log.warning(
+                "could not maintain the table", table=self._storage.name, error=first_line(error)
+            )
+
+    def _due(self, table: IndexedTable, upkeep: Upkeep | None) -> list[int]:
+        if upkeep is None or upkeep.compact_files is None:
+            return []
+        return select_files(table.files, upkeep.target_file_bytes, upkeep.compact_files)
+
+    def _compact(self, table: IndexedTable, upkeep: Upkeep, files: list[int]) -> None:
+        begin, compacted, written = time.monotonic(), 0, 0
+        for _ in range(_COMPACTIONS):
+            compact(table, files)
+            compacted, written = compacted + len(files), written + 1
+            with table.lock:
+                files = self._due(table, upkeep)
+            if not files:
+                break
+        seconds = round(time.monotonic() - begin, 2)
+        _log.info(
+            "maintained the table",
+            table=self._storage.name,
+            compacted=compacted,
+            written=written,
+            seconds=seconds,
+        )
+
+    def _expire(self, target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -> None:
+        deleted = vacuum(target, upkeep)
+        deleted += delete_expired_vectors(target, objects, upkeep)
+        target.cleanup_metadata()
+        _log.info("maintained the table", table=self._storage.name, deleted=deleted)
+
+
+def delete_expired_vectors(target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -> int:
+    """Delete the objects with vectors that have expired; returns their number.
+
+    Args:
+        target: the newest version.
+        upkeep: its ``retention_hours``; None for the table's own.
+    """
+    before = now_ms() - retention_ms(upkeep, target.metadata().configuration)
+    log, version = DeltaLog(objects), target.version()
+    named = [*log.files(version).values(), *log.removed_since(version, before)]
+    kept = {
+        vector_path(action["deletionVector"]) for action in named if action.get("deletionVector")
+    }
+    expired = [
+        path
+        for path, info in objects.list()
+        # An object that no version names yet belongs to a commit that is under way.
+        if is_vector_path(path)
+        and path not in kept
+        and info.last_modified.timestamp() * 1000 < before
+    ]
+    objects.delete(expired)
+    return len(expired)

@@ -1,0 +1,75 @@
+"""The index of keys against a dictionary, with few hashes, so that different keys share one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nats_stream_source.delta.driver.merge_on_read import key_index
+from nats_stream_source.delta.driver.merge_on_read.key_index import (
+    BYTES_PER_KEY,
+    KeyIndex,
+    Keys,
+    encoded_keys,
+)
+
+_KEYS = st.lists(st.binary(max_size=6), max_size=40)
+
+
+def keys_of(values: list[bytes]) -> Keys:
+    return Keys(pa.array(values, pa.large_binary()))
+
+
+@pytest.mark.parametrize("hashes", [1, 3, 1 << 62])
+@given(batches=st.lists(_KEYS, max_size=8))
+def test_index_equals_a_dictionary(hashes: int, batches: list[list[bytes]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        real = key_index._hashes
+        patch.setattr(key_index, "_hashes", lambda keys: real(keys) % np.uint64(hashes))
+        index, model = KeyIndex(), dict[bytes, int]()
+        for batch in batches:
+            keys = keys_of(batch)
+            found = index.find(keys)
+            assert found.tolist() == [model.get(key, -1) for key in batch]
+            new = list(dict.fromkeys(key for key in batch if key not in model))
+            slots = index.insert(keys_of(new))
+            model.update(zip(new, slots.tolist(), strict=True))
+        assert len(index) == len(model)
+        assert index.keys(np.arange(len(index))).to_pylist() == list(model)
+
+
+@pytest.mark.parametrize("hashes", [1, 2, 1 << 62])
+@given(values=_KEYS)
+def test_first_repeated_key_is_found(hashes: int, values: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        real = key_index._hashes
+        patch.setattr(key_index, "_hashes", lambda keys: real(keys) % np.uint64(hashes))
+        at = keys_of(values).first_repeated()
+    if at is None:
+        assert len(set(values)) == len(values)
+    else:
+        assert values.count(values[at]) > 1
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=20, unique=True),
+)
+def test_composite_keys_differ(pairs: list[tuple[str, str]]) -> None:
+    columns = [pa.array([pair[at] for pair in pairs], pa.string()) for at in range(2)]
+    assert len(set(encoded_keys(columns).to_pylist())) == len(pairs)
+
+
+def test_null_in_a_key_column_is_null() -> None:
+    columns = [pa.array(["a", None], pa.string()), pa.array([None, "b"], pa.string())]
+    assert encoded_keys(columns).to_pylist() == [None, None]
+
+
+def test_memory_per_key_is_bounded() -> None:
+    index = KeyIndex()
+    for start in range(0, 200_000, 10_000):
+        index.insert(keys_of([b"key-%012d" % at for at in range(start, start + 10_000)]))
+    # The keys' 16 bytes; capacity for a quarter more rows.
+    assert index.nbytes <= 200_000 * (BYTES_PER_KEY + 16) * 1.1
