@@ -157,7 +157,7 @@ def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float)
             putting = _spawned.Process(
                 target=put_values, args=(server.port, rate, keys, count, times)
             )
-            with OtherProcesses() as others, _watching(way, table, first + count - 1) as seen:
+            with OtherProcesses() as others, watching(way, table, first + count - 1) as seen:
                 putting.start()
                 putting.join()
                 until = time.monotonic() + _DEADLINE
@@ -190,8 +190,13 @@ def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float)
 
 
 @contextmanager
-def _watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]:
-    """Watch the table in another process; the value returns what it has seen at its end."""
+def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]:
+    """Watch the table in another process; the value returns what it has seen at its end.
+
+    Args:
+        way: ``"foreachBatch"`` if there is no table to watch.
+        last: the revision at which the watching ends.
+    """
     if way == "foreachBatch":
         yield list
         return

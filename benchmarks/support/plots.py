@@ -59,6 +59,23 @@ def _freshness(axes: Axes, figures: Figures) -> None:
     axes.legend(frameon=False)
 
 
+def _latency(axes: Axes, figures: Figures) -> None:
+    colors = {"nats_kv": _OURS, "kafka": _OTHER, "nats_kv to table": _THIRD}
+    styles = {"defaults": "--", "configured": "-"}
+    cases: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for one in figures["latency"]:
+        cases.setdefault((one["source"], one["way"]), []).append((one["rate"], one["p50"]))
+    for (source, way), points in cases.items():
+        rates, latencies = zip(*sorted(points), strict=True)
+        style = f"o{styles[way]}"
+        axes.plot(rates, latencies, style, color=colors[source], label=f"{source}, {way}")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("puts per second")
+    axes.set_ylabel("p50 from the put, ms")
+    axes.legend(frameon=False)
+
+
 def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> None:
     width = 0.8 / len(series)
     colors = dict(zip(series, (_OTHER, _OURS), strict=False))
@@ -76,6 +93,7 @@ def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> No
 _PLOTS: dict[str, Callable[[Axes, Figures], None]] = {
     "reader": _reader,
     "spark": _spark,
+    "latency": _latency,
     "freshness": _freshness,
 }
 

@@ -163,16 +163,17 @@ def _latency(figures: Figures) -> str:
     rows = [
         [
             f"{one['rate']:,}",
+            one["way"],
             one["source"],
-            f"{one['p50']:.0f} ms",
-            f"{one['p99']:.0f} ms",
+            f"{one['p50']:.0f} / {one['p99']:.0f} ms",
             "" if one["ratio"] is None else f"**{one['ratio']:.2f}**",
+            f"{one['gap']:.0f} ms",
             f"{one['entries'] / one['batches']:,.0f}",
             ", ".join(f"{part} {ms:.0f}" for part, ms in one["parts"].items()),
         ]
         for one in figures["latency"]
     ]
-    head = ["puts per second", "source", "p50", "p99", "p50 ÷ Kafka's", "entries per micro-batch"]
+    head = ["puts/s", "session", "source", "p50 / p99", "p50 ÷ Kafka's", "gap", "entries in it"]
     return _table([*head, "parts of a micro-batch, medians in ms"], rows)
 
 
@@ -354,7 +355,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
     "spark": ("End to end in Spark, compared with Spark's Kafka source", _spark),
-    "latency": ("Latency from put to `foreachBatch`", _latency),
+    "latency": ("Latency from put to `foreachBatch` and to a table", _latency),
     "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "planner": ("Planning on a large bucket with mostly holes", _planner),

@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
 _log = field_logger(__name__)
 
-_ASYNC_PROGRESS = {
+ASYNC_PROGRESS = {
     "asyncProgressTrackingEnabled": "true",
     "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
     "asyncProgressTrackingCheckpointIntervalMs": "0",
 }
+"""The options of a query with asynchronous logs."""
 
 # A part of each stateful operator in the text of a physical plan.
 _STATE = "state info ["
@@ -124,7 +125,7 @@ def follow(
 def _start_async(writer: DataStreamWriter) -> tuple[StreamingQuery, str | None]:
     """Start the query with asynchronous logs; else with Spark's own, and why."""
     try:
-        return writer.options(**_ASYNC_PROGRESS).start(), None
+        return writer.options(**ASYNC_PROGRESS).start(), None
     except PySparkException as error:
         # A writer keeps its options. If the cause is another one, this start fails with it.
         query = writer.option("asyncProgressTrackingEnabled", "false").start()

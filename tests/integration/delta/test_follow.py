@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source import configure
 from nats_stream_source.delta import follow, merge_changes
-from nats_stream_source.delta.follow import _ASYNC_PROGRESS, MergeArguments
+from nats_stream_source.delta.follow import ASYNC_PROGRESS, MergeArguments
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark import session
 from tests.integration.delta.kv_bucket import Bucket
@@ -144,7 +144,7 @@ def test_refused_asynchronous_logs_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the option, Spark refuses as a later version may with it."""
-    monkeypatch.delitem(_ASYNC_PROGRESS, "_asyncProgressTrackingOverrideSinkSupportCheck")
+    monkeypatch.delitem(ASYNC_PROGRESS, "_asyncProgressTrackingOverrideSinkSupportCheck")
     bucket.write(("a", "PUT"))
     query = followed()
     assert execution(query) == SYNC

@@ -254,9 +254,10 @@ FIGURES: dict[str, dict[str, Any]] = {
     "latency": {
         "latency": [
             latency.Result(
-                "nats_kv", 100, 1000, 180.0, 300.0, 20, {"addBatch": 90.0}, OTHERS
+                way, "nats_kv", 100, 1000, 180.0, 300.0, 90.0, 20, {"addBatch": 90.0}, OTHERS
             ).as_dict()
             | {"ratio": 1.1}
+            for way in (latency.DEFAULTS, latency.CONFIGURED)
         ]
     },
     "freshness": {
@@ -363,7 +364,10 @@ def test_page_blocks_only_are_replaced() -> None:
     assert again == page.replace("old", "\nnew \\1")
     longer = report.replace_block(page, "latency", "\ntable\n")
     assert longer.startswith(page.rstrip())
-    assert "## Latency from put to `foreachBatch`\n\n<!-- bench: latency -->\n\ntable\n" in longer
+    assert (
+        "## Latency from put to `foreachBatch` and to a table\n\n<!-- bench: latency -->\n\ntable\n"
+        in longer
+    )
     assert report.replace_block(longer, "latency", "\ntable\n") == longer
 
 
@@ -378,7 +382,7 @@ def test_page_from_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in report.SECTIONS:
         assert f"<!-- bench: {name} -->" in page
     pictures = sorted(path.name for path in (tmp_path / "performance").iterdir())
-    assert pictures == ["freshness.svg", "reader.svg", "spark.svg"]
+    assert pictures == ["freshness.svg", "latency.svg", "reader.svg", "spark.svg"]
     first = (tmp_path / "performance/spark.svg").read_text()
     everything.render(known)
     assert (tmp_path / "performance.md").read_text() == page
