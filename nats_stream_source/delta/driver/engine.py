@@ -7,6 +7,8 @@ does not keep; the log then has the reason.
 
 from __future__ import annotations
 
+import contextlib
+
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
@@ -18,7 +20,12 @@ from nats_stream_source.delta.driver.features import (
     unsupported_type,
 )
 from nats_stream_source.delta.driver.merge_on_read.creation import put_first_version
-from nats_stream_source.delta.driver.merge_on_read.objects import unsupported_store
+from nats_stream_source.delta.driver.merge_on_read.delta_log import DeltaLog
+from nats_stream_source.delta.driver.merge_on_read.objects import (
+    TableObjects,
+    UnsupportedStoreError,
+    unsupported_store,
+)
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
 from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
@@ -26,7 +33,7 @@ from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.table import Deletes, EngineRefusedError, Table, table_schema
 from nats_stream_source.delta.upkeep import Upkeep
-from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.errors import ConfigurationError, TableError
 from nats_stream_source.logs import field_logger
 
 _log = field_logger(__name__)
@@ -58,7 +65,7 @@ class DriverEngine:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         if self._opened.table is not None:
             return MergeOnReadTable(self._opened, None, self._limits)
-        target = self._storage.open()
+        target = self._open()
         return None if target is None else self._table(target)
 
     def find_or_create(self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None) -> Table:
@@ -81,6 +88,17 @@ class DriverEngine:
             table=storage.name,
         )
         return self._table(target)
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return self._storage.open()
+        except TableError as error:
+            # delta-rs does not name the entry of the log that it cannot read.
+            damaged = None
+            with contextlib.suppress(OSError, UnsupportedStoreError):
+                objects = TableObjects.at(self._storage.uri, self._storage.storage_options)
+                damaged = DeltaLog(objects).damaged_entry()
+            raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
     def _table(self, target: DeltaTable) -> Table:
         _refuse(unsupported_feature(target) or unsupported_type(schema_of(target)))

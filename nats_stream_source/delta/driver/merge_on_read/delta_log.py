@@ -35,6 +35,7 @@ FileId = tuple[str, str | None]
 
 _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
 _ADD_FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags")
 
 
@@ -147,6 +148,16 @@ class DeltaLog:
             if isinstance(error, OSError):
                 raise
             raise VersionExistsError(f"version {version} exists") from None
+
+    def damaged_entry(self) -> str | None:
+        """The path of an entry that is not JSON; None if all can be read."""
+        for path, _ in self._objects.list(_LOG):
+            if match := _COMMIT.fullmatch(path):
+                try:
+                    self.commit(int(match[1]))
+                except DamagedLogError:
+                    return path
+        return None
 
     def _commits(self, after: int, version: int) -> Iterable[Commit]:
         for number in range(after + 1, version + 1):

@@ -1,0 +1,253 @@
+"""A process that ends, a full disk and damaged files, at each step of a commit and of upkeep."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from nats_stream_source.delta import Upkeep
+from nats_stream_source.delta.driver.merge_on_read import upkeep
+from nats_stream_source.delta.driver.merge_on_read.compaction import compact
+from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import vector_path
+from nats_stream_source.delta.driver.merge_on_read.delta_log import now_ms
+from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
+from nats_stream_source.delta.limits import AutoLimits
+from nats_stream_source.delta.table import EngineRefusedError
+from nats_stream_source.errors import ConfigurationError, TableError
+from tests.integration.delta.merge_model import Entry, Model, delete, put
+from tests.integration.delta.merge_on_read.in_process import (
+    InProcessTable,
+    arrow,
+    index_of,
+    model_rows,
+    rebuilt,
+    table_rows,
+)
+from tests.support.delta import rows_of
+
+FIRST = [put(f"k{number}", number + 1) for number in range(8)]
+SECOND = [put("k1", 20), put("new", 21), delete("k2", 22)]
+
+
+class CrashError(BaseException):
+    """The process ends here: nothing after it runs."""
+
+
+@dataclass
+class Crash:
+    armed: bool
+
+
+@contextmanager
+def crash_at(step: str, monkeypatch: pytest.MonkeyPatch, armed: bool = True) -> Iterator[Crash]:
+    """End the process before or after a put of data, of vectors or of the log's entry."""
+    real, crash = TableObjects.put, Crash(armed)
+
+    def put_or_crash(objects: TableObjects, path: str, *args: Any, **keywords: Any) -> None:
+        kind = "log" if "_delta_log" in path else "vectors" if path.endswith(".bin") else "data"
+        if crash.armed and step == f"before {kind}":
+            raise CrashError
+        real(objects, path, *args, **keywords)
+        if crash.armed and step == f"after {kind}":
+            raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableObjects, "put", put_or_crash)
+        with pytest.raises(CrashError):
+            yield crash
+
+
+STEPS = [f"{when} {kind}" for kind in ("data", "vectors", "log") for when in ("before", "after")]
+
+
+def expect(table: Path, *batches: list[Entry]) -> None:
+    model = Model("remove")
+    for batch in batches:
+        model.merge(batch)
+    assert table_rows(rows_of(DeltaTable(table))) == model_rows(model.rows)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_crash_in_a_commit_leaves_the_old_or_the_new_version(
+    tmp_path: Path, step: str, restart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    with crash_at(step, monkeypatch):
+        table.merge(*SECOND)
+    committed = step == "after log"
+    expect(path, FIRST, *([SECOND] if committed else []))
+    if restart:
+        table = InProcessTable(path)
+    assert table.merge(*SECOND) == (0 if committed else 3)
+    expect(path, FIRST, SECOND)
+    assert DeltaTable(path).version() == 2
+    assert index_of(table.state) == index_of(rebuilt(path))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_crash_in_a_compaction_changes_no_row(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    table.merge(*SECOND)
+    real = TableObjects.reader
+    with crash_at(step, monkeypatch, armed=False) as crash:
+
+        def reader(objects: TableObjects, name: str) -> Any:
+            if not crash.armed:
+                # Replaced rows: the compaction writes a vector for them, too.
+                table.merge(put("k3", 30))
+                crash.armed = True
+            return real(objects, name)
+
+        monkeypatch.setattr(TableObjects, "reader", reader)
+        compact(table.state, [number for number, _ in table.state.files.items()])
+    monkeypatch.undo()
+    expect(path, FIRST, SECOND, [put("k3", 30)])
+    table = InProcessTable(path)
+    assert table.merge(put("k3", 30)) == 0
+    assert index_of(table.state) == index_of(rebuilt(path))
+
+
+def test_rows_replaced_during_a_compaction_stay_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    table.merge(*SECOND)
+    real, merged = TableObjects.reader, list[int]()
+
+    def reader(objects: TableObjects, name: str) -> Any:
+        if not merged:
+            merged.append(table.merge(put("k3", 30), delete("k4", 31)))
+        return real(objects, name)
+
+    monkeypatch.setattr(TableObjects, "reader", reader)
+    compact(table.state, [number for number, _ in table.state.files.items()])
+    assert merged == [2]
+    expect(path, FIRST, SECOND, [put("k3", 30), delete("k4", 31)])
+    assert index_of(table.state) == index_of(rebuilt(path))
+
+
+def test_full_disk_fails_the_merge_and_leaves_the_table(tmp_path: Path) -> None:
+    """A limit of the size of files makes the operating system refuse the write."""
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    large = put("k1", 20, value=bytes(1 << 20))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
+    try:
+        with pytest.raises(TableError, match=r"could not merge the batch into table .*unchanged"):
+            table.merge(large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    expect(path, FIRST)
+    table.merge(large)
+    expect(path, FIRST, [large])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
+@pytest.mark.parametrize("file", ["vector", "log", "data"])
+def test_damaged_file_is_named_and_nothing_is_written(
+    tmp_path: Path, file: str, damage: str
+) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    table.merge(*SECOND)
+    patterns = {"vector": "*.bin", "log": "_delta_log/*02.json", "data": "*.parquet"}
+    target = sorted(path.glob(patterns[file]), key=lambda found: found.stat().st_mtime)[-1]
+    content = target.read_bytes()
+    if damage == "deleted":
+        if file == "log":
+            pytest.skip("the version before it is then the newest one")
+        target.unlink()
+    else:
+        target.write_bytes(content[:-9] if damage == "truncated" else b"\xff" * len(content))
+    before = sorted(found for found in path.rglob("*") if found.is_file())
+    with pytest.raises(TableError) as failed:
+        InProcessTable(path).merge(put("k5", 40))
+    assert target.name in str(failed.value)
+    assert sorted(found for found in path.rglob("*") if found.is_file()) == before
+    target.write_bytes(content)
+    InProcessTable(path).merge(put("k5", 40))
+    expect(path, FIRST, SECOND, [put("k5", 40)])
+
+
+def test_limit_of_the_index_refuses_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    InProcessTable(path).merge(*FIRST)
+    limited = InProcessTable(path, limits=AutoLimits(index_bytes=100))
+    with pytest.raises(EngineRefusedError, match="index_bytes is 448, limit 100"):
+        limited.merge(*SECOND)
+    expect(path, FIRST)
+
+
+def test_table_with_two_rows_of_a_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    write_deltalake(path, arrow([put("k3", 50)]), mode="append")
+    for state in (table, InProcessTable(path)):
+        with pytest.raises(ConfigurationError, match=r"several rows with bucket='fleet', key='k3'"):
+            state.merge(*SECOND)
+    assert DeltaTable(path).version() == 2
+
+
+def test_property_switched_off_is_an_error_if_vectors_are_required(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    InProcessTable(path).merge(*FIRST)
+    InProcessTable(path).merge(*SECOND)
+    DeltaTable(path).alter.set_table_properties({"delta.enableDeletionVectors": "false"})
+    with pytest.raises(ConfigurationError, match=r"with deletion_vectors=True: .*enableDeletion"):
+        InProcessTable(path).merge(put("k5", 40))
+    expect(path, FIRST, SECOND)
+
+
+def test_expired_vectors_are_deleted_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    changes = [put(f"k{revision % 6}", revision) for revision in range(20, 30)]
+    for entry in changes:
+        table.merge(entry)
+    objects, hour = TableObjects.at(str(path), None), Upkeep(retention_hours=1)
+    vectors = set(path.glob("*.bin"))
+    two_hours_ago = time.time() - 2 * 3600
+    for vector in vectors:
+        os.utime(vector, (two_hours_ago, two_hours_ago))
+    # `remove` actions within the retention name each of them.
+    assert delete_expired_vectors(DeltaTable(path), objects, hour) == 0
+    under_way = path / "deletion_vector_00000000-0000-0000-0000-000000000000.bin"
+    under_way.write_bytes(b"x")
+    with monkeypatch.context() as later:
+        later.setattr(upkeep, "now_ms", lambda: now_ms() + 2 * 3_600_000)
+        in_two_hours = time.time() + 2 * 3600
+        os.utime(under_way, (in_two_hours, in_two_hours))
+        deleted = delete_expired_vectors(DeltaTable(path), objects, hour)
+    live = (file.add for _, file in table.state.files.items() if file.vector)
+    named = {vector_path(add["deletionVector"]) for add in live}
+    assert named
+    assert deleted == len(vectors) - len(named) > 0
+    assert under_way.exists()
+    expect(path, FIRST, changes)
+    assert index_of(table.state) == index_of(rebuilt(path))
