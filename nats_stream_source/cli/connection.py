@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from urllib.parse import unquote, urlsplit
+from dataclasses import asdict
 
 from nats_stream_source.cli.contexts import (
     ContextError,
@@ -27,7 +27,8 @@ from nats_stream_source.cli.contexts import (
     selected_context,
 )
 from nats_stream_source.cli.flags import DEFAULT_SERVER, flag, given, variable
-from nats_stream_source.errors import OptionError
+from nats_stream_source.connection.server_url import ServerUrl, UserInfo
+from nats_stream_source.errors import ConfigurationError, OptionError
 from nats_stream_source.options import CONNECTION
 
 # Variables of the `nats` command with another name than NATS_ and the option.
@@ -141,31 +142,27 @@ def _split_url(servers: Value) -> tuple[Value, dict[str, Value]]:
     if "@" not in servers.text:
         return servers, {}
     urls: list[str] = []
-    found: set[tuple[str, ...]] = set()
+    found: set[UserInfo | None] = set()
     for url in servers.text.split(","):
-        scheme, separator, rest = url.strip().rpartition("://")
-        user_info, _, address = rest.rpartition("@")
         try:
-            parts = urlsplit(f"//{address}")
-            valid = bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            valid = False
-        if not valid:
+            server = ServerUrl.parse(url)
+        except ConfigurationError:
             # Not the text: a part of it may belong to the password.
             raise OptionError(
                 f"invalid value for {servers.origin}: it is not a list of URLs such as "
                 f"nats://user:password@host:4222; percent-encode the reserved characters of the "
                 f"password"
-            )
-        urls.append(f"{scheme}{separator}{address}")
-        found.add(tuple(unquote(part) for part in user_info.split(":", 1)))
+            ) from None
+        urls.append(str(server))
+        found.add(server.user_info)
     if len(found) > 1:
         raise OptionError(
             f"invalid value for {servers.origin}: its URLs have different users; give each URL the "
             f"same user and password"
         )
-    secrets = found.pop()
-    names = ("user", "password") if len(secrets) == 2 else ("token",)
+    secrets = asdict(found.pop() or UserInfo())
     return Value(",".join(urls), servers.origin), {
-        name: Value(secret, servers.origin) for name, secret in zip(names, secrets, strict=True)
+        name: Value(secret, servers.origin)
+        for name, secret in secrets.items()
+        if secret is not None
     }

@@ -11,6 +11,7 @@ import ssl
 import time
 from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import unquote
 
 import nats.errors
 
@@ -82,7 +83,9 @@ class Authentication:
         if path := settings.nkey_seed_file:
             text = read_file(path, "nkey_seed_file")
             return {"nkeys_seed_str": parse_seed_file(text, "nkey_seed_file", path)}
-        return {"user": settings.user, "password": settings.password, "token": settings.token}
+        in_urls = [url.user_info for url in settings.server_urls if url.user_info is not None]
+        user = in_urls[0] if in_urls else settings  # that of each server: nats_py/server_pool.py
+        return {"user": user.user, "password": user.password, "token": user.token}
 
     def _credentials(self) -> Credentials:
         settings = self._settings
@@ -154,7 +157,8 @@ class Authentication:
         text = str(error) or type(error).__name__
         secrets = [settings.password, settings.token]
         for url in settings.servers:
-            secrets += url.partition("://")[2].rpartition("@")[0].split(":")
+            user_info = url.rpartition("@")[0].rpartition("://")[2]
+            secrets += [*user_info.split(":"), *map(unquote, user_info.split(":"))]
         for secret in secrets:
             if secret:
                 text = text.replace(secret, "***")

@@ -29,6 +29,7 @@ from nats_stream_source.connection.nats_py.handshake import (
     require_tls,
     verify_info,
 )
+from nats_stream_source.connection.nats_py.server_pool import spread_attempts
 from nats_stream_source.connection.nats_py.socket_tap import (
     abort,
     open_inbox,
@@ -69,7 +70,6 @@ C = TypeVar("C", bound=ConnectionService)
 _SID_LENGTH = 12  # bytes of a SUB beside subject and queue: spaces and the number
 _REPLY_TOKENS = 50  # bytes of a reply of nats-py after the inbox prefix
 _CLOSE_DEADLINE = 2.0  # seconds
-_MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server
 _RECONNECT_WAIT = 0.1  # seconds between two attempts at the same server
 _REFUSED_WAIT = 1.0  # the same, after refused credentials: some servers lock out frequent attempts
 
@@ -96,6 +96,7 @@ class Connection:
         if settings.requires_tls and not settings.uses_websocket:
             require_tls(self.client)
         apply_patches(self.client)
+        spread_attempts(self.client, settings.server_urls, settings.connect_timeout)
         self._reconnects = Reconnects(self.client)
         self.reconnects = 0
         self.online = asyncio.Event()
@@ -156,18 +157,11 @@ class Connection:
 
     async def _connect(self) -> None:
         settings = self.settings
-        # A server that accepts and does not respond must leave time for the others. With many
-        # servers, a distant one still needs enough time to respond at all.
-        attempt_timeout = min(
-            settings.connect_timeout,
-            max(settings.connect_timeout / len(settings.servers), _MIN_ATTEMPT),
-        )
         try:
             await self.client.connect(
-                servers=list(settings.servers),
+                servers=[str(url) for url in settings.server_urls],
                 name="nats-stream-source",
                 inbox_prefix=settings.inbox_prefix,
-                connect_timeout=attempt_timeout,  # type: ignore[arg-type]
                 reconnect_time_wait=_RECONNECT_WAIT,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 error_cb=self._on_error,

@@ -11,14 +11,17 @@ server that does not encrypt. Otherwise the client uses TLS if the server requir
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
+from nats_stream_source.connection.server_url import (
+    WEBSOCKET,
+    ServerUrl,
+    scheme_of,
+    without_credentials,
+)
 from nats_stream_source.errors import ConfigurationError
 
 DEFAULT_API_PREFIX = "$JS.API"
 """First tokens of all JetStream API subjects without a prefix or a domain (ADR-19)."""
-
-_WEBSOCKET = ("ws", "wss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class ConnectionSettings:
     """The settings of a connection. Hashable; secrets are not in the ``repr``.
 
     Attributes:
-        servers: URLs, ``nats://host:port``; a URL may contain ``user:password@``.
+        servers: URLs, ``nats://host:port``; a URL may contain ``user:password@`` or ``token@``,
+            percent-encoded.
         credentials: path of a credentials file (user JWT and nkey seed).
         credentials_content: the content of a credentials file, instead of its path.
         nkey_seed_file: path of a file with a user's nkey seed.
@@ -59,20 +63,25 @@ class ConnectionSettings:
     tls_handshake_first: bool = False
 
     @property
+    def server_urls(self) -> tuple[ServerUrl, ...]:
+        """The parsed URLs; ConfigurationError if one is invalid."""
+        return tuple(ServerUrl.parse(url) for url in self.servers)
+
+    @property
     def server_list(self) -> str:
         """The URLs without user, password and token, for messages."""
-        return ", ".join(_without_credentials(url) for url in self.servers)
+        return ", ".join(without_credentials(url) for url in self.servers)
 
     @property
     def uses_websocket(self) -> bool:
         """Whether the client connects through websocket."""
-        return any(url.startswith(("ws://", "wss://")) for url in self.servers)
+        return any(scheme_of(url) in WEBSOCKET for url in self.servers)
 
     @property
     def requires_tls(self) -> bool:
         """Whether the client refuses a server without TLS."""
         return bool(self._tls_settings) or any(
-            url.startswith(("tls://", "wss://")) for url in self.servers
+            scheme_of(url) in ("tls", "wss") for url in self.servers
         )
 
     @property
@@ -100,8 +109,8 @@ class ConnectionSettings:
 
     def validate(self) -> None:
         """Raise ConfigurationError if a setting is invalid or two settings exclude each other."""
-        schemes = {_scheme(url) for url in self.servers}
-        if len({scheme in _WEBSOCKET for scheme in schemes}) > 1:
+        schemes = {url.scheme for url in self.server_urls}
+        if len({scheme in WEBSOCKET for scheme in schemes}) > 1:
             raise ConfigurationError(
                 "'servers' must be either all websocket URLs or all other URLs: they do not mix",
                 settings=("servers",),
@@ -134,24 +143,3 @@ class ConnectionSettings:
                 "'tls_handshake_first' is not for wss://, which always starts with the handshake",
                 settings=("tls_handshake_first",),
             )
-
-
-def _scheme(url: str) -> str:
-    try:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
-    if not valid or parts.scheme not in ("nats", "tls", *_WEBSOCKET):
-        raise ConfigurationError(
-            f"invalid value for 'servers': {_without_credentials(url)!r} is not an address like "
-            f"nats://host:4222",
-            settings=("servers",),
-        )
-    return parts.scheme
-
-
-def _without_credentials(url: str) -> str:
-    # Not through urlsplit's user and password: urlsplit may not be able to parse the URL.
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme if separator else 'nats'}://{(rest if separator else url).rpartition('@')[2]}"

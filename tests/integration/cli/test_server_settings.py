@@ -104,8 +104,8 @@ def test_authentication_method_is_unique(home: Home) -> None:
     ("url", "expected"),
     [
         ("nats://u:a%40b@h:4222", {"servers": "nats://h:4222", "user": "u", "password": "a@b"}),
-        ("u:p@q@h", {"servers": "h", "user": "u", "password": "p@q"}),
-        ("tls://t0k@a,tls://t0k@b", {"servers": "tls://a,tls://b", "token": "t0k"}),
+        ("u:p@q@h", {"servers": "nats://h:4222", "user": "u", "password": "p@q"}),
+        ("tls://t0k@a,tls://t0k@b", {"servers": "tls://a:4222,tls://b:4222", "token": "t0k"}),
     ],
 )
 def test_url_with_authentication(url: str, expected: dict[str, str], home: Home) -> None:

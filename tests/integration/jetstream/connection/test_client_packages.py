@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import fields
 
 import pytest
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError
@@ -28,6 +29,9 @@ def test_private_names_of_nats_py_exist() -> None:
     for beginning in (Client.force_reconnect, Client._process_op_err):
         assert "create_task(self._attempt_reconnect())" in inspect.getsource(beginning)
     assert Client()._server_pool == []
+    assert list(inspect.signature(Client._select_next_server).parameters) == ["self"]
+    assert "await self._select_next_server()" in reconnect
+    assert {"discovered", "reconnects", "tls_name"} <= {field.name for field in fields(Srv)}
     connect = inspect.getsource(Client._process_connect_init)
     greeting = connect.index("await self._process_info(srv_info, initial_connection=True)")
     assert greeting < connect.index('"tls_required" in self._server_info')

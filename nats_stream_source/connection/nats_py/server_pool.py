@@ -1,0 +1,61 @@
+"""The servers of a nats-py client: which one is next, how long it may take, who the client is.
+
+*Configured servers first.* nats-py tries all known servers in random order, also those that others
+announced, and gives each the time that the configured ones need together. Announced servers that
+accept and do not respond (behind a firewall, or frozen) would hold up a reconnect for their number
+times that. Here all configured servers are tried before each announced one, and each server has its
+share of the time.
+
+*User information of a URL* is decoded, which nats-py omits, and serves announced servers too, as in
+nats.go: their addresses have none.
+
+*The name in the certificate* lacks the final dot of an absolute name and the zone of an address.
+
+Private names of nats-py in use, verified by
+``tests/integration/jetstream/connection/test_client_packages.py``: ``Client._select_next_server``,
+``_process_connect_init``, ``_server_pool``, ``_current_server`` and ``Srv.tls_name``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nats.aio.client import Client
+
+from nats_stream_source.connection.server_url import ServerUrl, UserInfo, tls_name
+
+_MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server, also a distant one
+
+
+def spread_attempts(client: Client, servers: Sequence[ServerUrl], connect_timeout: float) -> None:
+    """Patch a client that connects to ``servers`` within ``connect_timeout`` seconds."""
+    select, connect = client._select_next_server, client._process_connect_init
+    users = {server.address: server.user_info for server in servers}
+    in_urls = any(users.values())
+    user = UserInfo()  # of the last configured server
+
+    async def select_next_server() -> None:
+        pool = client._server_pool
+        configured = [server.reconnects for server in pool if not server.discovered]
+        announced = sum(server.reconnects for server in pool if server.discovered)
+        now_configured = sum(configured) <= announced * len(configured)
+        pool.sort(key=lambda server: (server.discovered is now_configured, server.reconnects))
+        share = max(connect_timeout / len(pool), _MIN_ATTEMPT) if pool else connect_timeout
+        client.options["connect_timeout"] = min(share, connect_timeout)
+        await select()
+
+    async def process_connect_init() -> None:
+        nonlocal user
+        server = client._current_server
+        assert server is not None
+        if in_urls:
+            if not server.discovered:
+                user = users.get(server.uri.netloc) or UserInfo()
+            client.options.update(user=user.user, password=user.password, token=user.token)
+        server.tls_name = tls_name(server.tls_name or server.uri.hostname or "")
+        await connect()
+        for known in client._server_pool:
+            known.reconnects = 0  # failed attempts since the client was last connected
+
+    client._select_next_server = select_next_server  # type: ignore[method-assign]
+    client._process_connect_init = process_connect_init  # type: ignore[method-assign]

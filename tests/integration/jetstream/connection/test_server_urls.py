@@ -1,0 +1,260 @@
+"""The URLs of servers: host names and user information in each form, and announced servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from nats_stream_source.cli.main import main
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.server_url import ServerUrl, UserInfo
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.errors import AuthorizationError, ConfigurationError, TlsError
+from tests.integration.jetstream.connection.authentication import Server, World
+from tests.support.event_loop import ThreadServer
+from tests.support.wait import wait_until_async
+
+# -- host names ----------------------------------------------------------------------------------
+
+HOSTS = (
+    "localhost",
+    "LocalHost",
+    "localhost.",
+    "127.0.0.1",
+    "[::1]",
+    "[0:0:0:0:0:0:0:1]",
+    "[::1%251]",
+    "[::ffff:127.0.0.1]",
+)
+
+
+async def connects(url: str, **settings: Any) -> None:
+    connection = await Connection.open(ConnectionSettings((url,), connect_timeout=5, **settings))
+    try:
+        assert await connection.alive(5)
+        connection.reconnect()
+        await connection.wait_connected(5)
+        assert await connection.alive(5)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="module")
+def every_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+    """The ports of a server without TLS, with TLS after and before INFO, and with websockets."""
+    directory = tmp_path_factory.mktemp("urls")
+    world = World(directory)
+    pair = world.ca.issue("any", ("localhost", "127.0.0.1", "::1"))
+    ports = {"ca": world.ca.path, "ws": free_port(), "wss": free_port()}
+    configs = {
+        "nats": f"websocket {{ host: '::', port: {ports['ws']}, no_tls: true }}",
+        "tls": world.tls(pair)
+        + f"websocket {{ host: '::', port: {ports['wss']}, {world.tls(pair)} }}",
+        "first": world.tls(pair, "handshake_first: true"),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, text in configs.items():
+            config = directory / f"{name}.conf"
+            config.write_text(text)
+            server = stack.enter_context(Server(config=config, args=("-a", "::")))
+            ports[name] = server.port
+        yield ports
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host"),
+    [
+        (scheme, host)
+        for scheme in ("nats", "NATS", "tls", "TLS", "first", "ws", "Ws", "wss")
+        for host in HOSTS
+        if (scheme, host) != ("wss", "[::1%251]")  # no certificate has a zone: nats.go fails too
+    ],
+)
+@pytest.mark.filterwarnings("ignore:parameter .timeout. of type:DeprecationWarning")
+async def test_host_name(every_address: dict[str, Any], scheme: str, host: str) -> None:
+    port = every_address[scheme.lower()]
+    settings: dict[str, Any] = {}
+    if scheme.lower() in ("tls", "first", "wss"):
+        settings["tls_ca_file"] = every_address["ca"]
+    if scheme == "first":
+        settings["tls_handshake_first"], scheme = True, "tls"
+    await connects(f"{scheme}://{host}:{port}", **settings)
+
+
+@pytest.mark.parametrize(
+    "form", ["{host}", " nats://{host} ", "nats://{host}/", "nats://{host}?a=b"]
+)
+async def test_url_form(every_address: dict[str, Any], form: str) -> None:
+    await connects(form.format(host=f"localhost:{every_address['nats']}"))
+
+
+async def test_scheme_in_upper_case_requires_tls(every_address: dict[str, Any]) -> None:
+    with pytest.raises(TlsError, match="does not encrypt"):
+        await connects(f"TLS://localhost:{every_address['nats']}")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    {
+        "h": "nats://h:4222",
+        "h:1": "nats://h:1",
+        "nats://h:": "nats://h:4222",
+        "tls://A.b.": "tls://a.b.:4222",
+        "tls://localhost.": "tls://localhost:4222",
+        "nats://[::ffff:10.0.0.1]:1": "nats://10.0.0.1:1",
+        "nats://[FE80::1%25Eth0]": "nats://[fe80::1%Eth0]:4222",
+        "nats://bücher.example": "nats://xn--bcher-kva.example:4222",
+        "nats://b%C3%BCcher.example:1": "nats://xn--bcher-kva.example:1",
+        "nats://my_host": "nats://my_host:4222",
+        "ws://h": "ws://h",
+        "wss://h/path?a=b": "wss://h/path?a=b",
+    }.items(),
+)
+def test_url_parsed(url: str, expected: str) -> None:
+    assert str(ServerUrl.parse(url)) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "nats://", "nats://:1", "nats://h:0", "nats://h:x", "nats://a..b", "http://h", "::1"],
+)
+def test_url_invalid(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not an address like"):
+        ServerUrl.parse(url)
+
+
+# -- user information ----------------------------------------------------------------------------
+
+SECRETS = ("plain", "p@ss:w/rd?#%", "ü 100%25", "+&=", "$word")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    {
+        "me:secret": UserInfo("me", "secret"),
+        "m%40e:p%3A%2F%25": UserInfo("m@e", "p:/%"),
+        "me:a:b": UserInfo("me", "a:b"),
+        "me:": UserInfo("me", ""),
+        "t%6Fken": UserInfo(token="token"),
+        "t+ken": UserInfo(token="t+ken"),
+    }.items(),
+)
+def test_user_information(text: str, expected: UserInfo) -> None:
+    assert ServerUrl.parse(f"nats://{text}@h").user_info == expected
+    assert "@" not in str(ServerUrl.parse(f"nats://{text}@h"))
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("kind", ["user", "token"])
+async def test_user_information_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, secret: str
+) -> None:
+    """In the layer, in a list, in a variable and in a context, as curl and Go encode it."""
+    config = tmp_path / "auth.conf"
+    fields = {"token": secret} if kind == "token" else {"user": f"u:{secret}", "password": secret}
+    config.write_text(f"authorization {json.dumps(fields, ensure_ascii=False)}\n")
+    encoded = quote(secret, safe="")
+    user_info = encoded if kind == "token" else f"{quote(f'u:{secret}', safe='')}:{encoded}"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with NatsServer(config=config) as server:
+        url = server.url.replace("//", f"//{user_info}@")
+        dead = f"nats://{user_info}@127.0.0.1:{free_port()}"
+        await connects(url)
+        connection = await Connection.open(ConnectionSettings((dead, url)))
+        await connection.close()
+        with pytest.raises(AuthorizationError) as caught:
+            await connects(url.replace(encoded, encoded + "x"))
+        assert secret not in str(caught.value)
+        monkeypatch.setenv("NATS_URL", f"{dead},{url}")
+        assert await asyncio.to_thread(main, ["ls"]) == 0
+        monkeypatch.delenv("NATS_URL")
+        contexts = tmp_path / "nats" / "context"
+        contexts.mkdir(parents=True)
+        (contexts / "c.json").write_text(f'{{"url": "{url}"}}')
+        assert await asyncio.to_thread(main, ["ls", "--context", "c"]) == 0
+
+
+# -- announced servers ---------------------------------------------------------------------------
+
+
+class Mute(ThreadServer):
+    """Accepts clients and sends nothing."""
+
+    accepted = 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        await reader.read()
+
+
+def node(tmp_path: Path, name: str, port: int, routes: list[int], text: str = "") -> NatsServer:
+    """A member of a cluster with user information; its own route is the first."""
+    urls = ", ".join(f'"nats://127.0.0.1:{route}"' for route in routes)
+    config = tmp_path / f"{name}.conf"
+    config.write_text(
+        f"server_name: {name}\n"
+        f'authorization {{ user: "m@e", password: "p%/" }}\n{text}\n'
+        f"cluster {{ name: c, listen: '127.0.0.1:{routes[0]}', routes: [{urls}] }}\n"
+    )
+    return NatsServer(config=config, port=port)
+
+
+async def announced(connection: Connection, count: int) -> None:
+    await wait_until_async(
+        lambda: sum(server.discovered for server in connection.client._server_pool) >= count,
+        f"{count} announced servers",
+    )
+
+
+async def test_user_information_serves_announced_servers(tmp_path: Path) -> None:
+    routes = [free_port(), free_port()]
+    first = node(tmp_path, "a", free_port(), routes)
+    with node(tmp_path, "b", free_port(), routes[::-1]) as second, first:
+        url = first.url.replace("//", "//m%40e:p%25%2F@")
+        connection = await Connection.open(ConnectionSettings((url,)))
+        try:
+            await announced(connection, 1)
+            first.stop()
+            await wait_until_async(lambda: connection.reconnects == 1, "connected to b")
+            assert await connection.alive(5)
+            assert connection.client.connected_url is not None
+            assert connection.client.connected_url.port == second.port
+        finally:
+            await connection.close()
+
+
+async def test_announced_servers_hang(tmp_path: Path) -> None:
+    """The configured server is tried before each of them, so that gets and watches continue."""
+    with contextlib.ExitStack() as stack:
+        mutes = [stack.enter_context(Mute()) for _ in range(4)]
+        routes = [free_port() for _ in range(5)]
+        for index, mute in enumerate(mutes):
+            own = [routes[index + 1], *routes]
+            text = f"client_advertise: '127.0.0.1:{mute.port}'"
+            stack.enter_context(node(tmp_path, f"m{index}", free_port(), own, text))
+        server = stack.enter_context(node(tmp_path, "a", free_port(), routes))
+        url = server.url.replace("//", "//m%40e:p%25%2F@")
+        connection = await Connection.open(ConnectionSettings((url,), connect_timeout=60))
+        try:
+            await announced(connection, 4)
+            for count in range(1, 6):
+                connection.reconnect()
+                await connection.wait_connected(20)
+                assert connection.reconnects == count
+            assert [mute.accepted for mute in mutes] == [0] * 4
+            server.stop()
+            await wait_until_async(lambda: sum(mute.accepted for mute in mutes) > 0, "a mute one")
+            server.start()
+            connection.client.options["connect_timeout"] = 1
+            await connection.wait_connected(50)
+            assert sum(mute.accepted for mute in mutes) == 1
+        finally:
+            await connection.close()
