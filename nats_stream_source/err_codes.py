@@ -9,12 +9,13 @@ UNAVAILABLE = 503
 UNKNOWN_FIELD = 10025  # of a request, from 2.12 on
 CONSUMER_NAME_IN_USE = frozenset((10013, 10105, 10148))
 WRONG_LAST_SEQUENCE_OF_OLD_SERVERS = 10164  # the description contains no sequence
+TOO_MANY_REQUESTS = 10167  # code 429: the stream has max_buffered_msgs messages to store
 TRANSIENT_REJECTIONS = frozenset(
     (
         10008,  # JetStream system temporarily unavailable
         10158,  # the first message with this id is not stored on a majority of replicas yet
         10163,  # the expected last sequence of the subject is temporarily unavailable
-        10167,  # too many requests
+        TOO_MANY_REQUESTS,
     )
 )
 UNKNOWN_BATCH, TOO_MANY_BATCHES = 10208, 10211  # of fast ingest

@@ -27,6 +27,7 @@ from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.permissions import denied_error
+from nats_stream_source.err_codes import TOO_MANY_REQUESTS
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
@@ -50,7 +51,7 @@ IN_FLIGHT = 1000
 
 _PONG_TIMEOUT = 2.0  # seconds
 _MAX_LOOP_DELAY = 0.1  # seconds; a wait that ends later shows that the event loop was blocked
-_NO_STREAM_BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
+_BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
 _NO_STREAM_ATTEMPTS = 3
 
 _NO_SUBJECT = re.compile(r"\s")  # anything else is left to the server, as by nats-py
@@ -115,6 +116,7 @@ class Publisher:
 
         If no stream receives the subject, the message was not stored, and the publisher retries
         twice: while a stream elects its leader, or a server starts, it is unavailable for a moment.
+        While the stream has too many messages to store (429), it retries for ``request_timeout``.
 
         Raises: as :meth:`send`, and as the future that it returns.
         """
@@ -122,12 +124,15 @@ class Publisher:
         async def publish_once() -> PubAck:
             return await (await self.send(subject, payload, headers=headers))
 
-        return await retry(
-            publish_once,
-            attempts=_NO_STREAM_ATTEMPTS,
-            backoff=_NO_STREAM_BACKOFF,
-            on_error=lambda error: isinstance(error, NoStreamError),
-        )
+        retries_left = iter(range(_NO_STREAM_ATTEMPTS - 1))
+
+        def passes(error: Exception) -> bool:
+            if isinstance(error, NoStreamError):
+                return next(retries_left, None) is not None
+            return isinstance(error, ApiError) and error.err_code == TOO_MANY_REQUESTS
+
+        seconds = self._connection.settings.request_timeout
+        return await retry(publish_once, seconds=seconds, backoff=_BACKOFF, on_error=passes)
 
     async def send(
         self,
