@@ -38,6 +38,7 @@ FULL: dict[str, list[str]] = {
     "spark": ["--rows", "1000000", "--rows", "10000000", "--size", "128", "--size", "1024"],
     "latency": [],
     "freshness": [],
+    "commits": [],
     "writing": [],
     "planner": [],
     "several": [],

@@ -351,12 +351,45 @@ def _several(figures: Figures) -> str:
     return f"{text}\n\n{ratios}."
 
 
+def _commits(figures: Figures) -> str:
+    rows = [
+        [
+            f"{one['keys']:,}",
+            f"{one['commits']:,} of {one['rows']:,}",
+            f"{one['p50']:,.0f} / {one['p99']:,.0f} ms",
+            f"**{one['data'] + one['vectors'] + one['log']:.1f}** "
+            f"({one['data']:.1f} + {one['vectors']:.1f} + {one['log']:.1f})",
+            f"**{one['data'] + one['vectors'] + one['log'] + one['upkeep']:.1f}**",
+            f"{one['files']:,} (most {one['most_files']:,})",
+            f"{one['disk'] >> 20:,} MiB",
+            f"{one['opened']:,.0f} ms",
+            f"{one['built']:.1f} s, {one['index']:.0f} B",
+            f"{one['memory'] >> 20:,} MiB",
+        ]
+        for one in figures["commits"]
+    ]
+    head = [
+        "keys",
+        "commits of rows",
+        "merge, p50 / p99",
+        "written ÷ changed (data + vectors + log)",
+        "with upkeep",
+        "files",
+        "disk",
+        "open by delta-rs",
+        "index: built in, for each key",
+        "peak memory",
+    ]
+    return _table(head, rows)
+
+
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
     "spark": ("End to end in Spark, compared with Spark's Kafka source", _spark),
     "latency": ("Latency from put to `foreachBatch` and to a table", _latency),
     "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
+    "commits": ("Many commits into one table by deletion vectors", _commits),
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
     "several": ("Many buckets in one query", _several),
