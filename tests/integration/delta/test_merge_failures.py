@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes
+from nats_stream_source.delta.driver.merge_on_read.delta_log import DeltaLog
 from nats_stream_source.delta.spark import merge_into
 from nats_stream_source.delta.spark.merge_into import execute_merge
 from nats_stream_source.errors import TableConflictError
@@ -210,11 +211,16 @@ class Commits:
         self.left = 0
         self.made = 0
         execute = deltalake.table.TableMerger.execute
+        put_version = DeltaLog.put
         select = merge_into.select_changes
 
         def execute_after_a_commit(merger: Any) -> Any:
             self._commit()
             return execute(merger)
+
+        def put_after_a_commit(*arguments: Any) -> None:
+            self._commit()
+            put_version(*arguments)
 
         def select_before_a_commit(*arguments: Any) -> DataFrame:
             changes = select(*arguments).localCheckpoint()
@@ -222,6 +228,7 @@ class Commits:
             return changes
 
         monkeypatch.setattr(deltalake.table.TableMerger, "execute", execute_after_a_commit)
+        monkeypatch.setattr(DeltaLog, "put", put_after_a_commit)
         monkeypatch.setattr(merge_into, "select_changes", select_before_a_commit)
 
     def _commit(self) -> None:
@@ -234,18 +241,21 @@ class Commits:
             )
 
 
+@pytest.mark.parametrize("deletion_vectors", [False, True])
 @pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
 def test_commit_of_other_writer_during_merge(
     frame: Frame,
     table: Path,
     merge: Merge,
+    deletion_vectors: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(conflicts, "_LONGEST_WAIT", 0.01)
-    merge(frame(put("z", 1), put("a", 1)), str(table))
+    merge(frame(put("z", 1), put("a", 1)), str(table), deletion_vectors=deletion_vectors)
     others = Commits(table, monkeypatch)
     others.left = 3
+    caplog.clear()  # the session's first query logs which settings it lacks
     merge(frame(put("a", 2), put("b", 3)), str(table))
     assert live(table) == {"a": 2, "b": 3, "z": 1003}
     assert [record.message.partition(" ")[0] for record in caplog.records] == ["another"] * 3

@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.driver.merge_on_read.delta_log import Action, now_ms
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _STATISTICS_COLUMNS = 32  # Delta's own number
 _LONGEST_TEXT = 32  # characters; a longer text does not bound the file
 
@@ -39,16 +40,24 @@ def write_data_file(
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="snappy")
     content = sink.getvalue()
-    path = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    path = f"{_directory(partition)}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
     objects.put(path, memoryview(content).cast("B"))
     return {
-        "path": path,
+        "path": quote(path, safe="/="),
         "partitionValues": dict(partition),
         "size": content.size,
         "modificationTime": now_ms(),
         "dataChange": data_change,
         "stats": json.dumps(_statistics(rows)),
     }
+
+
+def _directory(partition: Mapping[str, str | None]) -> str:
+    """The directory of a partition as Hive names it: polars takes the values from there."""
+    return "".join(
+        f"{quote(name, safe='')}={quote(value or _NULL_PARTITION, safe='')}/"
+        for name, value in partition.items()
+    )
 
 
 def read_data_file(

@@ -99,7 +99,7 @@ class InProcessTable:
             return once()
 
     def crash(self) -> None:
-        """Forget all state, as a process that ends."""
+        """Drop all state, as a process that ends."""
         self.opened.upkeep.wait()
         self.opened = opened_table(self.opened_location())
 
