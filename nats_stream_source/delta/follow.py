@@ -60,6 +60,7 @@ class MergeArguments(TypedDict, total=False):
     engine: Engine
     storage_options: Mapping[str, str] | None
     limits: AutoLimits | None
+    deletion_vectors: bool | None
     upkeep: Upkeep | None
 
 
