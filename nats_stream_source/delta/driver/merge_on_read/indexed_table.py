@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -100,6 +101,7 @@ class IndexedTable:
         properties = target.metadata().configuration
         self.checkpoint_commits = int(properties.get("delta.checkpointInterval", _CHECKPOINT))
         self.version = target.version()
+        self._broken = False
         self.index = KeyIndex()
         self.files = LiveFiles()
         self._identity = self.log.identity(self.version)
@@ -155,10 +157,20 @@ class IndexedTable:
         Raises:
             TableChangedError: the table must be opened again.
         """
+        if self._broken:
+            raise TableChangedError("a change of the table failed midway")
         if self.log.identity(self.version) != self._identity:
             raise TableChangedError("the table was deleted and created again")
         for commit in self.log.commits_after(self.version):
-            self._apply(commit)
+            with self._whole():
+                self._apply(commit)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """If a change of the state fails midway, the table must be opened again."""
+        self._broken = True
+        yield
+        self._broken = False
 
     def _apply(self, commit: Commit) -> None:
         if any("metaData" in action or "protocol" in action for action in commit.actions):
@@ -317,13 +329,14 @@ class IndexedTable:
             VersionExistsError: another writer has committed since :meth:`refresh`.
         """
         self.log.put(self.version + 1, operation, actions)
-        self._at(self.version + 1)
-        for number, file in replaced:
-            self.files.replace(number, file)
-        if removed is not None:
-            self.index.file[removed] = NO_FILE
-        for file, rows in written:
-            self._insert(rows, self.files.add(file), np.arange(file.rows))
+        with self._whole():
+            self._at(self.version + 1)
+            for number, file in replaced:
+                self.files.replace(number, file)
+            if removed is not None:
+                self.index.file[removed] = NO_FILE
+            for file, rows in written:
+                self._insert(rows, self.files.add(file), np.arange(file.rows))
 
 
 def order_values(table: pa.Table) -> tuple[Integers, Integers]:

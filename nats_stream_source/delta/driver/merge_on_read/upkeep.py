@@ -41,12 +41,14 @@ from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import vacuum
 from nats_stream_source.delta.table import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep, crosses, retention_ms
+from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.logs import field_logger
 
 _COMPACTIONS = 20  # of one run of the thread: the next commit continues
 _FAILURES = (
     DamagedLogError,
     DeltaError,
+    NatsSourceError,
     OSError,
     TableChangedError,
     VectorError,

@@ -19,6 +19,7 @@ from nats_stream_source.delta.driver.merge_on_read import upkeep
 from nats_stream_source.delta.driver.merge_on_read.compaction import compact
 from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import vector_path
 from nats_stream_source.delta.driver.merge_on_read.delta_log import now_ms
+from nats_stream_source.delta.driver.merge_on_read.key_index import KeyIndex
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
 from nats_stream_source.delta.limits import AutoLimits
@@ -251,3 +252,21 @@ def test_expired_vectors_are_deleted_and_others_stay(
     assert under_way.exists()
     expect(path, FIRST, changes)
     assert index_of(table.state) == index_of(rebuilt(path))
+
+
+def test_commit_of_other_writer_that_fails_midway_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread with the upkeep applies a commit as well: its failure must not cost rows."""
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    write_deltalake(path, arrow([put("k90", 90), put("k91", 91)]), mode="append")
+    state = table.state
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyIndex, "insert", lambda *_: (_ for _ in ()).throw(OSError("memory")))
+        with pytest.raises(OSError, match="memory"):
+            state.refresh()
+    assert table.merge(put("k90", 95), delete("k91", 96)) == 2
+    assert table.state is not state
+    expect(path, FIRST, [put("k90", 95)])
