@@ -28,7 +28,8 @@ def small_disk(place: Path, megabytes: int) -> Iterator[Callable[[int], None]]:
     try:
         yield resize
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        # Spark may have a file open for a while after its query has ended.
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def _mount(options: str, place: Path) -> subprocess.CompletedProcess[str]:
