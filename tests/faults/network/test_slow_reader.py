@@ -43,7 +43,7 @@ def read_with(recorded: RecordedStream, pause: Each, *, batch: bool = False) -> 
         return read_sorted(recorded.url, {"stream": recorded.name}, each=pause)
     with recorded.query() as query:
         assert query.plan()
-        return query.read(pause)
+        return query.read(pause).rows
 
 
 @pytest.mark.faults

@@ -59,9 +59,9 @@ def test_meta_data_survive_encoding(info: ObjectInfo) -> None:
 @pytest.mark.parametrize("digest", ["", "MD5=AAAA", "SHA-256=AAAA", "SHA-256=ü"])
 def test_digest_invalid(digest: str) -> None:
     with pytest.raises(BadObjectInfoError, match="is not a SHA-256 digest"):
-        Digest().check(ObjectInfo("b", "a", digest=digest))
+        Digest().verify(ObjectInfo("b", "a", digest=digest))
 
 
 def test_digest_in_lower_case_without_padding_is_accepted() -> None:
     told = Digest().text.replace("SHA", "sha").rstrip("=")
-    Digest().check(ObjectInfo("b", "a", digest=told))
+    Digest().verify(ObjectInfo("b", "a", digest=told))
