@@ -173,7 +173,8 @@ def _case(keys: int, count: int, commits: int) -> Result:
         )
 
 
-def _run(case: str) -> Result:
+def run(case: str) -> Result:
+    """Measure a case, ``KEYS:ROWS:COMMITS``, in a process of its own."""
     keys, count, commits = map(int, case.split(":"))
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_case, (keys, count, commits))
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     host = machine()
-    results = [_run(case) for case in given.case or CASES]
+    results = [run(case) for case in given.case or CASES]
     finish("commits", host, {"commits": [one.as_dict() for one in results]}, given.json)
 
 

@@ -275,24 +275,23 @@ class _ProgressLine:
             self._print("\r\x1b[K" if self._terminal else "", "" if self._terminal else "\n")
 
     def end(self) -> None:
-        """Print the last line."""
-        if self._last is not None:
-            self._print("\r\x1b[K" if self._terminal else "", "\n")
+        """Print the last line; without a lag if Spark has not reported a micro-batch yet."""
+        self._print("\r\x1b[K" if self._terminal else "", "\n")
 
     def _print(self, start: str, end: str) -> None:
         now, last = time.monotonic(), self._last
-        assert last is not None
         rows = self._rows
         rate = (rows - self._shown_rows) / max(now - self._since, 1e-3)
         self._since, self._shown_rows = now, rows
-        behind = "?" if last.lag is None else f"{last.lag:,}"
-        seconds = "?" if last.lag_seconds is None else f"{last.lag_seconds:.1f}"
+        behind = "?" if last is None or last.lag is None else f"{last.lag:,}"
+        seconds = "?" if last is None or last.lag_seconds is None else f"{last.lag_seconds:.1f}"
         text = f"{rate:,.0f} rows/s, {behind} rows behind, {seconds} s behind, {self._keys()} keys"
         sys.stdout.write(f"{start}{text}{end}")
         sys.stdout.flush()
 
     def _keys(self) -> str:
-        from deltalake import DeltaTable
+        import pyarrow as pa
+        from deltalake import DeltaTable, QueryBuilder
         from deltalake.exceptions import DeltaError
 
         try:
@@ -301,6 +300,10 @@ class _ProgressLine:
                 self._table = DeltaTable(self._target.uri, storage_options=options)
             else:
                 self._table.update_incremental()
-            return f"{self._table.count():,}"
+            # `DeltaTable.count` includes rows that deletion vectors remove.
+            counted = (
+                QueryBuilder().register("t", self._table).execute("SELECT count(*) AS n FROM t")
+            )
+            return f"{pa.table(counted)['n'][0].as_py():,}"
         except (DeltaError, OSError):  # the line is not worth the end of the query
             return "?"

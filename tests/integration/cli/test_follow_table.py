@@ -74,7 +74,9 @@ def test_table_follows_bucket_until_signal(nats_server: NatsServer, tmp_path: Pa
         assert "nats-stream-source: " not in reported
         (*_, line) = printed.splitlines()
         assert re.fullmatch(
-            rf"[\d,]+ rows/s, 0 rows behind, 0\.0 s behind, {len(expected)} keys", line
+            # Spark reports a micro-batch later than it commits it.
+            rf"[\d,]+ rows/s, (0|\?) rows behind, (0\.0|\?) s behind, {len(expected)} keys",
+            line,
         )
     assert (tmp_path / "lake" / "fleet-checkpoint" / "offsets").is_dir()
 

@@ -86,7 +86,7 @@ def test_features(spark: SparkSession, frame: Frame, table: Path, feature: str) 
         assert any((table).glob("deletion_vector*"))
     merge(frame(put("a", 4), delete("b", 5), put("d", 6)), str(table))
     written = DeltaTable(table).history(1)[0]["engineInfo"]
-    assert written.startswith("delta-rs" if engine == "delta-rs" else "Apache-Spark")
+    assert written.startswith("Apache-Spark") == (engine != "delta-rs")
     rows = spark.read.format("delta").load(str(table)).select("key", "revision").collect()
     kept = [] if feature == "deletion vectors" else [("c", 3)]
     assert sorted(map(tuple, rows)) == [("a", 4), *kept, ("d", 6)]

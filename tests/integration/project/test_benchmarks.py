@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import __main__ as everything
 from benchmarks import (
+    commits,
     framing,
     freshness,
     jetstream,
@@ -271,6 +272,29 @@ FIGURES: dict[str, dict[str, Any]] = {
             MergeResult("spark", 10_000, 5_000, 4.0, 6.0, 2 << 20, 3 << 28, 1 << 28).as_dict()
         ],
     },
+    "commits": {
+        "commits": [
+            commits.Result(
+                100_000,
+                350,
+                2000,
+                0.7,
+                64.0,
+                26.0,
+                179.0,
+                10**8,
+                0.8,
+                0.7,
+                0.5,
+                1.7,
+                10,
+                99,
+                452 << 20,
+                87.0,
+                502 << 20,
+            ).as_dict()
+        ],
+    },
     "writing": {
         "writing": [
             writing.Result(
@@ -349,6 +373,13 @@ def test_pinned_processes_have_a_table_of_their_own() -> None:
         "reader", figures
     )
     assert "pinned" not in report.block("reader", figures | {"pinned": []})
+
+
+def test_commits() -> None:
+    one = commits.run("2000:100:30")
+    assert (one.keys, one.rows, one.commits) == (2000, 100, 30)
+    assert one.data > 0.5
+    assert one.files <= one.most_files
 
 
 def test_benchmark_results_are_all_reported() -> None:
