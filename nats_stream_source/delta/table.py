@@ -45,6 +45,8 @@ Deletes = Literal["remove", "mark"]
 REQUIRED_COLUMNS = ("key", "revision", "operation", "stream_created")
 DELIVERY_COLUMNS = ("delta", "initial")
 DELETED_COLUMN = "deleted"
+MARK_COLUMNS = ("stream_created", "revision", "created", "operation")
+"""The columns of a marked row that are the marker's own."""
 
 
 class Table(Protocol):
@@ -274,7 +276,7 @@ def order_columns(keys: list[str]) -> list[str]:
 def mark_values(columns: list[str]) -> dict[str, str]:
     """The columns of a marked row as SQL: those of the mark ``s``, and null in all others."""
     unchanged = {"bucket", "key"}
-    mark = {name: f"s.{name}" for name in ("stream_created", "revision", "created", "operation")}
+    mark = {name: f"s.{name}" for name in MARK_COLUMNS}
     mark[DELETED_COLUMN] = "true"
     return {column: mark.get(column, "NULL") for column in columns if column not in unchanged}
 

@@ -13,39 +13,63 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.newest import NewestPerKey, newest_per_key
-from nats_stream_source.delta.table import EngineRefusedError
+from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.newest import NewestPerKey, invalid_entries, newest_per_key
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    DELIVERY_COLUMNS,
+    Deletes,
+    EngineRefusedError,
+    invalid_entries_error,
+)
 
 # A name that does not occur in user tables.
 _EXCEEDED = "_nats_stream_source_exceeded"
 
 
-def collect_newest(entries: DataFrame, keys: list[str], limits: AutoLimits) -> pa.Table:
-    """The newest entry of each key.
+def collect_newest(batch: DataFrame, keys: list[str], limits: LimitCheck) -> pa.Table:
+    """The newest entry of each key, without the columns of the delivery.
 
     Args:
-        entries: a batch; it is read once.
+        batch: it is read once.
         keys: columns that identify the key.
-        limits: ``batch_rows`` and ``batch_bytes`` apply to each partition.
+        limits: ``batch_rows`` and ``batch_bytes`` apply to each partition and to the result.
 
     Raises:
-        EngineRefusedError: a column has a type that Arrow lacks, or a partition exceeds a limit.
+        EngineRefusedError: a column has a type that Arrow lacks, or a limit is exceeded.
     """
+    entries, enforced = batch.drop(*DELIVERY_COLUMNS), limits.enforced
     nullable = [StructField(field.name, field.dataType, True) for field in entries.schema.fields]
     schema = StructType([*nullable, StructField(_EXCEEDED, BooleanType(), True)])
     collected = entries.mapInArrow(
-        _reduction(keys, limits.batch_rows, limits.batch_bytes), schema
+        _reduction(keys, enforced.batch_rows, enforced.batch_bytes), schema
     ).toArrow()
     if collected[_EXCEEDED].null_count < collected.num_rows:
         raise EngineRefusedError(
-            f"a partition of the batch has more than {limits.batch_rows} keys "
-            f"or {limits.batch_bytes} bytes"
+            f"a partition of the batch has more than {enforced.batch_rows} keys "
+            f"or {enforced.batch_bytes} bytes"
         )
-    return newest_per_key(collected.drop_columns([_EXCEEDED]), keys)
+    newest = newest_per_key(collected.drop_columns([_EXCEEDED]), keys)
+    limits.validate("batch_rows", newest.num_rows)
+    limits.validate("batch_bytes", newest.nbytes)
+    return newest
+
+
+def entries_to_merge(newest: pa.Table, keys: list[str], deletes: Deletes) -> pa.Table:
+    """The newest entries with the column ``deleted``, if deletes are marked.
+
+    Raises:
+        ConfigurationError: an entry cannot be ordered or applied.
+    """
+    if invalid := invalid_entries(newest, keys):
+        raise invalid_entries_error(invalid, keys)
+    if deletes == "remove":
+        return newest
+    return newest.append_column(DELETED_COLUMN, pc.not_equal(newest["operation"], "PUT"))
 
 
 def _reduction(

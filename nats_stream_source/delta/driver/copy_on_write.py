@@ -18,21 +18,17 @@ the latter leaves data files that no version names; vacuum removes them.
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.driver.collect import collect_newest
+from nats_stream_source.delta.driver.collect import collect_newest, entries_to_merge
 from nats_stream_source.delta.driver.storage import TableStorage, live_bytes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
 from nats_stream_source.delta.limits import LimitCheck
-from nats_stream_source.delta.newest import invalid_entries
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
-    DELIVERY_COLUMNS,
     Deletes,
-    invalid_entries_error,
     key_columns,
     mark_values,
     quote,
@@ -64,11 +60,7 @@ class CopyOnWriteTable:
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
         """See :class:`nats_stream_source.delta.table.Table`."""
         verify_table(self._storage.name, self.schema, deletes, batch.schema)
-        newest = collect_newest(
-            batch.drop(*DELIVERY_COLUMNS), key_columns(self.schema.names), self._limits.enforced
-        )
-        self._limits.validate("batch_rows", newest.num_rows)
-        self._limits.validate("batch_bytes", newest.nbytes)
+        newest = collect_newest(batch, key_columns(self.schema.names), self._limits)
         target, before = self.merge_entries(newest, batch.schema, deletes)
         if upkeep:
             upkeep_after_commit(target, upkeep, before, self._storage.name)
@@ -126,13 +118,7 @@ class CopyOnWriteTable:
         schema = schema_of(target)
         verify_table(self._storage.name, schema, deletes, batch)
         keys = key_columns(schema.names)
-        invalid = invalid_entries(entries, keys)
-        if invalid:
-            raise invalid_entries_error(invalid, keys)
-        if deletes == "mark":
-            deleted = pc.not_equal(entries["operation"], "PUT")
-            entries = entries.append_column(DELETED_COLUMN, deleted)
-        source = _cast(entries, target)
+        source = _cast(entries_to_merge(entries, keys, deletes), target)
         columns = {quote(column): f"s.{quote(column)}" for column in source.column_names}
         merger = target.merge(
             source,

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.collect import collect_newest
+from nats_stream_source.delta.driver.collect import collect_newest, entries_to_merge
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
     partitions,
@@ -53,12 +53,11 @@ from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
 from nats_stream_source.delta.limits import LimitCheck
-from nats_stream_source.delta.newest import ORDER_COLUMNS, invalid_entries
+from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
-    DELIVERY_COLUMNS,
+    MARK_COLUMNS,
     Deletes,
-    invalid_entries_error,
     key_columns,
     verify_table,
 )
@@ -66,7 +65,6 @@ from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import TableError
 
 _T = TypeVar("_T")
-_MARK_COLUMNS = (*ORDER_COLUMNS, "created", "operation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +111,7 @@ class MergeOnReadTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         schema = self.schema
         verify_table(self._opened.storage.name, schema, deletes, batch.schema)
-        newest = collect_newest(
-            batch.drop(*DELIVERY_COLUMNS), key_columns(schema.names), self._limits.enforced
-        )
-        self._limits.validate("batch_rows", newest.num_rows)
-        self._limits.validate("batch_bytes", newest.nbytes)
+        newest = collect_newest(batch, key_columns(schema.names), self._limits)
         if self.merge_entries(newest, deletes):
             self._opened.after_commit(upkeep)
 
@@ -127,13 +121,7 @@ class MergeOnReadTable:
         Args:
             entries: one per key, without the columns of the delivery.
         """
-        keys = key_columns(self.schema.names)
-        invalid = invalid_entries(entries, keys)
-        if invalid:
-            raise invalid_entries_error(invalid, keys)
-        if deletes == "mark":
-            deleted = pc.not_equal(entries["operation"], "PUT")
-            entries = entries.append_column(DELETED_COLUMN, deleted)
+        entries = entries_to_merge(entries, key_columns(self.schema.names), deletes)
 
         def select(table: IndexedTable) -> _Changes:
             slots = table.slots(entries)
@@ -179,7 +167,7 @@ class MergeOnReadTable:
             which = pa.array(np.flatnonzero(same))
             marks = {
                 field.name: missing[field.name].take(which)
-                if field.name in _MARK_COLUMNS
+                if field.name in MARK_COLUMNS
                 else pa.nulls(len(which), field.type)
                 for field in table.schema
             }
