@@ -194,7 +194,7 @@ def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]
     """Watch the table in another process; the value returns what it has seen at its end.
 
     Args:
-        way: ``"foreachBatch"`` if there is no table to watch.
+        way: ``"foreachBatch"`` without a table to watch.
         last: the revision at which the watching ends.
     """
     if way == "foreachBatch":

@@ -160,7 +160,7 @@ class _Target:
                     f"directory that a restarted command finds again"
                 )
             checkpoint = table.rstrip("/\\") + "-checkpoint"
-        # A name without a slash is a directory here: this Spark has no catalog.
+        # A name without a slash is a directory here: this Spark does not have a catalog.
         uri = table if scheme and len(scheme) > 1 else str(Path(table).absolute())
         return _Target(uri, checkpoint, storage_options or None)
 

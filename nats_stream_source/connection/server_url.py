@@ -44,7 +44,7 @@ class ServerUrl:
         scheme: in lower case.
         address: ``host:port``; an IPv6 address is in brackets, its zone is decoded.
         path: of a websocket.
-        user_info: None if the URL has none.
+        user_info: None for a URL without it.
     """
 
     scheme: str

@@ -63,7 +63,7 @@ class TableLocation:
     @property
     def uri(self) -> str:
         """The path or URI for delta-rs."""
-        return self.name if _scheme(self.name) else os.path.abspath(self.name)
+        return self.name if scheme_of(self.name) else os.path.abspath(self.name)
 
     def require_engine(self, spark: SparkSession | None) -> None:
         """Raise an error if no engine can change the table in this session.
@@ -90,7 +90,7 @@ class TableLocation:
             return "the table is a name in the catalog"
         if not _installed():
             return "the package deltalake is not installed"
-        scheme = _scheme(self.name)
+        scheme = scheme_of(self.name)
         if self.storage_options is not None or scheme == "file":
             return None
         if scheme:
@@ -107,6 +107,7 @@ def _installed() -> bool:
     return importlib.util.find_spec("deltalake") is not None
 
 
-def _scheme(table: str) -> str:
+def scheme_of(table: str) -> str:
+    """The scheme of a URI in lower case; empty for a path."""
     match = _SCHEME.match(table)
     return match[1].lower() if match else ""

@@ -20,19 +20,25 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
+from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     read_data_file,
     write_data_file,
 )
 from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorFile
 from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+    Action,
     VersionExistsError,
     removal,
     with_vector,
 )
-from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable, positions
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
-from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile, LiveFiles
+from nats_stream_source.delta.driver.merge_on_read.live_files import (
+    LiveFile,
+    LiveFiles,
+    positions,
+)
 
 FILES_PER_CLASS = 10
 """How many files of a class become one."""
@@ -42,7 +48,6 @@ SMALL_FILES = 50
 
 _SMALL_BYTES = 1 << 20  # below: the smallest class
 _MOST_FILES = 500  # of one compaction; bounds its memory
-_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,12 @@ def compact(table: IndexedTable, numbers: Sequence[int]) -> None:
     its rows are removed rows of the new file.
 
     Raises:
-        VersionExistsError: other writers committed during each attempt.
+        TableConflictError: other writers committed during each attempt.
         TableChangedError: the table must be opened again.
     """
     with table.lock:
-        sources = [_source(number, table.files[number]) for number in numbers]
+        files = [(number, table.files[number]) for number in numbers]
+    sources = [_Source(number, file, file.live_positions()) for number, file in files]
     names = [name for name in table.schema.names if name not in table.partition_columns]
     parts = [
         read_data_file(table.objects, source.file.add, names, table.schema).take(
@@ -102,25 +108,16 @@ def compact(table: IndexedTable, numbers: Sequence[int]) -> None:
     rows = pa.concat_tables(parts)
     values = sources[0].file.add["partitionValues"]
     add = write_data_file(table.objects, rows, values, data_change=False) if len(rows) else None
-    for attempt in range(_ATTEMPTS):
+
+    def commit() -> None:
         with table.lock:
             table.refresh()
-            try:
-                _commit(table, sources, add, len(rows))
-            except VersionExistsError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            else:
-                break
+            _commit(table, sources, add, len(rows))
+
+    retry_conflicts(commit, table.name, (VersionExistsError,))
 
 
-def _source(number: int, file: LiveFile) -> _Source:
-    alive = np.ones(file.rows, bool)
-    alive[positions(file.vector)] = False
-    return _Source(number, file, np.flatnonzero(alive))
-
-
-def _commit(table: IndexedTable, sources: Sequence[_Source], add: object, rows: int) -> None:
+def _commit(table: IndexedTable, sources: Sequence[_Source], add: Action | None, rows: int) -> None:
     start, removed, moves = 0, [], []
     present = [source for source in sources if source.number in table.files]
     for source in sources:
@@ -134,15 +131,18 @@ def _commit(table: IndexedTable, sources: Sequence[_Source], add: object, rows: 
     vector = BitMap64(np.concatenate(removed))
     actions = [removal(table.files[s.number].add, data_change=False) for s in present]
     new = None
-    if isinstance(add, dict) and len(vector) < rows:
+    if add is not None and len(vector) < rows:
         if vector:
             vectors = VectorFile()
             add = with_vector(add, vectors.add(vector), rows, data_change=False)
             table.objects.put(vectors.name, vectors.content())
         new = LiveFile(add, rows, vector)
         actions.append({"add": add})
-    table.commit("OPTIMIZE", actions, [(source.number, None) for source in present])
-    if new is not None:
-        number = table.files.add(new)
-        for slots, at in moves:
-            table.index.file[slots], table.index.row[slots] = number, at
+
+    def update() -> None:
+        if new is not None:
+            number = table.files.add(new)
+            for slots, at in moves:
+                table.index.file[slots], table.index.row[slots] = number, at
+
+    table.commit("OPTIMIZE", actions, [(source.number, None) for source in present], update)

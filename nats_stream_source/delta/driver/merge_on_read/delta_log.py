@@ -68,24 +68,19 @@ class DeltaLog:
             DamagedLogError: a file of the log is missing or cannot be read.
         """
         start, checkpoint = self._checkpoint(version)
-        files = {}
-        for add in _rows(checkpoint, "add"):
-            action = {name: add[name] for name in _ADD_FIELDS if add.get(name) is not None}
-            action["partitionValues"] = dict(add["partitionValues"] or ())
-            if (vector := add.get("deletionVector")) is not None:
-                action["deletionVector"] = {k: v for k, v in vector.items() if v is not None}
-            files[file_id(action)] = action
-        for commit in self._commits(start, version):
-            apply(files, commit.actions)
-        return files
+        return _live_files(checkpoint, self._commits(start, version))
 
-    def removed_since(self, version: int, since: int) -> list[Action]:
-        """The ``remove`` actions up to a version that are not older than a time in milliseconds."""
+    def files_since(self, version: int, since: int) -> list[Action]:
+        """The actions with the files of each version since a time in milliseconds.
+
+        They are ``add`` of the live files, and ``remove`` of those that were removed since.
+        """
         start, checkpoint = self._checkpoint(version)
+        commits = list(self._commits(start, version))
         removed = _rows(checkpoint, "remove")
-        for commit in self._commits(start, version):
-            removed += [action["remove"] for action in commit.actions if "remove" in action]
-        return [action for action in removed if (action.get("deletionTimestamp") or 0) >= since]
+        removed += [a["remove"] for commit in commits for a in commit.actions if "remove" in a]
+        late = [action for action in removed if (action.get("deletionTimestamp") or 0) >= since]
+        return [*_live_files(checkpoint, commits).values(), *late]
 
     def commits_after(self, version: int) -> list[Commit]:
         """The commits that follow a version; one request if there are none."""
@@ -272,6 +267,21 @@ def now_ms() -> int:
 def _transaction(commit: Commit) -> str | None:
     infos = (action["commitInfo"] for action in commit.actions if "commitInfo" in action)
     return next((info.get("txnId") for info in infos), None)
+
+
+def _live_files(
+    checkpoint: Iterable[pa.Table], commits: Iterable[Commit]
+) -> Mapping[FileId, Action]:
+    files = {}
+    for add in _rows(checkpoint, "add"):
+        action = {name: add[name] for name in _ADD_FIELDS if add.get(name) is not None}
+        action["partitionValues"] = dict(add["partitionValues"] or ())
+        if (vector := add.get("deletionVector")) is not None:
+            action["deletionVector"] = {k: v for k, v in vector.items() if v is not None}
+        files[file_id(action)] = action
+    for commit in commits:
+        apply(files, commit.actions)
+    return files
 
 
 def _rows(checkpoint: Iterable[pa.Table], action: str) -> list[Action]:

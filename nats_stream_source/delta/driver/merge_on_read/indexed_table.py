@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -48,7 +48,11 @@ from nats_stream_source.delta.driver.merge_on_read.key_index import (
     Keys,
     encoded_keys,
 )
-from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile, LiveFiles
+from nats_stream_source.delta.driver.merge_on_read.live_files import (
+    LiveFile,
+    LiveFiles,
+    positions,
+)
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.limits import LimitCheck
@@ -117,7 +121,7 @@ class IndexedTable:
         return slots
 
     def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
-        """Whether each entry is newer than the row of its slot, or has no row."""
+        """Whether each entry is newer than the row of its slot, or its key does not have a row."""
         index, present = self.index, slots >= 0
         created, revision = order_values(entries)
         at = slots[present]
@@ -242,19 +246,22 @@ class IndexedTable:
         """Add the live rows of a data file to the index."""
         table = read_data_file(self.objects, add, [*self.keys, *ORDER_COLUMNS], self.schema)
         file = LiveFile(add, table.num_rows, self._vector(add, table.num_rows))
-        alive = np.ones(file.rows, bool)
-        alive[positions(file.vector)] = False
-        keys = self._encoded(table)
-        if keys.null_count:
-            alive &= ~keys.is_null().to_numpy(zero_copy_only=False)  # such a row never changes
-        rows = np.flatnonzero(alive)
+        values, rows = self._encoded(table), file.live_positions()
+        if values.null_count:  # a row with a null in its key never changes
+            rows = rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]]
         if len(rows) < file.rows:
-            table = table.take(pa.array(rows))
-        self._insert(table, self.files.add(file), rows)
+            values, table = values.take(pa.array(rows)), table.take(pa.array(rows))
+        self._insert(values, table, self.files.add(file), rows)
 
-    def _insert(self, table: pa.Table, number: int, rows: Integers) -> None:
+    def add_written(self, file: LiveFile, rows: pa.Table) -> None:
+        """Add a file that a commit has written, with its key and order columns."""
+        self._insert(self._encoded(rows), rows, self.files.add(file), np.arange(file.rows))
+
+    def _insert(
+        self, values: pa.LargeBinaryArray, table: pa.Table, number: int, rows: Integers
+    ) -> None:
         """Add rows of a file to the index, whose keys do not have a row."""
-        index, keys = self.index, Keys(self._encoded(table))
+        index, keys = self.index, Keys(values)
         slots = index.find(keys)
         present = slots >= 0
         repeated = np.flatnonzero(present)
@@ -315,15 +322,13 @@ class IndexedTable:
         operation: str,
         actions: Iterable[Action],
         replaced: Replaced,
-        removed: Integers | None = None,
-        written: Iterable[tuple[LiveFile, pa.Table]] = (),
+        update: Callable[[], None],
     ) -> None:
         """Put the log's next entry, then apply it.
 
         Args:
             replaced: the files that the actions replace or remove.
-            removed: the slots of the rows that they remove.
-            written: the files that they add, with their key and order columns.
+            update: adds the files that they add, and changes the index.
 
         Raises:
             VersionExistsError: another writer has committed since :meth:`refresh`.
@@ -333,10 +338,7 @@ class IndexedTable:
             self._at(self.version + 1)
             for number, file in replaced:
                 self.files.replace(number, file)
-            if removed is not None:
-                self.index.file[removed] = NO_FILE
-            for file, rows in written:
-                self._insert(rows, self.files.add(file), np.arange(file.rows))
+            update()
 
 
 def order_values(table: pa.Table) -> tuple[Integers, Integers]:
@@ -346,8 +348,3 @@ def order_values(table: pa.Table) -> tuple[Integers, Integers]:
         pc.fill_null(column.cast(pa.int64()), _OLDEST).to_numpy()
         for column in (created, table["revision"])
     )
-
-
-def positions(rows: BitMap64) -> Integers:
-    """The rows of a vector as an array, in ascending order."""
-    return np.fromiter(rows, np.int64, len(rows))

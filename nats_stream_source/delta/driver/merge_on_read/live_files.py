@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.driver.merge_on_read.delta_log import Action, FileId, file_id
@@ -28,6 +30,12 @@ class LiveFile:
     rows: int
     vector: BitMap64
 
+    def live_positions(self) -> NDArray[np.int64]:
+        """The positions of the rows that are not removed, in ascending order."""
+        alive = np.ones(self.rows, bool)
+        alive[positions(self.vector)] = False
+        return np.flatnonzero(alive)
+
     @property
     def live_rows(self) -> int:
         """The number of rows that are not removed."""
@@ -37,6 +45,11 @@ class LiveFile:
     def live_bytes(self) -> int:
         """The estimated size of the rows that are not removed."""
         return int(self.add["size"] * self.live_rows // max(1, self.rows))
+
+
+def positions(rows: BitMap64) -> NDArray[np.int64]:
+    """The rows of a vector as an array, in ascending order."""
+    return np.fromiter(rows, np.int64, len(rows))
 
 
 class LiveFiles:

@@ -22,6 +22,7 @@ from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Store
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.location import scheme_of
 
 # delta-rs takes all options in one mapping; obstore has one for the store, one for the HTTP client
 # and one for retries. The names of the latter two, without a store's prefix.
@@ -159,10 +160,10 @@ def unsupported_store(uri: str, options: Mapping[str, str] | None) -> str | None
 
 
 def _local_path(uri: str) -> str | None:
-    url = urlsplit(uri)
-    if url.scheme == "file":
-        return unquote(url.path)
-    return None if url.netloc else uri
+    scheme = scheme_of(uri)
+    if scheme == "file":
+        return unquote(urlsplit(uri).path)
+    return None if scheme else uri
 
 
 def _remote(uri: str, options: Mapping[str, str]) -> Store:

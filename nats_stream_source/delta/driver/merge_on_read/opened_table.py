@@ -43,7 +43,7 @@ class OpenedTable:
         return self.table
 
     def close(self) -> None:
-        """Forget the table: after a failure its state can differ from the log's."""
+        """Drop the table: after a failure its state can differ from the log's."""
         self.table = None
 
     def after_commit(self, upkeep: Upkeep | None) -> None:

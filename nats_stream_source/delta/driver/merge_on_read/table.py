@@ -45,7 +45,7 @@ from nats_stream_source.delta.driver.merge_on_read.indexed_table import (
     IndexedTable,
     order_values,
 )
-from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
+from nats_stream_source.delta.driver.merge_on_read.key_index import NO_FILE, Integers
 from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
@@ -180,7 +180,8 @@ class MergeOnReadTable:
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
         storage = self._opened.storage
-        result = maintain_by_delta_rs(storage.open_existing(), upkeep, storage.name)
+        target = self._target or storage.open_existing()
+        result = maintain_by_delta_rs(target, upkeep, storage.name)
 
         def expire() -> int:
             objects = TableObjects.at(storage.uri, storage.storage_options)
@@ -267,5 +268,10 @@ def _commit(table: IndexedTable, changes: _Changes) -> None:
     actions, replaced = table.removals(removed, data_change=True)
     actions += [{"add": add} for add, _ in written]
     indexed = rows.select([*table.keys, *ORDER_COLUMNS])
-    files = ((LiveFile(add, len(at), BitMap64()), indexed.take(at)) for add, at in written)
-    table.commit("MERGE", actions, replaced, old, files)
+
+    def update() -> None:
+        table.index.file[old] = NO_FILE
+        for add, at in written:
+            table.add_written(LiveFile(add, len(at), BitMap64()), indexed.take(at))
+
+    table.commit("MERGE", actions, replaced, update)

@@ -32,7 +32,6 @@ from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
 from nats_stream_source.delta.driver.merge_on_read.delta_log import (
     DamagedLogError,
     DeltaLog,
-    VersionExistsError,
     now_ms,
 )
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
@@ -52,7 +51,6 @@ _FAILURES = (
     OSError,
     TableChangedError,
     VectorError,
-    VersionExistsError,
     pa.ArrowException,
 )
 
@@ -65,9 +63,7 @@ class BackgroundUpkeep:
     def __init__(self, storage: TableStorage) -> None:
         self._storage = storage
         self._thread: threading.Thread | None = None
-        self._maintained: int | None = (
-            None  # the version up to which checkpoints and VACUUM were due
-        )
+        self._maintained: int | None = None  # the version at the last look
 
     def after_commit(self, table: IndexedTable, upkeep: Upkeep | None) -> None:
         """Start what is due after a commit, unless the thread still runs.
@@ -152,8 +148,7 @@ def delete_expired_vectors(target: DeltaTable, objects: TableObjects, upkeep: Up
         upkeep: its ``retention_hours``; None for the table's own.
     """
     before = now_ms() - retention_ms(upkeep, target.metadata().configuration)
-    log, version = DeltaLog(objects), target.version()
-    named = [*log.files(version).values(), *log.removed_since(version, before)]
+    named = DeltaLog(objects).files_since(target.version(), before)
     kept = {
         vector_path(action["deletionVector"]) for action in named if action.get("deletionVector")
     }

@@ -232,7 +232,7 @@ async def test_user_information_serves_announced_servers(tmp_path: Path) -> None
 
 
 async def test_announced_servers_hang(tmp_path: Path) -> None:
-    """The configured server is tried before each of them, so that gets and watches continue."""
+    """The configured server is tried before each of them."""
     with contextlib.ExitStack() as stack:
         mutes = [stack.enter_context(Mute()) for _ in range(4)]
         routes = [free_port() for _ in range(5)]
@@ -253,7 +253,6 @@ async def test_announced_servers_hang(tmp_path: Path) -> None:
             server.stop()
             await wait_until_async(lambda: sum(mute.accepted for mute in mutes) > 0, "a mute one")
             server.start()
-            connection.client.options["connect_timeout"] = 1
             await connection.wait_connected(50)
             assert sum(mute.accepted for mute in mutes) == 1
         finally:
