@@ -219,9 +219,9 @@ def _follow(
     except Exception:
         # SIGTERM to the whole process group also ends the JVM.
         if not stopped.is_set():
+            line.end(failed=True)
             raise
-    finally:
-        line.end()
+    line.end()
     return 0
 
 
@@ -274,8 +274,14 @@ class _ProgressLine:
         if time.monotonic() - self._since >= interval and self._last is not None:
             self._print("\r\x1b[K" if self._terminal else "", "" if self._terminal else "\n")
 
-    def end(self) -> None:
-        """Print the last line; without a lag if Spark has not reported a micro-batch yet."""
+    def end(self, *, failed: bool = False) -> None:
+        """Print the last line; without a lag if Spark has not reported a micro-batch yet.
+
+        Args:
+            failed: True to print nothing in that case.
+        """
+        if failed and self._last is None:
+            return
         self._print("\r\x1b[K" if self._terminal else "", "\n")
 
     def _print(self, start: str, end: str) -> None:
