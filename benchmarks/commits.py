@@ -106,7 +106,7 @@ class _Written:
             self.bytes[kind] += len(content)
             real(objects, path, content, create=create)
 
-        TableObjects.put = put  # type: ignore[method-assign]
+        TableObjects.put = put  # type: ignore[assignment]
 
 
 def _case(keys: int, count: int, commits: int) -> Result:

@@ -148,7 +148,7 @@ def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float)
         frame = source.option("maxRowsPerTrigger", MAX_ROWS).load()
         follow: Callable[[DataFrame, int], None] = take
         if way != "foreachBatch":
-            follow = merge_changes(table, engine=way)  # type: ignore[arg-type]
+            follow = merge_changes(table, engine=way)
         writer = frame.writeStream.foreachBatch(follow)
         query = writer.option("checkpointLocation", f"{scratch}/checkpoint").start()
         try:

@@ -240,14 +240,14 @@ async def _nats_py_watch(client: Client) -> int:
     try:
         while True:
             try:
-                entry = await watcher.updates(timeout=2)  # type: ignore[no-untyped-call]
+                entry = await watcher.updates(timeout=2)
             except nats.errors.TimeoutError:
                 break  # nats-py lost messages and waits for them
             if entry is None:
                 break
             count += 1
     finally:
-        await watcher.stop()  # type: ignore[no-untyped-call]
+        await watcher.stop()
     return count
 
 

@@ -259,7 +259,7 @@ async def _watch(client: Client, expected: int) -> tuple[int, float]:
     try:
         while count < expected:
             try:
-                entry = await watcher.updates(timeout=2)  # type: ignore[no-untyped-call]
+                entry = await watcher.updates(timeout=2)
             except nats.errors.TimeoutError:
                 break  # nats-py lost messages and waits for them
             if entry is None:
@@ -267,7 +267,7 @@ async def _watch(client: Client, expected: int) -> tuple[int, float]:
             count += 1
             last = time.perf_counter()
     finally:
-        await watcher.stop()  # type: ignore[no-untyped-call]
+        await watcher.stop()
     if not count:
         raise RuntimeError(f"nats-py's watch received 0 of {expected} entries")
     return count, count / (last - began)

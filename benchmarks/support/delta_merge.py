@@ -119,7 +119,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
                 batch = s.createDataFrame(rows(numbers, (turn + 1) * keys)).persist()
                 batch.count()
                 began = time.perf_counter()
-                merge(batch, path, engine=engine)  # type: ignore[arg-type]
+                merge(batch, path, engine=engine)
                 seconds.append(time.perf_counter() - began)
             memory = _peak()
         size = live_bytes(TableStorage("table", path).open_existing())

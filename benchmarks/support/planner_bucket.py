@@ -109,8 +109,8 @@ class Requests:
             self.count += not subject.startswith("$KV.")
             await self._publish(client, subject, *args, **named)
 
-        Client.publish = publish  # type: ignore[method-assign, assignment]
+        Client.publish = publish  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
-        Client.publish = self._publish  # type: ignore[method-assign]
+        Client.publish = self._publish

@@ -171,11 +171,7 @@ def at_once(source: DataSource) -> int:
     """How many rows a batch reads."""
     reader = source.reader(StructType())
     try:
-        return sum(
-            batch.num_rows  # type: ignore[union-attr]
-            for split in reader.partitions()
-            for batch in reader.read(split)
-        )
+        return sum(batch.num_rows for split in reader.partitions() for batch in reader.read(split))
     finally:
         close_cached_runners()
 
@@ -237,7 +233,7 @@ def test_consumers_are_named_as_asked_for(server: NatsServer) -> None:
         assert names
         assert all(name.startswith("ours-") for name in names)
     finally:
-        rows.close()  # type: ignore[union-attr]
+        rows.close()
         close_cached_runners()
 
 

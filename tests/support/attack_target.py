@@ -139,7 +139,7 @@ def _by_format(
     options = {"connectTimeout": seconds, "requestTimeout": seconds, **options}
     with pytest.MonkeyPatch.context() as patch:
         if patience is not None:
-            short_deadlines = partial(base.RangeRequest, **_short(patience))
+            short_deadlines = partial(RangeRequest, **_short(patience))
             patch.setattr(base, "RangeRequest", short_deadlines)
         found = rows(url, bucket, **options)
     names = ("revision", "value") if found and "revision" in found[0] else ("sequence", "data")

@@ -18,7 +18,7 @@ BUCKET = "lake"
 
 def _serve(listener: socket.socket) -> None:
     # Here, in the server's process: the import takes a second.
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     host, port = listener.getsockname()

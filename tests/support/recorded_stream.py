@@ -30,6 +30,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import reusable_connection
 from nats_stream_source.jetstream.ordered import consumer
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.spark.formats import base
 from tests.support.background_writer import Writing
@@ -87,7 +88,7 @@ def use_long_deadlines(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) 
     For tests that count consumers or connections: on a busy machine a server may pause for so long
     that readers otherwise rebuild.
     """
-    monkeypatch.setattr(base, "RangeRequest", partial(base.RangeRequest, heartbeat=heartbeat))
+    monkeypatch.setattr(base, "RangeRequest", partial(RangeRequest, heartbeat=heartbeat))
     monkeypatch.setattr(reusable_connection, "_PING_DEADLINE", DEADLINE)
     monkeypatch.setattr(consumer, "_PONG_TIMEOUT", DEADLINE)
 

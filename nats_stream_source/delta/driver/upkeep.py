@@ -27,7 +27,7 @@ def compaction_problem(target: DeltaTable) -> str | None:
     return None if mode == "none" else f"delta-rs does not compact with column mapping ({mode})"
 
 
-def live_files(target: DeltaTable) -> list[tuple[object, int]]:
+def live_files(target: DeltaTable) -> list[tuple[tuple[str, ...], int]]:
     """The partition and the size of each data file of this version."""
     actions = pa.table(target.get_add_actions(flatten=True))
     partitions = [name for name in actions.column_names if name.startswith("partition.")]

@@ -24,7 +24,7 @@ from nats_stream_source.wire.table import ACK, NOT_PARSED, Field, Table
 
 if TYPE_CHECKING:
     from nats_stream_source.wire import compiled_slices as compiled_slices
-    from nats_stream_source.wire.framing import compiled_scan
+    from nats_stream_source.wire.framing import compiled_scan as compiled_scan
 else:
     try:
         from nats_stream_source.wire import compiled_slices

@@ -128,8 +128,8 @@ def stored(url: str, case: Case, after: int, initial: int = 0) -> list[list[Any]
         headers = base64.b64decode(found.get("hdrs", ""))
         operation = next((o for o in ("DEL", "PURGE") if f": {o}".encode() in headers), "PUT")
         if _fits(key, case.options.get("keys")):
-            value = value if operation == "PUT" else None
-            rows.append([seq, operation, key, value, seq <= initial])
+            row_value = value if operation == "PUT" else None
+            rows.append([seq, operation, key, row_value, seq <= initial])
     if case.format == "nats_stream" or "includeHistory" in case.options:
         return rows
     # Initial values are those that were not written again.

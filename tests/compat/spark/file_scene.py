@@ -40,7 +40,7 @@ class FileScene(Scene):
     """A scene that finds its attempts in files."""
 
     @property
-    def attempts(self) -> list[tuple[int, list[Row]]]:  # type: ignore[override]
+    def attempts(self) -> list[tuple[int, list[Row]]]:
         return [
             (
                 int(file.stem.partition("-")[2]),

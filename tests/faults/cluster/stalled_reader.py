@@ -19,6 +19,7 @@ from functools import partial
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.spark.formats import base
 from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy, is_delivery, stream_seq
@@ -35,7 +36,7 @@ _HALT = COUNT // 16  # before the server asks for an answer to flow control, aft
 def read_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """And wait long for PONGs, so that only a connection that is lost is taken for lost."""
     use_long_deadlines(monkeypatch, heartbeat=0.5)
-    monkeypatch.setattr(base, "RangeRequest", partial(base.RangeRequest, batch_rows=_STEP))
+    monkeypatch.setattr(base, "RangeRequest", partial(RangeRequest, batch_rows=_STEP))
 
 
 class StalledReader(Proxy):

@@ -52,7 +52,7 @@ def table_of(rows: Sequence[Row]) -> dict[str, tuple[int, bytes | None]]:
 
 def bucket_of(recorded: RecordedStream, keys: Sequence[str]) -> dict[str, tuple[int, bytes | None]]:
     """What the bucket has of these keys, likewise."""
-    found = {}
+    found: dict[str, tuple[int, bytes | None]] = {}
     for key in keys:
         request = {"last_by_subj": recorded.prefix + key}
         try:

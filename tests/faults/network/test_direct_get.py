@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.support.nats.topology import (
     hub_and_leaf,
     make_mirror,
 )
-from tests.support.proxy.fault_proxy import Proxy
+from tests.support.proxy.fault_proxy import CutAt, Outcome, Proxy
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("short_deadlines")
@@ -127,22 +128,19 @@ async def test_connection_lost_between_pages(proxy: Proxy) -> None:
 
 
 async def test_connection_lost_within_page(proxy: Proxy) -> None:
-    """What had arrived stays, and the next page begins after it."""
-    lost = 0
+    """The page keeps the messages that had arrived; the next page begins after them."""
 
-    def verdict(frame: bytes) -> bool:
-        nonlocal lost
-        if is_answer(frame, 25) and not lost:
-            lost += 1
-            asyncio.get_running_loop().create_task(proxy._cut())
-        return lost == 0 or not is_answer(frame, 26) or len(proxy.dropped) > 0
+    def cut_once(frame: bytes) -> Outcome:
+        return CutAt(20) if is_answer(frame, 26) and not proxy.dropped else True
 
-    proxy.verdict = verdict
+    proxy.verdict = cut_once
 
     async with direct_get(proxy.url, "S") as get:
         found, reconnects = await seqs(get.batch(batch=1000)), get.jetstream.connection.reconnects
     assert found == WHOLE
-    assert (lost, reconnects, len(proxy.dropped)) == (1, 1, 1)
+    assert (reconnects, len(proxy.dropped)) == (1, 1)
+    requests = b"".join(frame for frame in proxy.sent if b"$JS.API.DIRECT.GET.S" in frame)
+    assert re.findall(rb'"seq": ?(\d+)', requests) == [b"1", b"26"]
 
 
 async def test_connection_lost_permanently(proxy: Proxy) -> None:

@@ -22,7 +22,7 @@ async def test_ephemeral_consumer_lost_with_server_is_an_error(
     stream = make_stream(nats_server.url, 3)
 
     async with connected(nats_server.url) as jetstream:
-        config = ConsumerConfig(idle_heartbeat=0.2, **memory)  # type: ignore[arg-type]
+        config = ConsumerConfig(idle_heartbeat=0.2, **memory)
         subscription = await subscribe(jetstream, stream=stream, config=config)
         await all_of(subscription, 3)
         nats_server.kill()

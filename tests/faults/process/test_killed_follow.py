@@ -181,7 +181,7 @@ def wait_for_content(
         if content(table) == expected:
             return
         # Reading the table takes long beside its query.
-        _wait(process, lambda seen=seen: version(table) > seen, f"{table} to be equal")  # type: ignore[misc]
+        _wait(process, lambda seen=seen: version(table) > seen, f"{table} to be equal")
 
 
 def logged(directory: Path) -> bool:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source import register
 from tests.support.spark.session import LOCAL, configured

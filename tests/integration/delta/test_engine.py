@@ -155,7 +155,7 @@ def test_arguments_are_checked_when_the_function_is_made(
             merge_changes(table, **arguments)
     for value in (0, -1, True, 1.5, "1"):
         with pytest.raises(ConfigurationError, match=r"batch_rows is .*expected an integer from 1"):
-            AutoLimits(batch_rows=value)  # type: ignore[arg-type]
+            AutoLimits(batch_rows=value)
     monkeypatch.setattr(location, "_installed", lambda: False)
     with pytest.raises(MissingPackageError, match=r"deltalake is not installed.*\[delta\]"):
         merge_changes("/lake/fleet", engine="delta-rs")
@@ -165,7 +165,7 @@ def test_arguments_are_checked_when_the_function_is_made(
         merge_changes("/lake/fleet")
     for table, chosen in (("/lake/fleet", "spark"), ("fleet", "auto")):
         with pytest.raises(ConfigurationError, match="the session lacks Delta's jar; start"):
-            merge_changes(table, engine=chosen)  # type: ignore[arg-type]
+            merge_changes(table, engine=chosen)
 
 
 def test_secrets_are_in_no_repr() -> None:

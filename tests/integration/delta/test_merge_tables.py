@@ -116,7 +116,7 @@ def test_tables_that_do_not_fit(
         ),
         (batch.withColumn("key", F.lit(None)), removed, "remove", "null in one of"),
         (batch.withColumn("operation", F.lit("put")), removed, "remove", "other than PUT"),
-        (batch, removed, "drop", "deletes is 'drop'"),  # type: ignore[list-item]
+        (batch, removed, "drop", "deletes is 'drop'"),
     ]
     for frame_, table, deletes, message in refused:
         before = [version(Path(one)) for one in (removed, marked, other)]
@@ -124,7 +124,7 @@ def test_tables_that_do_not_fit(
             merge(frame_, table, deletes=deletes)
         assert [version(Path(one)) for one in (removed, marked, other)] == before
     with pytest.raises(ConfigurationError, match="expected 'remove' or 'mark'"):
-        merge_changes(removed, deletes="drop")  # type: ignore[arg-type]
+        merge_changes(removed, deletes="drop")
 
 
 def test_path_with_other_files_is_refused(

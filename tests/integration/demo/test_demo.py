@@ -50,7 +50,7 @@ def test_exit_status(
 
     monkeypatch.setattr(story.Story, "run", run)
     monkeypatch.setattr(sys, "argv", ["demo", "--work", str(tmp_path / "work")])
-    monkeypatch.setattr(program.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
     assert program.main() == status
     printed = capsys.readouterr()
     assert printed.err == ("no jars\n" if isinstance(outcome, Exception) else "")

@@ -143,8 +143,8 @@ def test_sdist(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {entry.name.partition("/")[2] for entry in archive.getmembers() if entry.isfile()}
-    folders = ("nats_stream_source", "docs", "tests", "benchmarks")
-    folders += ("checkpoints_example", "docker", "examples")
+    folders = ["nats_stream_source", "docs", "tests", "benchmarks"]
+    folders += ["checkpoints_example", "docker", "examples"]
     expected = set[str]().union(*(files(ROOT / folder) for folder in folders))
     assert expected | ROOT_FILES <= names
     added = names - expected - ROOT_FILES - {"PKG-INFO", "setup.cfg"}

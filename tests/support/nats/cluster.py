@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
 
@@ -28,6 +28,9 @@ from tests.support.nats.topology import (
     Line,
 )
 from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ANOTHER_STREAM = 10060
 """The error of a write that is refused since it names another stream."""
@@ -97,7 +100,7 @@ class Cluster:
         """The address of the first server."""
         return self.servers["n1"].url
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         ports = [free_port() for _ in range(3 * self._size)]
         monitors, ports = ports[: self._size], ports[self._size :]
         names = [f"n{index + 1}" for index in range(self._size)]

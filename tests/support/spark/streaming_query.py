@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 _DEADLINE = 600  # seconds; only a query that hangs takes that long
 _ATTEMPTS = 10

@@ -66,7 +66,7 @@ def test_layers_below_options_name_none(folder: str) -> None:
 
 def in_python(servers: str = "nats://h:1", **settings: str) -> NatsSourceError:
     with pytest.raises(NatsSourceError) as caught:
-        ConnectionSettings((servers,), **settings).validate()  # type: ignore[arg-type]
+        ConnectionSettings((servers,), **settings).validate()
     return caught.value
 
 

@@ -105,7 +105,7 @@ def valid_run() -> Evidence:
 
 
 def set_progress(evidence: Evidence, source: str, **fields: object) -> None:
-    evidence.progress[source] = replace(evidence.progress[source], **fields)  # type: ignore[arg-type]
+    evidence.progress[source] = replace(evidence.progress[source], **fields)
 
 
 def full_rows(evidence: Evidence, batch: int = 1) -> list[Entry]:

@@ -344,7 +344,7 @@ async def test_closed_while_a_reconnect_is_cancelled_in_vain(shared_server: Nats
                 vain += 1
         await connect(server)
 
-    client._connect_to_server = stubborn  # type: ignore[method-assign]
+    client._connect_to_server = stubborn  # type: ignore[assignment]
     connection.reconnect()
     await asyncio.wait_for(begun.wait(), 60)
     await connection.close()

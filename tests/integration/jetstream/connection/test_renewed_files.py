@@ -41,7 +41,7 @@ async def test_renewed_file_is_used_at_next_reconnect(
             seen.append(permanent)
         return permanent
 
-    connection._failures.classify = classifying  # type: ignore[method-assign]
+    connection._failures.classify = classifying
     try:
         write("")
         await asyncio.to_thread(at.server.kill)

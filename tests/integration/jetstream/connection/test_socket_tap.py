@@ -128,9 +128,8 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
         await inbox.close()
     finally:
         await client.close()
-    tapped = [frames.payload(i) for frames in tapped for i in range(len(frames))]
     assert plain == payloads
-    assert tapped == payloads
+    assert [frames.payload(i) for frames in tapped for i in range(len(frames))] == payloads
 
 
 async def test_closing_an_inbox_in_the_middle_of_a_flood_keeps_the_rest_sound(
@@ -261,7 +260,7 @@ async def test_slow_read_loop_makes_server_wait(
             await parse(data)
             await free.wait()
 
-        client._ps.parse = slow  # type: ignore[method-assign]
+        client._ps.parse = slow
         for _ in range(2500):
             await writer.publish("behind", bytes(4000))
         await writer.flush()
@@ -407,7 +406,7 @@ async def test_deliveries_overtake_nothing() -> None:
     tap: Any = client._ps
     reader: Any = mock.Mock()
     tap._started, tap._buffered = True, reader
-    client._process_pong = mock.AsyncMock()  # type: ignore[method-assign]
+    client._process_pong = mock.AsyncMock()
     arrived: list[int] = []
     inbox: Any = mock.Mock(bulk=False)
     inbox.put = lambda frames: arrived.extend(ack_tokens(frames).consumer_seq.tolist())

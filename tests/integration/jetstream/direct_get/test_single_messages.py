@@ -266,7 +266,7 @@ async def test_arguments_are_refused_when_called(shared_server: NatsServer) -> N
         assert (await get.get(1, timeout=1)).seq == 1
         for stream in ("a b", "", "a.b", "a*", None):
             with pytest.raises(InvalidNameError, match="stream's name"):
-                DirectGet(get.jetstream, stream)  # type: ignore[arg-type]
+                DirectGet(get.jetstream, stream)
 
 
 async def test_allow_direct_is_for_who_makes_the_stream_to_ask(shared_server: NatsServer) -> None:

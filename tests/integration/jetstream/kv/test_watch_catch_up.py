@@ -93,7 +93,7 @@ async def test_watch_catch_up_is_bounded(lasts: list[int], signals_at: int) -> N
     async def last() -> int:
         return next(answers)
 
-    watch._last_matching_seq = last  # type: ignore[method-assign]
+    watch._last_matching_seq = last
     through = 10
     while not await watch._catch_up_is_complete(through):
         through += 1

@@ -54,7 +54,7 @@ async def test_large_values_at_the_end_of_a_range_still_come(nats_server: NatsSe
             held.append(reader.cursor.position)
             return idle()
 
-        reader.cursor.idle = noted  # type: ignore[method-assign]
+        reader.cursor.idle = noted
         assert await read(reader) == list(range(1, 30_026))
     assert held
 

@@ -135,7 +135,7 @@ async def test_consumer_deleted_while_requested(shared_server: NatsServer) -> No
     async with connected(shared_server.url) as jetstream:
         pull = await pull_on(jetstream, stream)
         for ask in (lambda: pull.fetch(1, 10), lambda: anext(pull)):
-            waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())  # type: ignore[arg-type]
+            waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())
             await wait_until_async(
                 lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 1,
                 "the request waits",
@@ -159,7 +159,7 @@ async def test_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> None
             with pytest.raises((ConflictStatusError, NoRespondersStatusError)):
                 await pull.fetch(1, 1)
         with pytest.raises(SubscribeError, match="callback"):
-            await subscribe(jetstream, stream=stream, pull=True, callback=print)  # type: ignore[arg-type]
+            await subscribe(jetstream, stream=stream, pull=True, callback=print)
 
 
 async def test_cancelled_caller_returns_messages(shared_server: NatsServer) -> None:

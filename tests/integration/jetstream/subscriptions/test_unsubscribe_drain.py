@@ -94,7 +94,7 @@ async def test_deletion_failure_is_raised_by_unsubscribe(
     shared_server: NatsServer, published: str, pull: bool
 ) -> None:
     async with connected(shared_server.url) as jetstream:
-        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)  # type: ignore[call-overload]
+        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)
         name = subscription.info.name
         api(shared_server.url, f"CONSUMER.DELETE.{published}.{name}")
         with pytest.raises(ConsumerNotFoundError):
@@ -107,7 +107,7 @@ async def test_deletion_failure_at_drain_goes_to_on_error(
 ) -> None:
     async with connected(shared_server.url) as jetstream:
         errors: list[Exception] = []
-        subscription: Any = await subscribe(  # type: ignore[call-overload]
+        subscription: Any = await subscribe(
             jetstream, stream=published, pull=pull, on_error=errors.append
         )
         assert (await anext(subscription)).metadata.stream_seq == 1
@@ -123,7 +123,7 @@ async def test_drain_hands_over_what_has_arrived(
     shared_server: NatsServer, published: str, pull: bool
 ) -> None:
     async with connected(shared_server.url) as jetstream:
-        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)  # type: ignore[call-overload]
+        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)
         first = await anext(subscription)
         await first.ack()
         await subscription.drain()

@@ -15,6 +15,7 @@ from nats_stream_source.errors import (
     BucketNotFoundError,
     DataLossError,
 )
+from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.spark.formats.splits import BatchReadKind
 from nats_stream_source.spark.reading.read_verifier import verified_stream_info
 from nats_stream_source.spark.reading.state import latest_values
@@ -142,10 +143,9 @@ def test_keys_that_come_and_go_meanwhile(
         assert [row["key"] for row in rows] == ["d", "e", "f", "a", "new", "c"]
         return
     put(url, bucket, "d", b"2")
-    listed = latest_values.list_subjects
 
     async def then_removed(*args: Any) -> set[str]:
-        found = await listed(*args)
+        found = await list_subjects(*args)
         await asyncio.to_thread(
             api, url, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.d"}
         )

@@ -12,7 +12,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.count import MessageCount
+from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
 from nats_stream_source.spark.planning import limits
 from tests.integration.spark.planning.planners import ends, planning
 from tests.support.nats.buckets import create_bucket, put, put_many
@@ -51,13 +51,12 @@ class Counts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sequences: list[int] = []
-        original = limits.count_messages
 
         async def count(
             jetstream: JetStream, stream: str, seq: int, filters: Sequence[str]
         ) -> MessageCount:
             self.sequences.append(seq)
-            return await original(jetstream, stream, seq, filters)
+            return await count_messages(jetstream, stream, seq, filters)
 
         monkeypatch.setattr(limits, "count_messages", count)
 

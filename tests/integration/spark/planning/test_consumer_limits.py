@@ -11,6 +11,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerLimitError
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.spark.formats import base
 from nats_stream_source.spark.reading import small_range
 from tests.support.nats.buckets import api, publish
@@ -109,7 +110,7 @@ def test_query_waits_for_room_in_account(
 
 def test_account_without_room_fails(account: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the server's number and names the setting."""
-    monkeypatch.setattr(base, "RangeRequest", partial(base.RangeRequest, attempts=2))
+    monkeypatch.setattr(base, "RangeRequest", partial(RangeRequest, attempts=2))
     url = fill(account, "S")
     take(url, "S")
     with (

@@ -78,9 +78,9 @@ async def test_small_range_is_one_split_without_requests(
         start = await planner.initial_offset()
         asked = Asked(monkeypatch)
         splits = await planner.splits(start, await planner.latest_offset(start))
-        asked = asked.subjects
+        subjects = asked.subjects
     assert [(split.range.start, split.range.end) for split in splits] == [(0, 1000)]
-    assert asked == ["STREAM.INFO.KV_b"]
+    assert subjects == ["STREAM.INFO.KV_b"]
 
 
 async def test_large_range_is_cut_for_cores(

@@ -16,8 +16,8 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.planning.stream_states import StreamStates
+from nats_stream_source.spark.planning.stream_view import StreamView
 from tests.support.nats.buckets import (
     api,
     create_bucket,
@@ -172,12 +172,12 @@ def test_bucket_deleted_between_poll_and_plan(
         original = StreamStates.poll
         deleted: list[str] = []
 
-        async def then_deleted(states: StreamStates, known: Iterable[str]) -> dict[str, StreamInfo]:
-            infos = await original(states, known)
+        async def then_deleted(states: StreamStates, known: Iterable[str]) -> dict[str, StreamView]:
+            views = await original(states, known)
             if not deleted:
                 delete_bucket(sites, name)
                 deleted.append(name)
-            return infos
+            return views
 
         monkeypatch.setattr(StreamStates, "poll", then_deleted)
         assert query.read_sequences() == {"site-2": [2]}

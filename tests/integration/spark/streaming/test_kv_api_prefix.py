@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,7 +58,9 @@ def in_domain() -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("place", [imported, in_domain])
-def test_query_through_prefix(spark: SparkSession, tmp_path: Path, place: object) -> None:
+def test_query_through_prefix(
+    spark: SparkSession, tmp_path: Path, place: Callable[[], AbstractContextManager[Place]]
+) -> None:
     with place() as (owner, options):
         scene = Scene(spark, SimpleNamespace(url=owner), "map", tmp_path)
         # A filter and a limit, so that the planner ranks: its requests take the prefix too.

@@ -50,7 +50,7 @@ def message(subject: bytes, sid: int, value: bytes, reply: bytes, header: bytes 
 
 
 def many(count: int = 150, first: int = 1, **more: object) -> bytes:
-    return b"".join(delivery(seq, **more) for seq in range(first, first + count))  # type: ignore[arg-type]
+    return b"".join(delivery(seq, **more) for seq in range(first, first + count))
 
 
 @pytest.fixture(params=scanner.available())
