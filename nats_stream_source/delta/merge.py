@@ -82,8 +82,8 @@ def merge(
     """Merge one batch of entries into a Delta table with one row per key.
 
     The first batch creates the table, even if the batch is empty. Merging a batch again changes
-    nothing and does not create a new table version. The batch is read once. A commit that conflicts
-    with another writer's is merged again, ten times at most.
+    nothing and does not create a new table version. A commit that conflicts with that of another
+    writer is merged again, ten times at most.
 
     Args:
         batch: entries as ``nats_kv`` delivers them. Columns may be added, parsed or dropped, except

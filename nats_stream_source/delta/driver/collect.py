@@ -1,8 +1,14 @@
 """Collect the newest entry of each key of a batch in the driver, for engine ``"delta-rs"``.
 
-The executors reduce each partition to the newest entry of each key (``mapInArrow``), so no shuffle
-takes place and the driver receives at most one row per key and partition. The driver reduces once
-more. The batch is read once.
+**A batch of any size.** The executors reduce each partition to the newest entry of each key
+(``mapInArrow``), so no shuffle takes place and the driver receives at most one row per key and
+partition. The driver reduces once more. The batch is read once.
+
+**A small batch.** The reduction is a second Python step of each task, which takes as long as all
+the rest of a batch of some hundred rows. If the last batch was small, the driver therefore collects
+the rows as they are, up to a limit. A batch that reaches the limit is read again, with the
+reduction: the rows of the first attempt are dropped, since they can be a part of a batch. The limit
+follows the size of the rows, so the memory of the driver stays bounded.
 
 **Limits.** A partition that exceeds a limit stops reading and returns one row that reports it,
 instead of rows that the driver might not have the memory for.
@@ -15,9 +21,9 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
-from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.limits import AutoLimits, LimitCheck
 from nats_stream_source.delta.newest import NewestPerKey, invalid_entries, newest_per_key
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
@@ -27,36 +33,72 @@ from nats_stream_source.delta.table import (
     invalid_entries_error,
 )
 
-# A name that does not occur in user tables.
-_EXCEEDED = "_nats_stream_source_exceeded"
+# A column that user tables do not have: in the first row of a partition, the rows that it has read.
+_READ = "_nats_stream_source_read"
+_EXCEEDED = -1  # in place of the rows: a limit is exceeded
+
+# Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
+_FEW_ROWS = 10_000
+_FEW_BYTES = 8 << 20
 
 
-def collect_newest(batch: DataFrame, keys: list[str], limits: LimitCheck) -> pa.Table:
-    """The newest entry of each key, without the columns of the delivery.
+class BatchCollector:
+    """Collects the batches of one table, one after the other."""
 
-    Args:
-        batch: it is read once.
-        keys: columns that identify the key.
-        limits: ``batch_rows`` and ``batch_bytes`` apply to each partition and to the result.
+    def __init__(self) -> None:
+        self._few = 0  # rows up to which the next batch is collected as it is
 
-    Raises:
-        EngineRefusedError: a column has a type that Arrow lacks, or a limit is exceeded.
-    """
-    entries, enforced = batch.drop(*DELIVERY_COLUMNS), limits.enforced
+    def __repr__(self) -> str:
+        return f"<BatchCollector few={self._few}>"
+
+    def newest(self, batch: DataFrame, keys: list[str], limits: LimitCheck) -> pa.Table:
+        """The newest entry of each key, without the columns of the delivery.
+
+        Args:
+            batch: it is read once, or twice where it is much larger than the last one.
+            keys: columns that identify the key.
+            limits: ``batch_rows`` and ``batch_bytes`` apply to each partition and to the result.
+
+        Raises:
+            EngineRefusedError: a column has a type that Arrow lacks, or a limit is exceeded.
+        """
+        entries = batch.drop(*DELIVERY_COLUMNS)
+        collected = self._collect_few(entries)
+        if collected is None:
+            collected, read = _collect_reduced(entries, keys, limits.enforced)
+        else:
+            read = collected.num_rows
+        newest = newest_per_key(collected, keys)
+        limits.validate("batch_rows", newest.num_rows)
+        limits.validate("batch_bytes", newest.nbytes)
+        if newest.num_rows:
+            few = min(_FEW_ROWS, _FEW_BYTES * newest.num_rows // newest.nbytes)
+            self._few = few if read <= few else 0
+        return newest
+
+    def _collect_few(self, entries: DataFrame) -> pa.Table | None:
+        """All rows as they are; None if the batch may have more than a small one has."""
+        if not self._few:
+            return None
+        rows = entries.limit(self._few + 1).toArrow()
+        return rows if rows.num_rows <= self._few else None
+
+
+def _collect_reduced(
+    entries: DataFrame, keys: list[str], limits: AutoLimits
+) -> tuple[pa.Table, int]:
+    """The newest entries of each partition, and the number of rows read for them."""
     nullable = [StructField(field.name, field.dataType, True) for field in entries.schema.fields]
-    schema = StructType([*nullable, StructField(_EXCEEDED, BooleanType(), True)])
-    collected = entries.mapInArrow(
-        _reduction(keys, enforced.batch_rows, enforced.batch_bytes), schema
-    ).toArrow()
-    if collected[_EXCEEDED].null_count < collected.num_rows:
+    schema = StructType([*nullable, StructField(_READ, LongType(), True)])
+    reduction = _reduction(keys, limits.batch_rows, limits.batch_bytes)
+    collected = entries.mapInArrow(reduction, schema).toArrow()
+    read = collected[_READ]
+    if pc.any(pc.equal(read, _EXCEEDED)).as_py():
         raise EngineRefusedError(
-            f"a partition of the batch has more than {enforced.batch_rows} keys "
-            f"or {enforced.batch_bytes} bytes"
+            f"a partition of the batch has more than {limits.batch_rows} keys "
+            f"or {limits.batch_bytes} bytes"
         )
-    newest = newest_per_key(collected.drop_columns([_EXCEEDED]), keys)
-    limits.validate("batch_rows", newest.num_rows)
-    limits.validate("batch_bytes", newest.nbytes)
-    return newest
+    return collected.drop_columns([_READ]), pc.sum(read).as_py() or 0
 
 
 def entries_to_merge(newest: pa.Table, keys: list[str], deletes: Deletes) -> pa.Table:
@@ -77,9 +119,11 @@ def _reduction(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         newest: NewestPerKey | None = None
+        read = 0
         for batch in batches:
             if newest is None:
                 newest = NewestPerKey(batch.schema, keys, max_rows=max_rows, max_bytes=max_bytes)
+            read += batch.num_rows
             if not newest.add(batch):
                 break
         if newest is None:
@@ -87,10 +131,10 @@ def _reduction(
         table = newest.table()
         if table is None:
             columns = {field.name: pa.nulls(1, field.type) for field in newest.schema}
-            report = pa.RecordBatch.from_pydict({**columns, _EXCEEDED: [True]})
+            report = pa.RecordBatch.from_pydict({**columns, _READ: [_EXCEEDED]})
             yield report
             return
-        flags = pa.nulls(table.num_rows, pa.bool_())
-        yield from table.append_column(_EXCEEDED, flags).to_batches()
+        counts = pa.array([read] + [None] * (table.num_rows - 1), pa.int64())[: table.num_rows]
+        yield from table.append_column(_READ, counts).to_batches()
 
     return reduce

@@ -22,7 +22,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.driver.collect import collect_newest, entries_to_merge
+from nats_stream_source.delta.driver.collect import BatchCollector, entries_to_merge
 from nats_stream_source.delta.driver.storage import TableStorage, live_bytes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
 from nats_stream_source.delta.limits import LimitCheck
@@ -48,10 +48,19 @@ class CopyOnWriteTable:
 
     Args:
         target: the version that the first attempt of the first change uses.
+        collector: of the query's batches.
+        limits: of this change.
     """
 
-    def __init__(self, storage: TableStorage, target: DeltaTable, limits: LimitCheck) -> None:
+    def __init__(
+        self,
+        storage: TableStorage,
+        target: DeltaTable,
+        collector: BatchCollector,
+        limits: LimitCheck,
+    ) -> None:
         self._storage = storage
+        self._collector = collector
         self._found: DeltaTable | None = target
         self._limits = limits
         self.schema = schema_of(target)
@@ -60,7 +69,7 @@ class CopyOnWriteTable:
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
         """See :class:`nats_stream_source.delta.table.Table`."""
         verify_table(self._storage.name, self.schema, deletes, batch.schema)
-        newest = collect_newest(batch, key_columns(self.schema.names), self._limits)
+        newest = self._collector.newest(batch, key_columns(self.schema.names), self._limits)
         target, before = self.merge_entries(newest, batch.schema, deletes)
         if upkeep:
             upkeep_after_commit(target, upkeep, before, self._storage.name)

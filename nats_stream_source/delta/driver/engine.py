@@ -103,7 +103,7 @@ class DriverEngine:
     def _table(self, target: DeltaTable) -> Table:
         _refuse(unsupported_feature(target) or unsupported_type(schema_of(target)))
         if self._deletion_vectors is False:
-            return CopyOnWriteTable(self._storage, target, self._limits)
+            return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
         problem = deletion_vectors_problem(target) or self._store_problem()
         if problem is None:
             return MergeOnReadTable(self._opened, target, self._limits)
@@ -114,7 +114,7 @@ class DriverEngine:
             )
         if target.metadata().configuration.get(DELETION_VECTORS) == "true":
             self._log_reason(problem)
-        return CopyOnWriteTable(self._storage, target, self._limits)
+        return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
 
     def _store_problem(self) -> str | None:
         return unsupported_store(self._storage.uri, self._storage.storage_options)

@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import merge
+from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.features import is_unsupported
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
@@ -117,9 +118,8 @@ def test_rows_of_a_table_with_deletion_vectors(
     merge(frame(put("a", 1), put("b", 2), put("c", 3)), str(table), engine="spark")
     spark.sql(f"DELETE FROM delta.`{table}` WHERE key = 'c'")
     storage = TableStorage("table", str(table))
-    found = CopyOnWriteTable(storage, DeltaTable(table), LimitCheck(NO_LIMITS)).rows(
-        "fleet", "remove"
-    )
+    target = CopyOnWriteTable(storage, DeltaTable(table), BatchCollector(), LimitCheck(NO_LIMITS))
+    found = target.rows("fleet", "remove")
     assert sorted(found["key"].to_pylist()) == ["a", "b"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deltalake import DeltaTable
 
+from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.upkeep import BackgroundUpkeep
@@ -16,6 +17,7 @@ class OpenedTable:
     """A table and its index if it is open, and its upkeep, which can outlive them.
 
     Attributes:
+        collector: of the batches.
         table: None if the table is not open.
         reason: why copy-on-write changed the table, as the last log line had it.
     """
@@ -23,6 +25,7 @@ class OpenedTable:
     def __init__(self, storage: TableStorage) -> None:
         self.storage = storage
         self.upkeep = BackgroundUpkeep(storage)
+        self.collector = BatchCollector()
         self.table: IndexedTable | None = None
         self.reason = ""
 

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.collect import collect_newest, entries_to_merge
+from nats_stream_source.delta.driver.collect import entries_to_merge
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
     partitions,
@@ -111,7 +111,7 @@ class MergeOnReadTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         schema = self.schema
         verify_table(self._opened.storage.name, schema, deletes, batch.schema)
-        newest = collect_newest(batch, key_columns(schema.names), self._limits)
+        newest = self._opened.collector.newest(batch, key_columns(schema.names), self._limits)
         if self.merge_entries(newest, deletes):
             self._opened.after_commit(upkeep)
 

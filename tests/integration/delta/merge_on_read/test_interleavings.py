@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta import Deletes, Upkeep
+from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.merge_on_read.compaction import compact
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
@@ -86,7 +87,9 @@ class _Run:
         self.log += batch
         self.model.merge(batch)
         storage = self.table.opened.storage
-        other = CopyOnWriteTable(storage, DeltaTable(self.path), LimitCheck(NO_LIMITS))
+        other = CopyOnWriteTable(
+            storage, DeltaTable(self.path), BatchCollector(), LimitCheck(NO_LIMITS)
+        )
         other.merge_entries(arrow(batch), BATCH, self.model.deletes)
 
     def delete_rows(self) -> None:
