@@ -5,6 +5,7 @@
 - ``merge``: merges one batch
 - ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
 - ``maintain``: compacts and vacuums the table, which ``merge_changes`` also does by ``Upkeep``
+- ``debezium_changes``: turns Debezium's events of a Postgres table into rows
 - ``configure``: configures a session for small micro-batches
 - ``configure_delta``: configures a session for ``engine="spark"``
 
@@ -14,6 +15,7 @@ Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 from nats_stream_source.extras import import_failure
 
 try:
+    from nats_stream_source.delta.debezium import DebeziumChanges, debezium_changes
     from nats_stream_source.delta.follow import follow
     from nats_stream_source.delta.limits import AutoLimits
     from nats_stream_source.delta.location import Engine
@@ -29,6 +31,7 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "AutoLimits",
+    "DebeziumChanges",
     "Deletes",
     "Engine",
     "MaintenanceResult",
@@ -36,6 +39,7 @@ __all__ = [
     "Upkeep",
     "configure",
     "configure_delta",
+    "debezium_changes",
     "follow",
     "maintain",
     "merge",

@@ -1,0 +1,304 @@
+"""Debezium's events become changed rows: the events that Debezium 3.6.3 sent, and invalid ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from nats_stream_source.delta import debezium_changes
+from nats_stream_source.errors import ConfigurationError
+
+EVENTS = Path(__file__).with_name("debezium_events")
+"""Events as Debezium published them: from ``debezium_changes``'s point of view, facts.
+
+``debezium-server-default``, ``key-tombstone-msgid-tx``, ``snapshot-edge`` and ``types`` are of
+tables with Debezium's default settings, ``toast`` has ISO times and decimals as strings.
+"""
+
+CUSTOMERS = "id INT, name STRING, email STRING, updated_at TIMESTAMP, phone STRING"
+
+# The rows in Postgres after the statements that led to the events.
+ROWS = {
+    1: ("Ann", "ann@example.org", None),
+    2: ("Bob", "bob@example.org", None),
+    20: ("Dan", "dan@example.org", None),
+    30: ("F", "f@x", None),
+    31: ("G", "g@x", None),
+    32: ("H", "h@x", None),
+    40: ("A-first", None, None),
+    41: ("B-middle", None, None),
+    42: ("A-last", None, None),
+}
+
+
+def read_events(name: str, subject: str | None = None) -> list[tuple[str, str, int]]:
+    lines = (EVENTS / f"{name}.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return [
+        (event["subject"], event["data"], event["sequence"])
+        for event in events
+        if subject is None or event["subject"] == subject
+    ]
+
+
+@pytest.fixture
+def messages(spark: SparkSession) -> Any:
+    def make(events: list[tuple[str, str | None, int]]) -> DataFrame:
+        frame = spark.createDataFrame(events, "subject STRING, data STRING, sequence BIGINT")
+        return frame.withColumn("data", frame.data.cast("binary"))
+
+    return make
+
+
+def table_of(changes: list[Row], keys: list[str]) -> dict[Any, Row]:
+    """The table after the changes by the documented rules, whatever their order."""
+    table: dict[Any, Row] = {}
+    for change in sorted(changes, key=lambda row: (row._lsn, row._sequence)):
+        key = tuple(change[name] for name in keys)
+        before = table.pop(key, None)
+        if change._operation != "d":
+            kept = {name: before[name] for name in change._unavailable} if before else {}
+            table[key] = Row(**{**change.asDict(), **kept})
+    return table
+
+
+def event(op: str, after: Any = None, before: Any = None, **fields: Any) -> str:
+    envelope = {"op": op, "before": before, "after": after, "source": {"lsn": 100}, "ts_ms": 1}
+    return json.dumps({**envelope, **fields})
+
+
+@pytest.mark.parametrize("name", ["debezium-server-default", "key-tombstone-msgid-tx"])
+def test_changes_equal_rows_of_database(messages: Any, name: str) -> None:
+    events = read_events(name)
+    random.Random(5).shuffle(events)
+
+    changes, corrupt = debezium_changes(messages(events), CUSTOMERS, keys=["id"])
+
+    table = table_of(changes.collect(), ["id"])
+    assert {row.id: (row.name, row.email, row.phone) for row in table.values()} == ROWS
+    assert corrupt.count() == 0
+
+
+def test_snapshot_row_older_than_change_with_smaller_lsn(messages: Any) -> None:
+    changes, _ = debezium_changes(messages(read_events("snapshot-edge")), CUSTOMERS, keys=["id"])
+
+    table = table_of(changes.collect(), ["id"])
+    assert {row.id: row.name for row in table.values()} == {1: "late", 2: "Bob"}
+
+
+def test_values_have_declared_types(messages: Any) -> None:
+    schema = (
+        "id INT, tz TIMESTAMP, ts TIMESTAMP_NTZ, d DATE, nm DECIMAL(10,2), f DOUBLE, b BOOLEAN, "
+        "u STRING, iv BIGINT, bt BINARY"
+    )
+    changes, corrupt = debezium_changes(messages(read_events("toast")), schema, keys=["id"])
+
+    (row,) = changes.collect()
+    assert corrupt.count() == 0
+    # The Python driver of Spark gives naive local times for TIMESTAMP.
+    assert row.tz.astimezone(timezone.utc) == datetime(
+        2026, 2, 1, 10, 0, 0, 123456, tzinfo=timezone.utc
+    )
+    assert row.ts == datetime(2026, 2, 1, 12, 0, 0, 123456)
+    assert (row.d, row.nm, row.b, row.iv) == (date(2026, 2, 1), Decimal("12.30"), True, 86400000000)
+    assert row.f != row.f, "NaN"
+    assert bytes(row.bt) == b"\x05"
+
+
+def test_unavailable_values_named_and_null(messages: Any) -> None:
+    schema = (
+        "id INT, x INT, n DECIMAL(38,0), j STRING, by BINARY, ai ARRAY<INT>, at ARRAY<STRING>, "
+        "al ARRAY<BIGINT>, au ARRAY<STRING>, h STRING, big STRING, aby ARRAY<BINARY>"
+    )
+    unavailable = ["n", "j", "by", "ai", "at", "al", "au", "h", "big", "aby"]
+
+    changes, corrupt = debezium_changes(messages(read_events("toast")), schema, keys=["id"])
+
+    (row,) = changes.collect()
+    assert row._unavailable == unavailable
+    assert [row[name] for name in unavailable] == [None] * len(unavailable)
+    assert row.x == 1
+    assert corrupt.count() == 0
+
+
+def test_unavailable_value_of_update_keeps_value_of_insert(messages: Any) -> None:
+    events = read_events("types", "dbz.public.types")
+    inserted = json.loads(events[0][1])["after"]["big"]
+    assert len(inserted) > 1000
+
+    changes, _ = debezium_changes(messages(events), "id INT, f DOUBLE, big STRING", keys=["id"])
+
+    (row,) = table_of(changes.collect(), ["id"]).values()
+    assert (row.f, row.big) == (1.5, inserted)
+
+
+def test_other_placeholder_of_connector(messages: Any) -> None:
+    events = [
+        ("s", event("u", {"id": 1, "t": "n/a", "n": "n/a"}), 1),
+        ("s", event("u", {"id": 2, "t": 'a "n/a"', "n": "1"}), 2),
+    ]
+    changes, corrupt = debezium_changes(
+        messages(events),
+        "id INT, t STRING, n DECIMAL(4,0)",
+        keys=["id"],
+        unavailable_value="n/a",
+    )
+
+    assert [tuple(row)[:3] for row in changes.collect()] == [
+        (1, None, None),
+        (2, 'a "n/a"', Decimal(1)),
+    ]
+    assert [row._unavailable for row in changes.collect()] == [["t", "n"], []]
+    assert corrupt.count() == 0
+
+
+def test_envelope_with_schema_equals_plain_one(messages: Any) -> None:
+    events = read_events("debezium-server-default") + read_events("types", "dbz.public.types")
+    wrapped = [
+        (subject, json.dumps({"schema": {"type": "struct"}, "payload": json.loads(data)}), sequence)
+        for subject, data, sequence in events
+    ]
+
+    def rows(of: list[tuple[str, str, int]]) -> list[Row]:
+        changes, corrupt = debezium_changes(messages(of), CUSTOMERS + ", big STRING", keys=["id"])
+        assert corrupt.count() == 0
+        return changes.collect()
+
+    assert rows(wrapped) == rows(events)
+
+
+def test_delete_has_key_only(messages: Any) -> None:
+    events = [
+        ("s", event("d", before={"a": 1, "b b": "x", "v.1": ""}), 7),
+        ("s", event("d", before={"a": 2, "b b": "y", "v.1": "full"}), 8),
+    ]
+    changes, _ = debezium_changes(
+        messages(events), "a INT, `b b` STRING, `v.1` STRING", keys=["a", "b b"]
+    )
+
+    assert [tuple(row) for row in changes.collect()] == [
+        (1, "x", None, "d", 100, 7, []),
+        (2, "y", None, "d", 100, 8, []),
+    ]
+
+
+def test_corrupt_messages_kept_aside_with_reason(messages: Any) -> None:
+    types = "the payload is not a JSON object, or a value is not of the declared type"
+    corrupt_messages = {
+        "{": types,
+        "[]": types,
+        "5": types,
+        event("c", {"id": "one"}): types,
+        event("c", {"id": 3, "n": 2**40}): types,
+        event("c", "row"): types,
+        "{}": "the event has no 'op'",
+        '{"id": 1}': "the event has no 'op'",
+        event("x", {"id": 1}): "unknown 'op': x",
+        event("c", {"id": 1}, source={}): "the event has no source.lsn",
+        event("c"): "the key column 'id' is null or absent in 'after'",
+        event("u", {"n": 1}): "the key column 'id' is null or absent in 'after'",
+        event("d", before={"id": None}): "the key column 'id' is null or absent in 'before'",
+        event("d"): "the key column 'id' is null or absent in 'before'",
+    }
+    events = [("s", data, number) for number, data in enumerate(corrupt_messages, 1)]
+    events += [
+        ("s", event("c", {"id": 1, "n": 2}), 90),
+        ("s", event("r", {"id": 2, "n": None}, source={}), 91),
+    ]
+
+    changes, corrupt = debezium_changes(messages(events), "id INT, n INT", keys=["id"])
+
+    assert corrupt.columns == ["subject", "data", "sequence", "_reason"]
+    rows = corrupt.orderBy("sequence").collect()
+    assert {bytes(row.data).decode(): row._reason for row in rows} == corrupt_messages
+    assert [tuple(row) for row in changes.collect()] == [
+        (1, 2, "c", 100, 90, []),
+        (2, None, "r", 0, 91, []),
+    ]
+
+
+SKIPPED = [
+    None,
+    "",
+    event("t"),
+    event("m", message={"prefix": "app", "content": "aGk="}),
+    '{"ts_ms": 1795592779081}',
+    '{"status": "BEGIN", "id": "7:1", "event_count": null, "ts_ms": 1795592779081}',
+]
+
+
+def test_messages_without_row_skipped(messages: Any) -> None:
+    events = [("s", data, number) for number, data in enumerate(SKIPPED, 1)]
+
+    changes, corrupt = debezium_changes(messages(events), "id INT", keys=["id"])
+
+    assert changes.count() == 0
+    assert corrupt.count() == 0
+
+
+def test_truncate_ends_query(messages: Any) -> None:
+    changes, _ = debezium_changes(
+        messages(read_events("key-tombstone-msgid-tx")), CUSTOMERS, keys=["id"], truncate="fail"
+    )
+
+    with pytest.raises(
+        PySparkException, match=r"TRUNCATE of subject dbz\.public\.customers, sequence 46: .*empty"
+    ):
+        changes.collect()
+
+
+def test_kinds_of_messages_counted_in_progress(
+    spark: SparkSession, messages: Any, tmp_path: Path
+) -> None:
+    events: list[tuple[str, str | None, int]] = [
+        ("s", data, number) for number, data in enumerate(SKIPPED, 1)
+    ]
+    events += [("s", event("c", {"id": 1}), 10), ("s", "bad", 11), ("s", "worse", 12)]
+    messages(events).write.parquet(str(tmp_path / "messages"))
+    stream = spark.readStream.schema("subject STRING, data BINARY, sequence BIGINT").parquet(
+        str(tmp_path / "messages")
+    )
+
+    changes, corrupt = debezium_changes(stream, "id INT", keys=["id"])
+    batches: list[list[Row]] = []
+    for part in (changes, corrupt):
+        query = (
+            part.writeStream.foreachBatch(lambda batch, _: batches.append(batch.collect()))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        progress = query.lastProgress
+        assert progress is not None
+        counted = progress.observedMetrics["debezium_changes"].asDict()
+        assert counted == {"changes": 1, "skipped": 5, "truncates": 1, "corrupt": 2}
+
+    assert [len(batch) for batch in batches] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keys": ["ID"]}, r"keys has 'ID', expected a column of the schema \(id, name\)"),
+        ({"keys": []}, "keys is .*expected a list"),
+        ({"keys": "id"}, "keys is 'id', expected a list"),
+        ({"truncate": "apply"}, "truncate is 'apply', expected 'skip' or 'fail'"),
+        ({"schema": "INT"}, "schema is 'INT', expected columns"),
+        ({"schema": "id INT, _lsn BIGINT"}, "schema has the column '_lsn'"),
+        ({"drop": "sequence"}, "the DataFrame has no column 'sequence'"),
+    ],
+)
+def test_invalid_argument_named(messages: Any, arguments: dict[str, Any], message: str) -> None:
+    arguments = {"schema": "id INT, name STRING", "keys": ["id"], "drop": "", **arguments}
+    frame = messages([("s", "{}", 1)]).drop(arguments.pop("drop"))
+
+    with pytest.raises(ConfigurationError, match=message):
+        debezium_changes(frame, **arguments)
