@@ -102,7 +102,7 @@ def _create(path: str, keys: int) -> None:
 def _measure(engine: str, keys: int) -> MergeResult:
     from benchmarks.support.spark_session import spark_session
     from nats_stream_source.delta import configure_delta, merge
-    from nats_stream_source.delta.driver.storage import TableStorage, live_bytes
+    from nats_stream_source.delta.driver.storage import TableStorage, file_sizes
 
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
@@ -122,7 +122,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
                 merge(batch, path, engine=engine)
                 seconds.append(time.perf_counter() - began)
             memory = _peak()
-        size = live_bytes(TableStorage("table", path).open_existing())
+        size = sum(file_sizes(TableStorage("table", path).open_existing()).values())
     counted = seconds[1:]
     return MergeResult(
         engine,

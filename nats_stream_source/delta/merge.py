@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableLocation
+from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.table import Deletes, TableEngine, validate_batch, validate_deletes
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.spark.session import warn_of_missing_settings
@@ -144,9 +145,9 @@ class TableMerger:
         self.validate(batch.columns)
         warn_of_missing_settings(batch.sparkSession)
 
-        def work(engine: TableEngine) -> None:
+        def work(engine: TableEngine) -> MergeResult:
             table = engine.find_or_create(batch.schema, self._deletes, self._upkeep)
-            table.merge(batch, self._deletes, self._upkeep)
+            return table.merge(batch, self._deletes, self._upkeep)
 
         self._selector.run(batch.sparkSession, work)
 

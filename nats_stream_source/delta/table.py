@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.newest import OPERATIONS
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
@@ -61,8 +62,8 @@ class Table(Protocol):
     def schema(self) -> StructType:
         """The table's columns."""
 
-    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
-        """Merge a batch, then do the upkeep that is due.
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
+        """Merge a batch, then do the upkeep that is due; returns what has changed.
 
         See :func:`nats_stream_source.delta.merge`.
 

@@ -140,6 +140,14 @@ class MaintenanceResult:
     deleted: int = 0
     skipped: str = ""
 
+    def __add__(self, other: MaintenanceResult) -> MaintenanceResult:
+        return MaintenanceResult(
+            self.compacted + other.compacted,
+            self.written + other.written,
+            self.deleted + other.deleted,
+            other.skipped,
+        )
+
 
 def retention_ms(upkeep: Upkeep, properties: Mapping[str, str]) -> int:
     """How long removed files are kept, in milliseconds: by the upkeep, else by the table.

@@ -17,15 +17,19 @@ the latter leaves data files that no version names; vacuum removes them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.driver.collect import BatchCollector, entries_to_merge
-from nats_stream_source.delta.driver.storage import TableStorage, live_bytes, schema_of
+from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
 from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     Deletes,
@@ -41,6 +45,36 @@ _NEWER = (
     "NOT coalesce(t.stream_created > s.stream_created OR "
     "(t.stream_created = s.stream_created AND t.revision >= s.revision), false)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A merge by delta-rs: the table after it, and what it reports."""
+
+    target: DeltaTable
+    version_before: int
+    files_before: dict[str, int]
+    counts: dict[str, Any]
+
+    def result(self, entries: pa.Table) -> MergeResult:
+        files = file_sizes(self.target)
+        inserted, updated, deleted = (
+            int(self.counts[f"num_target_rows_{one}"]) for one in ("inserted", "updated", "deleted")
+        )
+        changed = inserted + updated + deleted
+        return MergeResult(
+            "copy-on-write",
+            inserted,
+            updated,
+            deleted,
+            newest=newest_created(entries) if changed else None,
+            # delta-rs does not report which of the entries it has written.
+            changed_bytes=entries.nbytes if changed else 0,
+            written_bytes=sum(
+                size for name, size in files.items() if name not in self.files_before
+            ),
+            files=len(files),
+        )
 
 
 class CopyOnWriteTable:
@@ -64,27 +98,26 @@ class CopyOnWriteTable:
         self._found: DeltaTable | None = target
         self._limits = limits
         self.schema = schema_of(target)
-        limits.validate("table_bytes", live_bytes(target))
+        limits.validate("table_bytes", sum(file_sizes(target).values()))
 
-    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
         verify_table(self._storage.name, self.schema, deletes, batch.schema)
         newest = self._collector.newest(batch, key_columns(self.schema.names), self._limits)
-        target, before = self.merge_entries(newest, batch.schema, deletes)
-        if upkeep:
-            upkeep_after_commit(target, upkeep, before, self._storage.name)
+        merged = self.merge_entries(newest, batch.schema, deletes)
+        result = merged.result(newest)
+        if not upkeep:
+            return result
+        name, before = self._storage.name, merged.version_before
+        maintained = upkeep_after_commit(merged.target, upkeep, before, name)
+        return replace(result, maintained=maintained)
 
-    def merge_entries(
-        self, entries: pa.Table, batch: StructType, deletes: Deletes
-    ) -> tuple[DeltaTable, int]:
+    def merge_entries(self, entries: pa.Table, batch: StructType, deletes: Deletes) -> _Merged:
         """Merge the newest entry of each key.
 
         Args:
             entries: one per key, without the columns of the delivery.
             batch: the columns of the batch.
-
-        Returns:
-            the table after the merge, and its version before.
         """
         return self._storage.changed(
             "merge the batch into", lambda: self._merge(entries, batch, deletes)
@@ -119,11 +152,9 @@ class CopyOnWriteTable:
         query = f"SELECT key, stream_created, revision FROM t WHERE {' AND '.join(conditions)}"
         return pa.table(QueryBuilder().register("t", target).execute(query))
 
-    def _merge(
-        self, entries: pa.Table, batch: StructType, deletes: Deletes
-    ) -> tuple[DeltaTable, int]:
+    def _merge(self, entries: pa.Table, batch: StructType, deletes: Deletes) -> _Merged:
         target = self._target()
-        before = target.version()
+        before, files_before = target.version(), file_sizes(target)
         schema = schema_of(target)
         verify_table(self._storage.name, schema, deletes, batch)
         keys = key_columns(schema.names)
@@ -143,8 +174,8 @@ class CopyOnWriteTable:
             )
         else:
             merger = merger.when_matched_update(columns, _NEWER).when_not_matched_insert(columns)
-        merger.execute()
-        return target, before
+        counts = merger.execute()
+        return _Merged(target, before, files_before, counts)
 
     def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
         target = self._target()

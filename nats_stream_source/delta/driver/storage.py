@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
@@ -138,7 +137,8 @@ def schema_of(target: DeltaTable) -> StructType:
     return StructType.fromJson(json.loads(target.schema().to_json()))
 
 
-def live_bytes(target: DeltaTable) -> int:
-    """The size of the data files of this version, in bytes."""
-    sizes = pa.table(target.get_add_actions(flatten=True))["size_bytes"]
-    return int(pc.sum(sizes).as_py() or 0)
+def file_sizes(target: DeltaTable) -> dict[str, int]:
+    """The size of each data file of this version, in bytes."""
+    actions = pa.table(target.get_add_actions(flatten=True))
+    paths, sizes = (actions[name].to_pylist() for name in ("path", "size_bytes"))
+    return dict(zip(paths, sizes, strict=True))

@@ -16,17 +16,20 @@ tables has changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
 from functools import reduce
 from operator import and_, or_
 from typing import TypeVar
 
 import pyarrow as pa
 from delta.tables import DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.conflicts import retry_conflicts
+from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.newest import OPERATIONS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
@@ -61,7 +64,7 @@ class SparkTable:
         """The table's columns."""
         return self._target.toDF().schema
 
-    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
         schema = self.schema
         verify_table(self._name, schema, deletes, batch.schema)
@@ -71,11 +74,13 @@ class SparkTable:
         keys = key_columns(schema.names)
         newest = newest_entries(entries, keys).persist()
         try:
-            changed = self._retried(lambda: self._merge_newest(newest, keys, deletes))
+            result = self._retried(lambda: self._merge_newest(newest, keys, deletes))
         finally:
             newest.unpersist()
-        if changed and upkeep:
-            upkeep_after_spark_commit(self._spark, self._target, upkeep, self._name)
+        if not (result.changed and upkeep):
+            return result
+        maintained = upkeep_after_spark_commit(self._spark, self._target, upkeep, self._name)
+        return replace(result, maintained=maintained)
 
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         """See :class:`nats_stream_source.delta.table.Table`."""
@@ -100,17 +105,29 @@ class SparkTable:
     def _retried(self, work: Callable[[], _T]) -> _T:
         return retry_conflicts(work, self._name, CONFLICTS)
 
-    def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> bool:
+    def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> MergeResult:
         changes = select_changes(newest, self._target.toDF(), keys)
+        timed = (CREATED_COLUMN, "timestamp") in newest.dtypes
+        created = F.col(CREATED_COLUMN) if timed else F.lit(None).cast("timestamp")
         counts = changes.agg(
-            F.count(F.lit(1)).alias("changes"), F.count_if(_is_invalid(keys)).alias("invalid")
+            F.count(F.lit(1)).alias("changes"),
+            F.count_if(_is_invalid(keys)).alias("invalid"),
+            F.unix_micros(F.max(created)).alias("newest"),
         ).first()
         assert counts is not None  # an aggregate without GROUP BY has one row
         if counts.invalid:
             raise invalid_entries_error(counts.invalid, keys)
-        if counts.changes:
-            execute_merge(self._target, changes, keys, deletes)
-        return bool(counts.changes)
+        if not counts.changes:
+            return MergeResult("spark")
+        merged = execute_merge(self._target, changes, keys, deletes)
+        time = counts.newest
+        return MergeResult(
+            "spark",
+            merged.num_inserted_rows,
+            merged.num_updated_rows,
+            merged.num_deleted_rows,
+            newest=None if time is None else datetime.fromtimestamp(time / 1e6, timezone.utc),
+        )
 
     def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
         columns = self.schema.names
@@ -165,10 +182,8 @@ def select_changes(newest: DataFrame, rows: DataFrame, keys: list[str]) -> DataF
     return newest.join(table_rows, unchanged, "left_anti")
 
 
-def execute_merge(
-    target: DeltaTable, changes: DataFrame, keys: list[str], deletes: Deletes
-) -> None:
-    """MERGE the changes; a row that is not older than its entry stays."""
+def execute_merge(target: DeltaTable, changes: DataFrame, keys: list[str], deletes: Deletes) -> Row:
+    """MERGE the changes; a row that is not older than its entry stays. Returns Delta's counts."""
     columns: dict[str, str | Column] = {
         quote(column): F.col(f"s.{quote(column)}") for column in changes.columns
     }
@@ -183,7 +198,9 @@ def execute_merge(
         )
     else:
         builder = builder.whenMatchedUpdate(newer, columns).whenNotMatchedInsert(values=columns)
-    builder.execute()
+    counts = builder.execute().first()
+    assert counts is not None  # Delta's MERGE returns one row of counts
+    return counts
 
 
 def _is_invalid(keys: list[str]) -> Column:

@@ -68,10 +68,14 @@ class TableObjects:
     """The objects below a table's directory, by their paths within it.
 
     All methods raise OSError if the store fails, and FileNotFoundError for a missing object.
+
+    Attributes:
+        written_bytes: of all objects that this one has put.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.written_bytes = 0
 
     @classmethod
     def at(
@@ -115,6 +119,7 @@ class TableObjects:
         """
         with _failures(path):
             obstore.put(self._store, path, content, mode="create" if create else "overwrite")
+        self.written_bytes += len(content)
 
     def info(self, path: str) -> ObjectInfo:
         """What the store reports of an object."""

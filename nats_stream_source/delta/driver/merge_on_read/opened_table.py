@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deltalake import DeltaTable
 
 from nats_stream_source.delta.driver.collect import BatchCollector
@@ -10,6 +12,7 @@ from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.upkeep import BackgroundUpkeep
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.upkeep import Upkeep
 
 
@@ -28,6 +31,7 @@ class OpenedTable:
         self.collector = BatchCollector()
         self.table: IndexedTable | None = None
         self.reason = ""
+        self._reported_bytes = 0
 
     def open(self, target: DeltaTable | None, limits: LimitCheck) -> IndexedTable:
         """The table; its index is built if the table is not open.
@@ -41,6 +45,7 @@ class OpenedTable:
             objects = TableObjects.at(storage.uri, storage.storage_options)
             newest = target or storage.open_existing()
             self.table = IndexedTable(objects, newest, storage.name, limits)
+            self._reported_bytes = 0
         else:
             limits.validate("index_bytes", self.table.index.nbytes)
         return self.table
@@ -48,6 +53,21 @@ class OpenedTable:
     def close(self) -> None:
         """Drop the table: after a failure its state can differ from the log's."""
         self.table = None
+
+    def result(self, changes: MergeResult) -> MergeResult:
+        """The result of a merge with the figures of the table, and of its upkeep since the last."""
+        if self.table is None:
+            return changes
+        index, written = self.table.index, self.table.objects.written_bytes
+        reported, self._reported_bytes = self._reported_bytes, written
+        return replace(
+            changes,
+            written_bytes=written - reported,
+            files=len(self.table.files),
+            index_keys=len(index),
+            index_bytes=index.nbytes,
+            maintained=self.upkeep.take_done(),
+        )
 
     def after_commit(self, upkeep: Upkeep | None) -> None:
         """Start the upkeep that is due."""

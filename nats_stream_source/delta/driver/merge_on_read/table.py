@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeVar
 
 import numpy as np
@@ -53,6 +54,7 @@ from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
 from nats_stream_source.delta.limits import LimitCheck
+from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
@@ -75,14 +77,27 @@ class _Changes:
         rows: the rows to write, with the table's columns.
         slots: the slot of the row that each of them replaces, -1 for a new key.
         removed: the slots of the rows that are removed and not written again.
+        newest: ``created`` of the newest entry that makes a change.
     """
 
     rows: pa.Table
     slots: Integers
     removed: Integers
+    newest: datetime | None = None
 
     def __len__(self) -> int:
         return len(self.slots) + len(self.removed)
+
+    def result(self) -> MergeResult:
+        inserted = int((self.slots < 0).sum())
+        return MergeResult(
+            "merge-on-read",
+            inserted,
+            len(self.slots) - inserted,
+            len(self.removed),
+            newest=self.newest,
+            changed_bytes=self.rows.nbytes,
+        )
 
 
 class MergeOnReadTable:
@@ -107,16 +122,18 @@ class MergeOnReadTable:
         assert self._target is not None
         return schema_of(self._target)
 
-    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> None:
+    def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
         schema = self.schema
         verify_table(self._opened.storage.name, schema, deletes, batch.schema)
         newest = self._opened.collector.newest(batch, key_columns(schema.names), self._limits)
-        if self.merge_entries(newest, deletes):
+        result = self._opened.result(self.merge_entries(newest, deletes))
+        if result.changed:
             self._opened.after_commit(upkeep)
+        return result
 
-    def merge_entries(self, entries: pa.Table, deletes: Deletes) -> int:
-        """Merge the newest entry of each key; returns the number of rows that changed.
+    def merge_entries(self, entries: pa.Table, deletes: Deletes) -> MergeResult:
+        """Merge the newest entry of each key; returns what has changed.
 
         Args:
             entries: one per key, without the columns of the delivery.
@@ -130,11 +147,12 @@ class MergeOnReadTable:
             if deletes == "remove":
                 put = pc.equal(entries["operation"], "PUT").to_numpy()
             written = np.flatnonzero(newer & put)
-            removed = slots[newer & ~put & (slots >= 0)]
+            removes = newer & ~put & (slots >= 0)
             rows = _rows_of(table, entries.take(pa.array(written)), slots[written])
-            return _Changes(rows, slots[written], removed)
+            newest = newest_created(entries.filter(pa.array((newer & put) | removes)))
+            return _Changes(rows, slots[written], slots[removes], newest)
 
-        return self._change("merge the batch into", select)
+        return self._change("merge the batch into", select).result()
 
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         """See :class:`nats_stream_source.delta.table.Table`."""
@@ -175,7 +193,7 @@ class MergeOnReadTable:
             marks[DELETED_COLUMN] = pa.repeat(True, len(which))
             return _Changes(_rows_of(table, pa.table(marks), slots[same]), slots[same], slots[:0])
 
-        return self._change("reconcile", select)
+        return len(self._change("reconcile", select))
 
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
@@ -189,18 +207,18 @@ class MergeOnReadTable:
 
         return replace(result, deleted=result.deleted + storage.named("maintain", expire))
 
-    def _change(self, what: str, select: Callable[[IndexedTable], _Changes]) -> int:
-        """Commit the changes that ``select`` returns for the newest version; their number."""
+    def _change(self, what: str, select: Callable[[IndexedTable], _Changes]) -> _Changes:
+        """Commit the changes that ``select`` returns for the newest version."""
 
-        def attempt(table: IndexedTable) -> int:
+        def attempt(table: IndexedTable) -> _Changes:
             with table.lock:
                 table.refresh()
                 changes = select(table)
                 if len(changes):
                     _commit(table, changes)
-            return len(changes)
+            return changes
 
-        def work(table: IndexedTable) -> int:
+        def work(table: IndexedTable) -> _Changes:
             return retry_conflicts(lambda: attempt(table), table.name, (VersionExistsError,))
 
         return self._run(what, work)

@@ -39,7 +39,7 @@ from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import vacuum
 from nats_stream_source.delta.table import TableChangedError
-from nats_stream_source.delta.upkeep import Upkeep, crosses, retention_ms
+from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep, crosses, retention_ms
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.logs import field_logger
 
@@ -64,6 +64,8 @@ class BackgroundUpkeep:
         self._storage = storage
         self._thread: threading.Thread | None = None
         self._maintained: int | None = None  # the version at the last look
+        self._done = MaintenanceResult()
+        self._lock = threading.Lock()  # of ``_done``
 
     def after_commit(self, table: IndexedTable, upkeep: Upkeep | None) -> None:
         """Start what is due after a commit, unless the thread still runs.
@@ -97,6 +99,16 @@ class BackgroundUpkeep:
         )
         self._thread.start()
 
+    def take_done(self) -> MaintenanceResult:
+        """What was done since the last call."""
+        with self._lock:
+            done, self._done = self._done, MaintenanceResult()
+        return done
+
+    def _add(self, result: MaintenanceResult) -> None:
+        with self._lock:
+            self._done += result
+
     def wait(self) -> None:
         """Wait until the thread has ended."""
         if self._thread is not None:
@@ -124,6 +136,7 @@ class BackgroundUpkeep:
                 files = self._due(table, upkeep)
             if not files:
                 break
+        self._add(MaintenanceResult(compacted, written))
         seconds = round(time.monotonic() - begin, 2)
         _log.info(
             "maintained the table",
@@ -137,6 +150,7 @@ class BackgroundUpkeep:
         deleted = vacuum(target, upkeep)
         deleted += delete_expired_vectors(target, objects, upkeep)
         target.cleanup_metadata()
+        self._add(MaintenanceResult(deleted=deleted))
         _log.info("maintained the table", table=self._storage.name, deleted=deleted)
 
 

@@ -88,7 +88,7 @@ class InProcessTable:
         """Merge a batch; returns the number of rows that changed."""
 
         def once() -> int:
-            changed = self.table().merge_entries(arrow(entries), self.deletes)
+            changed = self.table().merge_entries(arrow(entries), self.deletes).changed
             if changed:
                 self.opened.after_commit(self.upkeep)
             return changed
