@@ -38,6 +38,7 @@ from nats_stream_source.errors import (
     NoStreamError,
     ProtocolError,
 )
+from nats_stream_source.jetstream.publish.in_flight import MessagesInFlight
 from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck, no_stream_error
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
@@ -58,24 +59,6 @@ _NO_SUBJECT = re.compile(r"\s")  # anything else is left to the server, as by na
 _COLUMNS_PAY = 16  # frames; as many cost the same one by one
 
 
-class _PendingMessage(asyncio.Future[PubAck]):
-    """A message in flight, which is the future of its PubAck.
-
-    One object instead of two: a third of the time for a message was the collector's.
-
-    Attributes:
-        subject: the message's subject.
-        deadline: by the publisher's clock.
-        reconnects: of the connection, when it was sent.
-    """
-
-    __slots__ = ("deadline", "reconnects", "subject")
-
-    subject: str
-    deadline: float
-    reconnects: int
-
-
 class Publisher:
     """Publishes messages over one connection.
 
@@ -88,11 +71,8 @@ class Publisher:
 
     def __init__(self, connection: Connection, in_flight: int = IN_FLIGHT) -> None:
         self._connection = connection
-        self._in_flight = in_flight
-        self._slots = asyncio.Semaphore(in_flight)
+        self._in_flight = MessagesInFlight(in_flight)
         self._start_lock = asyncio.Lock()
-        self._pending: dict[int, _PendingMessage] = {}
-        self._serial = 0
         self._prefix = ""
         self._template: PubAck | None = None  # of the stream that stored the last messages
         self._learned = b""
@@ -100,10 +80,9 @@ class Publisher:
         self._receiver: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._reconnects = 0
-        self._blocked_seconds = 0.0
 
     def __repr__(self) -> str:
-        return f"<Publisher {len(self._pending)} of {self._in_flight} in flight>"
+        return f"<Publisher {len(self._in_flight)} of {self._in_flight.limit} in flight>"
 
     async def publish(
         self,
@@ -186,21 +165,16 @@ class Publisher:
                 f"could not publish to {subject!r}: expected a subject without wildcards and "
                 f"whitespace"
             )
-        await self._slots.acquire()
+        await self._in_flight.slots.acquire()
         if not connection.online.is_set():
             try:
                 await connection.wait_connected(connection.settings.request_timeout)
             except BaseException:  # also after a cancellation the slot is free for other messages
-                self._slots.release()
+                self._in_flight.slots.release()
                 raise
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() - self._blocked_seconds + connection.settings.request_timeout
-        message = _PendingMessage(loop=loop)
-        message.subject, message.deadline = subject, deadline
-        message.reconnects = connection.reconnects
-        self._serial += 1
-        serial = self._serial
-        self._pending[serial] = message
+        serial, message = self._in_flight.add(
+            subject, connection.settings.request_timeout, connection.reconnects
+        )
         command, sizes = ("HPUB", f"{len(block)} {size}") if block else ("PUB", f"{size}")
         rest = f"{self._prefix}{serial} {sizes}"
         line = f"{command} {subject} {rest}\r\n".encode()
@@ -209,13 +183,13 @@ class Publisher:
             if connection.writer.buffer(b"%b%b%b\r\n" % (line, block, payload)):
                 await connection.writer.flush()
         except (nats.errors.Error, OSError) as error:
-            self._remove(serial)
+            self._in_flight.remove(serial)
             raise ConnectError(
                 f"could not publish to {subject!r}: sending to {connection.settings.server_list} "
                 f"failed: {error or type(error).__name__}"
             ) from error
         except BaseException:
-            self._remove(serial)
+            self._in_flight.remove(serial)
             raise
         return message
 
@@ -229,7 +203,7 @@ class Publisher:
         if receiver is not None:
             receiver.cancel()
             await asyncio.gather(receiver, return_exceptions=True)
-        self._fail(list(self._pending), "the connection was closed")
+        self._fail(self._in_flight.serials(), "the connection was closed")
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             # The connection is closed next, and the server ends the subscription with it.
@@ -242,12 +216,13 @@ class Publisher:
         Args:
             subject: in lower case; None for the inbox. No PubAck follows in either case.
         """
-        for serial, message in list(self._pending.items()):
+        for serial in self._in_flight.serials():
+            message = self._in_flight[serial]
             if subject is None:
-                self._complete(serial, error=error)
+                self._in_flight.complete(serial, error)
             # nats-py converts the server's error to lower case.
             elif message.subject.lower() == subject:
-                self._complete(serial, error=denied_error(message.subject))
+                self._in_flight.complete(serial, denied_error(message.subject))
 
     # -- PubAcks --------------------------------------------------------------------------------
 
@@ -268,17 +243,17 @@ class Publisher:
         request_timeout = connection.settings.request_timeout
         try:
             while True:
-                # All messages have the same timeout, so the oldest one's deadline is the next.
-                oldest = next(iter(self._pending.values()), None)
-                remaining = max(oldest.deadline - self._now(), 0.001) if oldest else request_timeout
+                deadline, remaining = self._in_flight.next_deadline(), request_timeout
+                if deadline is not None:
+                    remaining = max(deadline - self._in_flight.now(), 0.001)
                 started = loop.time()
                 await inbox.wait(remaining)
                 waited = loop.time() - started
                 if waited > remaining + _MAX_LOOP_DELAY:
                     # The event loop was blocked and read no PubAck: not counted as waiting time.
-                    self._blocked_seconds += waited
+                    self._in_flight.stop_clock(waited)
                 self._process_pub_acks(inbox)
-                if self._overdue_serials():
+                if self._in_flight.overdue():
                     # With the PONG, all PubAcks that the server sent before it have arrived.
                     if connection.online.is_set() and not await connection.alive(_PONG_TIMEOUT):
                         connection.reconnect()
@@ -289,7 +264,7 @@ class Publisher:
                 self._fail_overdue()
         except Exception as error:  # any error: a caller must not wait for its PubAck forever
             self._failure = error
-            self._fail(list(self._pending), f"receiving PubAcks failed: {error!r}")
+            self._fail(self._in_flight.serials(), f"receiving PubAcks failed: {error!r}")
             raise
 
     def _process_pub_acks(self, inbox: Inbox) -> None:
@@ -301,15 +276,12 @@ class Publisher:
             self._process_one_by_one(frames)
             return
         acks = pub_acks.parse(frames, self._prefix.encode(), self._learned)
-        stream, domain = self._template.stream, self._template.domain
-        pending, release = self._pending, self._slots.release
-        for serial, seq in zip(acks.serial.tolist(), acks.seq.tolist(), strict=True):
-            if seq >= 0 and (message := pending.pop(serial, None)) is not None:
-                release()
-                if not message.done():
-                    message.set_result(PubAck(stream, seq, False, domain))
-        if (rest := acks.seq < 0).any():
-            self._process_one_by_one(frames.select(rest))
+        stored = acks.seq >= 0
+        serials, seqs = acks.serial[stored].tolist(), acks.seq[stored].tolist()
+        template = self._template
+        self._in_flight.complete_stored(serials, seqs, template.stream, template.domain)
+        if not stored.all():
+            self._process_one_by_one(frames.select(~stored))
 
     def _process_one_by_one(self, frames: Frames) -> None:
         buffer = frames.buffer
@@ -325,76 +297,48 @@ class Publisher:
         ):
             token = bytes(buffer[subject + skip : stop])
             # Other clients can publish to an inbox: only a known number identifies a message.
-            message = self._pending.get(int(token)) if token.isdigit() else None
+            message = self._in_flight.get(int(token)) if token.isdigit() else None
             if message is None:
                 continue
             serial = int(token)
             if kind == FrameKind.HMSG and is_no_responders(bytes(buffer[header:begin])):
-                self._complete(serial, error=no_stream_error(message.subject))
+                self._in_flight.complete(serial, no_stream_error(message.subject))
                 continue
             payload = bytes(buffer[begin:end])
             try:
                 ack = PubAck.parse(message.subject, payload)
             except (ApiError, ProtocolError) as rejection:
-                self._complete(serial, error=rejection)
+                self._in_flight.complete(serial, rejection)
                 continue
-            self._complete(serial, ack)
+            self._in_flight.complete(serial, ack)
             if not ack.duplicate and (learned := pub_acks.learn(payload)):
                 self._template, self._learned = ack, learned
-
-    def _complete(
-        self, serial: int, ack: PubAck | None = None, error: Exception | None = None
-    ) -> None:
-        future = self._pending[serial]
-        self._remove(serial)
-        if future.done():
-            return  # the caller was cancelled
-        if error is not None:
-            future.set_exception(error)
-        elif ack is not None:
-            future.set_result(ack)
-
-    def _remove(self, serial: int) -> None:
-        if self._pending.pop(serial, None) is not None:
-            self._slots.release()
 
     def _fail_disconnected(self) -> None:
         """Fail the messages that were sent over a lost connection: no PubAck follows."""
         online, now = self._connection.online.is_set(), self._connection.reconnects
-        lost = [s for s, m in self._pending.items() if not online or m.reconnects != now]
+        lost = self._in_flight.serials(lambda message: not online or message.reconnects != now)
         self._fail(lost, "the connection was lost before the PubAck arrived")
 
     def _fail(self, serials: list[int], reason: str) -> None:
         control_line = self._connection.control_line
         for serial in serials:
-            subject = self._pending[serial].subject
+            subject = self._in_flight[serial].subject
             error: Exception = AckLostError(
                 f"could not confirm a message on {subject!r}: {reason}; the message may or may not "
                 f"be stored"
             )
             if control_line.refused(subject):
                 error = control_line.error(subject)
-            self._complete(serial, error=error)
-
-    def _now(self) -> float:
-        """The clock of the deadlines, in seconds; it stops while the event loop is blocked."""
-        return asyncio.get_running_loop().time() - self._blocked_seconds
-
-    def _overdue_serials(self) -> list[int]:
-        overdue, now = [], self._now()
-        for serial, message in self._pending.items():
-            if message.deadline > now:
-                break
-            overdue.append(serial)
-        return overdue
+            self._in_flight.complete(serial, error)
 
     def _fail_overdue(self) -> None:
         settings = self._connection.settings
-        for serial in self._overdue_serials():
+        for serial in self._in_flight.overdue():
             error = AckTimeoutError(
-                f"could not confirm a message on {self._pending[serial].subject!r}: no PubAck "
+                f"could not confirm a message on {self._in_flight[serial].subject!r}: no PubAck "
                 f"from {settings.server_list} within {settings.request_timeout:g} s "
                 f"('request_timeout'); the message may or may not be stored",
                 settings=("request_timeout",),
             )
-            self._complete(serial, error=error)
+            self._in_flight.complete(serial, error)
