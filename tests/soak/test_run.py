@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.outcome import Settings, summary
 from tests.soak.run import clean, run
-from tests.soak.schedule import BETWEEN_KINDS, DRIVER_KINDS, POWER_LOSS, SERVER_KINDS, schedule
+from tests.soak.schedule import POWER_LOSS, schedule
 from tests.soak.sites import Rows, compare
 from tests.support.oracle.row_oracle import compare_all
 
@@ -18,24 +18,6 @@ from tests.support.oracle.row_oracle import compare_all
 def test_seed_determines_the_schedule() -> None:
     assert schedule(7, 1800) == schedule(7, 1800)
     assert schedule(7, 1800) != schedule(8, 1800)
-
-
-def test_schedule_has_every_kind_and_ends_in_time() -> None:
-    faults = schedule(1, 1800)
-    assert {one.kind for one in faults} == {*SERVER_KINDS, *BETWEEN_KINDS, *DRIVER_KINDS}
-    assert all(8 <= one.at <= 1792 for one in faults)
-    assert faults == sorted(faults, key=lambda one: one.at)
-
-
-def test_last_driver_of_a_long_run_is_not_killed() -> None:
-    assert max(one.at for one in schedule(1, 1800) if one.lane == "driver") < 1350
-    assert max(one.at for one in schedule(1, 1800) if one.lane == "servers") > 1700
-
-
-def test_single_server_schedule_excludes_cluster_faults() -> None:
-    kinds = {one.kind for one in schedule(1, 1800, "single")}
-    assert not kinds & {"kill leader", "step down meta", "kill all servers", "rolling restart"}
-    assert {"kill server", "restart server", "kill driver", "drop deliveries"} <= kinds
 
 
 # Buckets that come and go

@@ -20,10 +20,7 @@ from tests.support.proxy.fault_proxy import (
     Outcome,
     Proxy,
     Twice,
-    client_frames,
-    is_delivery,
 )
-from tests.support.proxy.verdicts import Last, Nth, Published, Sequences, Share, Status, each
 from tests.support.recorded_stream import RecordedStream
 
 SENT = [b"%d" % i for i in range(1, 7)]
@@ -126,46 +123,3 @@ def test_rate_limits_bytes_per_second(shared_server: NatsServer) -> None:
         began = time.monotonic()
         query.until(100)
         assert time.monotonic() - began > 0.5
-
-
-CLIENT = (
-    b'CONNECT {"verbose":false}\r\nPING\r\nSUB a.> 1\r\nPUB a.b 5\r\nhello\r\n'
-    b"HPUB a.b _INBOX.1 12 16\r\nNATS/1.0\r\n\r\nPUB\r\r\nPUB $JS.FC.x 0\r\n\r\nUNSUB 1\r\n"
-)
-
-
-def test_client_frames_are_found_in_parts() -> None:
-    words = [b"CONNECT", b"PING", b"SUB", b"PUB", b"HPUB", b"PUB", b"UNSUB"]
-    for cut in range(len(CLIENT) + 1):
-        first, rest = client_frames(CLIENT[:cut])
-        second, rest = client_frames(rest + CLIENT[cut:])
-        assert rest == b""
-        assert b"".join(first + second) == CLIENT
-        assert [frame.split()[0] for frame in first + second] == words
-
-
-def delivery(seq: int, left: int) -> bytes:
-    return b"MSG s 1 $JS.ACK.S.c.1.%d.%d.1795252621982305657.%d 1\r\nx\r\n" % (seq, seq, left)
-
-
-HEARTBEAT = b"HMSG i 1 26 26\r\nNATS/1.0 100 Idle Heartbeat\r\n\r\n\r\n"
-
-
-def test_verdicts_select_frames() -> None:
-    frames = [delivery(seq, 10 - seq) for seq in range(1, 11)]
-    assert all(is_delivery(frame) for frame in frames)
-
-    def dropped(verdict: Callable[[bytes], Outcome]) -> list[int]:
-        return [i for i, frame in enumerate(frames, 1) if verdict(frame) is False]
-
-    assert dropped(Nth([1, 4])) == [1, 4]
-    assert dropped(Last()) == [10]
-    assert dropped(Sequences([2, 3])) == [2, 3]
-    assert dropped(Share(1.0)) == list(range(1, 11))
-    assert dropped(Share(0.5, seed=1)) == dropped(Share(0.5, seed=1)) != dropped(Share(0.5, seed=2))
-    assert dropped(each(Nth([1]), Last())) == [1, 10]
-    assert dropped(Status("Idle Heartbeat")) == []
-    assert dropped(Published("$JS.FC.")) == []
-    assert Published("$JS.FC.")(b"PUB $JS.FC.x 0\r\n\r\n") is False
-    heartbeats = Status("Idle Heartbeat", most=1)
-    assert [heartbeats(HEARTBEAT), heartbeats(HEARTBEAT)] == [False, True]

@@ -41,6 +41,12 @@ def value_of_another_write(evidence: Evidence) -> None:
     rows[-1] = replace(rows[-1], value=value_of(1))
 
 
+def truncated_value(evidence: Evidence) -> None:
+    rows = full_rows(evidence)
+    assert rows[-1].value is not None
+    rows[-1] = replace(rows[-1], value=rows[-1].value[:-1])
+
+
 def unsure_marker_twice(evidence: Evidence) -> None:
     full_rows(evidence).append(Entry(10, "put.1", DEL, None, 1))
     evidence.messages["full"] = [*evidence.messages["full"], Entry(10, "put.1", DEL, None)]
@@ -78,6 +84,7 @@ def stale_row_never_removed(evidence: Evidence) -> None:
         (read_twice, {"read twice": 1}),
         (reversed_rows, {"out of order": 2}),
         (value_of_another_write, {"not written": 1, "not read": 1}),
+        (truncated_value, {"not written": 1, "not read": 1}),
         (unsure_marker_twice, {"not written": 1}),
         (different_replay, {"replayed": 1}),
         (row_missing_in_table, {"unequal": 1}),

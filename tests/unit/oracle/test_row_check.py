@@ -43,24 +43,6 @@ LIST = MicroBatch(0, 4, True, 4)
 REST = MicroBatch(4, 7, False, 7)
 
 
-def test_complete_rows_pass() -> None:
-    check([1, 2, 3, 4, 5, 6, 7], MicroBatch(0, 7, False, 7))
-    check([2, 4, 5, 6, 7], LIST, REST)
-    check_rows(rows(2, 4, 5, 6, 7), ACKNOWLEDGED, ATTEMPTED)
-
-
-def test_superseded_revisions_are_excused() -> None:
-    check([4, 5, 6, 7], MicroBatch(0, 4, True, 5), REST)
-    check([1, 3, 4, 6, 7], MicroBatch(0, 7, False, 7))  # by the PURGE
-    check([6, 7], MicroBatch(0, 7, False, 7), history=1)
-
-
-def test_unacknowledged_write_may_be_read() -> None:
-    read = [*rows(2), Row(9, "b", b"unsure"), Row(10, "b", None, "DEL")]
-    unsure: list[Written] = [("b", b"unsure"), ("b", Marker.DEL)]
-    check_rows(read, ACKNOWLEDGED, ATTEMPTED + Counter(unsure))
-
-
 @pytest.mark.parametrize(
     ("read", "done", "history", "finding"),
     [
