@@ -10,7 +10,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,101 +52,86 @@ def restored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         server.stop()
 
 
-def case_of(version: str, name: str) -> tuple[Case, dict[str, Any]]:
+@dataclass(frozen=True)
+class StoredQuery:
+    """A copy of a checkpoint, with a server that has its streams.
+
+    Attributes:
+        missing: the rows that the query reads when it continues.
+    """
+
+    url: str
+    case: Case
+    checkpoint: Path
+    missing: list[list[Any]]
+
+    @property
+    def offsets(self) -> dict[int, dict[str, Any]]:
+        """The source's offset of each micro-batch in the log."""
+        logged = (self.checkpoint / "offsets").glob("[0-9]*")
+        return {int(path.name): json.loads(path.read_text().splitlines()[-1]) for path in logged}
+
+    def change_offsets(self, **fields: Any) -> None:
+        """Set fields of each offset of the source."""
+        for path in (self.checkpoint / "offsets").glob("[0-9]*"):
+            *lines, offset = path.read_text().splitlines()
+            path.write_text("\n".join([*lines, json.dumps({**json.loads(offset), **fields})]))
+
+
+@pytest.fixture
+def stored(restored: Callable[[str], str], tmp_path: Path, version: str, name: str) -> StoredQuery:
+    """The query ``name`` of ``version``, which are parameters of the test."""
     known = json.loads((GOLDEN / version / "cases.json").read_text())[name]
-    return Case(known["format"], known["options"], known["uncommitted"]), known
-
-
-def checkpoint_of(version: str, name: str, directory: Path) -> Path:
-    shutil.copytree(GOLDEN / version / name / "checkpoint", directory / "checkpoint")
-    return directory / "checkpoint"
-
-
-def offsets(checkpoint: Path) -> dict[int, dict[str, Any]]:
-    """The source's offset of each micro-batch in the log."""
-    logged = (checkpoint / "offsets").glob("[0-9]*")
-    return {int(path.name): json.loads(path.read_text().splitlines()[-1]) for path in logged}
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN / version / name / "checkpoint", checkpoint)
+    case = Case(known["format"], known["options"], known["uncommitted"])
+    return StoredQuery(restored(version), case, checkpoint, known["missing"])
 
 
 @pytest.mark.parametrize(("version", "name"), ALL)
-def test_checkpoint_resumes(
-    spark: SparkSession,
-    restored: Callable[[str], str],
-    tmp_path: Path,
-    version: str,
-    name: str,
-) -> None:
-    """What is missing comes, all of it and nothing else; what was not committed comes again."""
-    url = restored(version)
-    case, known = case_of(version, name)
-    checkpoint = checkpoint_of(version, name, tmp_path)
-    logged = offsets(checkpoint)
-    assert (checkpoint / "commits" / str(max(logged))).exists() is not case.uncommitted
-    assert version.endswith("-first") is not (checkpoint / "commits").exists()
-    assert known["missing"], "there is something to go on with"
-    found = go_on(spark, url, case, checkpoint)
+def test_checkpoint_resumes(spark: SparkSession, stored: StoredQuery, version: str) -> None:
+    """The query reads each missing row once, and a micro-batch without a commit again."""
+    logged = stored.offsets
+    commits = stored.checkpoint / "commits"
+    assert (commits / str(max(logged))).exists() is not stored.case.uncommitted
+    assert version.endswith("-first") is not commits.exists()
+    assert stored.missing, "there is something to go on with"
+    found = go_on(spark, stored.url, stored.case, stored.checkpoint)
     # Buckets have no order between them.
-    assert (sorted(found, key=by_key) if version.endswith("-several") else found) == known[
-        "missing"
-    ]
-    assert go_on(spark, url, case, checkpoint) == []
+    several = version.endswith("-several")
+    assert (sorted(found, key=by_key) if several else found) == stored.missing
+    assert go_on(spark, stored.url, stored.case, stored.checkpoint) == []
     # What was logged is what was read.
-    assert offsets(checkpoint).items() >= logged.items()
+    assert stored.offsets.items() >= logged.items()
 
 
 @pytest.mark.parametrize(
     ("version", "name"), [one for one in ALL if str(one.values[0]).endswith("-epochs")]
 )
-def test_data_loss_accepted_is_not_reported_again(
-    spark: SparkSession,
-    restored: Callable[[str], str],
-    tmp_path: Path,
-    version: str,
-    name: str,
-) -> None:
-    """In a later epoch, a query goes on with failOnDataLoss as well; also where that begins."""
-    url = restored(version)
-    case, known = case_of(version, name)
-    checkpoint = checkpoint_of(version, name, tmp_path)
-    logged = offsets(checkpoint)
+def test_data_loss_accepted_is_not_reported_again(spark: SparkSession, stored: StoredQuery) -> None:
+    """In a later epoch, a query continues with failOnDataLoss as well; also where that begins."""
+    logged = stored.offsets
     before, last = logged[max(logged) - 1], logged[max(logged)]
     assert (before["epoch"], last["epoch"]) == (0, 1)
     assert before["created"] != last["created"]
     assert before["stream_seq"] > last["stream_seq"]
-    strict = replace(case, options={**case.options, "failOnDataLoss": "true"})
-    assert go_on(spark, url, strict, checkpoint) == known["missing"]
-    assert {offset["epoch"] for offset in offsets(checkpoint).values()} == {0, 1}
+    strict = replace(stored.case, options={**stored.case.options, "failOnDataLoss": "true"})
+    assert go_on(spark, stored.url, strict, stored.checkpoint) == stored.missing
+    assert {offset["epoch"] for offset in stored.offsets.values()} == {0, 1}
 
 
-def change_offsets(checkpoint: Path, change: dict[str, Any]) -> None:
-    """Put other fields into every offset of the source."""
-    for path in (checkpoint / "offsets").glob("[0-9]*"):
-        *lines, offset = path.read_text().splitlines()
-        path.write_text("\n".join([*lines, json.dumps({**json.loads(offset), **change})]))
+@pytest.mark.parametrize(("version", "name"), [(LATEST, "kv_uncommitted")])
+def test_offset_with_unknown_fields_is_read(spark: SparkSession, stored: StoredQuery) -> None:
+    """A later version of the same format may add fields that this version does not need."""
+    stored.change_offsets(mood="fine", more={"a": [1]})
+    assert go_on(spark, stored.url, stored.case, stored.checkpoint) == stored.missing
 
 
-def test_offset_with_unknown_fields_is_read(
-    spark: SparkSession, restored: Callable[[str], str], tmp_path: Path
-) -> None:
-    """A later version of the same format may say more; what it says is not needed."""
-    version = LATEST
-    url = restored(version)
-    case, known = case_of(version, "kv_uncommitted")
-    checkpoint = checkpoint_of(version, "kv_uncommitted", tmp_path)
-    change_offsets(checkpoint, {"mood": "fine", "more": {"a": [1]}})
-    assert go_on(spark, url, case, checkpoint) == known["missing"]
-
-
-def test_newer_offset_format_is_refused(
-    spark: SparkSession, restored: Callable[[str], str], tmp_path: Path
-) -> None:
-    version = LATEST
-    url = restored(version)
-    case, _ = case_of(version, "kv")
-    checkpoint = checkpoint_of(version, "kv", tmp_path)
-    change_offsets(checkpoint, {"v": 99})
+@pytest.mark.parametrize(("version", "name"), [(LATEST, "kv")])
+def test_newer_offset_format_is_refused(spark: SparkSession, stored: StoredQuery) -> None:
+    stored.change_offsets(v=99)
     with pytest.raises(
         StreamingQueryException,
         match=r"OffsetError: .* checkpoint's offset: format is 99, expected 2 or lower",
     ):
-        go_on(spark, url, case, checkpoint)
+        go_on(spark, stored.url, stored.case, stored.checkpoint)

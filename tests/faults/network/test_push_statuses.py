@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from nats_stream_source.embedded import NatsServer
@@ -25,6 +27,31 @@ def msg(frame: bytes, reply: bytes) -> bytes:
     """A message for the subscription that ``frame`` is for, with that reply subject."""
     _, subject, sid, *_ = frame.split(b"\r\n", 1)[0].split(b" ")
     return b" ".join([b"MSG", subject, sid, reply, b"0"]) + b"\r\n\r\n"
+
+
+async def expect_error(
+    server: NatsServer,
+    before: Callable[[bytes], bytes],
+    kind: type[NatsSourceError],
+    text: str,
+) -> None:
+    """Insert a frame before delivery 3: it is raised at its place, and each message delivered.
+
+    Args:
+        before: returns the frame to insert before this delivery.
+    """
+    stream = make_stream(server.url, 5)
+    fault = Once(nth_delivery(3), lambda frame: before(frame) + frame)
+    with Proxy(server.port, fault) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
+        ):
+            found, errors = await all_of(subscription, 5)
+            assert found == [1, 2, 3, 4, 5]
+            assert [type(error) for error in errors] == [kind]
+            assert text in str(errors[0])
+        assert fault.done
 
 
 @pytest.mark.parametrize(
@@ -52,19 +79,7 @@ def msg(frame: bytes, reply: bytes) -> bytes:
 async def test_error_status_is_raised(
     shared_server: NatsServer, block: bytes, kind: type[NatsSourceError], text: str
 ) -> None:
-    stream = make_stream(shared_server.url, 5)
-    fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block) + frame)
-    with Proxy(shared_server.port, fault) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
-        ):
-            found, errors = await all_of(subscription, 5)
-            # Raised at its place, and no message is lost to it.
-            assert found == [1, 2, 3, 4, 5]
-            assert [type(error) for error in errors] == [kind]
-            assert text in str(errors[0])
-        assert fault.done
+    await expect_error(shared_server, lambda frame: hmsg(frame, block), kind, text)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +94,7 @@ async def test_error_status_is_raised(
 async def test_invalid_reply_subject_is_refused(
     shared_server: NatsServer, reply: bytes, text: str
 ) -> None:
-    stream = make_stream(shared_server.url, 5)
-    fault = Once(nth_delivery(3), lambda frame: msg(frame, reply) + frame)
-    with Proxy(shared_server.port, fault) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
-        ):
-            found, errors = await all_of(subscription, 5)
-            assert found == [1, 2, 3, 4, 5]
-            assert [type(error) for error in errors] == [ProtocolError]
-            assert text in str(errors[0])
-        assert fault.done
+    await expect_error(shared_server, lambda frame: msg(frame, reply), ProtocolError, text)
 
 
 @pytest.mark.parametrize("status", [b"409 Consumer Deleted", b"503", b"499 New Thing"])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import nats.errors
 import pyarrow as pa
 from nats.js.errors import ServiceUnavailableError
 
@@ -101,8 +102,8 @@ def stored(url: str, stream: str, first_seq: int = 1) -> list[tuple[str, int]]:
     complete: list[list[tuple[str, int]]] = []
 
     def told() -> bool:
-        # A cluster has no leader of its own for a while after a server was stopped.
-        with contextlib.suppress(ServiceUnavailableError):
+        # A cluster lacks a meta leader for a while after a server was stopped.
+        with contextlib.suppress(ServiceUnavailableError, nats.errors.TimeoutError):
             complete.append(with_client(url, read))
         return bool(complete)
 

@@ -9,6 +9,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError
+from tests.faults.writing.publisher_kinds import (
+    PublisherKind,
+    each_publisher,
+    with_and_without_ids,
+)
 from tests.faults.writing.publishing import (
     AtPubAck,
     Messages,
@@ -25,42 +30,53 @@ from tests.support.wait import wait_until_async
 
 COUNT = 3000
 
-both = pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
 
-
-@both
-async def test_cut_before_pub_acks(shared_server: NatsServer, ids: bool) -> None:
-    messages = Messages(f"ACKS{ids}", COUNT, ids=ids)
-    create_stream(shared_server.url, messages.stream)
-    cut = PubAcks({400, 900, 901}, CutAt(20))
+@each_publisher
+@with_and_without_ids
+async def test_cut_before_acknowledgements(
+    shared_server: NatsServer, kind: PublisherKind, ids: bool
+) -> None:
+    messages = Messages(f"ACKS_{kind.name}_{ids}", COUNT, ids=ids)
+    kind.create_stream(shared_server.url, messages.stream)
+    cut = kind.acks({1, kind.middle, kind.middle + 1}, CutAt(20))
     with Proxy(shared_server.port, cut) as proxy:
-        async with publishing(proxy.url, messages.stream, max_in_flight=500) as publisher:
+        async with kind.publishing(proxy.url, messages.stream) as publisher:
             await publish(publisher, messages)
             assert publisher.stored == COUNT
         assert (cut.done, proxy.connections) == (3, 4)
-    assert len(messages.check(shared_server.url)) >= COUNT
-
-
-@both
-async def test_cut_within_a_message(shared_server: NatsServer, ids: bool) -> None:
-    messages = Messages(f"MESSAGE{ids}", COUNT, ids=ids, size=100)
-    create_stream(shared_server.url, messages.stream)
-    cut = Sending(1, {700, 1500}, CutAt(60))
-    with Proxy(shared_server.port, upward=cut) as proxy:
-        async with publishing(proxy.url, messages.stream, max_in_flight=500) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
-        assert (cut.done, proxy.connections) == (2, 3)
     messages.check(shared_server.url)
 
 
-@both
-async def test_killed_server(nats_server: NatsServer, ids: bool) -> None:
+@each_publisher
+@with_and_without_ids
+async def test_cut_within_message(
+    shared_server: NatsServer, kind: PublisherKind, ids: bool
+) -> None:
+    messages = Messages(f"MESSAGE_{kind.name}_{ids}", COUNT, ids=ids, size=100)
+    kind.create_stream(shared_server.url, messages.stream)
+    cut = Sending(1, {0, 700, 1500}, CutAt(60))
+    with Proxy(shared_server.port, upward=cut) as proxy:
+        async with kind.publishing(proxy.url, messages.stream) as publisher:
+            await publish(publisher, messages)
+            assert publisher.stored == COUNT
+        assert (cut.done, proxy.connections) == (3, 4)
+    messages.check(shared_server.url)
+
+
+@each_publisher
+@with_and_without_ids
+async def test_killed_server(nats_server: NatsServer, kind: PublisherKind, ids: bool) -> None:
+    """After its restart the server does not have the batch of fast ingest any more."""
     messages = Messages("ORDERS", COUNT, ids=ids)
-    create_stream(nats_server.url, messages.stream)
-    killed = AtPubAck(500, lambda: (nats_server.kill(), nats_server.start()))
+    kind.create_stream(nats_server.url, messages.stream)
+
+    def restart() -> None:
+        nats_server.kill()
+        nats_server.start()
+
+    killed = kind.at_ack(kind.middle, restart)
     with Proxy(nats_server.port, killed) as proxy:
-        async with publishing(proxy.url, messages.stream) as publisher:
+        async with kind.publishing(proxy.url, messages.stream) as publisher:
             await publish(publisher, messages)
             assert publisher.stored == COUNT
         assert killed.done == 1
@@ -68,25 +84,15 @@ async def test_killed_server(nats_server: NatsServer, ids: bool) -> None:
     messages.check(nats_server.url)
 
 
-async def test_server_that_stays_away(nats_server: NatsServer) -> None:
-    messages = Messages("ORDERS", COUNT)
-    create_stream(nats_server.url, messages.stream)
-    with Proxy(nats_server.port, AtPubAck(500, nats_server.kill)) as proxy:
-        async with publishing(proxy.url, messages.stream, retry_timeout=1) as publisher:
-            with pytest.raises(ConnectError, match=r"was lost, and could not be restored within"):
-                await publish(publisher, messages)
-
-
-@both
-async def test_paused_server(nats_server: NatsServer, ids: bool) -> None:
+@each_publisher
+@with_and_without_ids
+async def test_paused_server(nats_server: NatsServer, kind: PublisherKind, ids: bool) -> None:
     """A half-open connection: the server pauses with messages that it has received."""
     messages = Messages("ORDERS", COUNT, ids=ids)
-    create_stream(nats_server.url, messages.stream)
-    paused = AtPubAck(500, nats_server.pause)
+    kind.create_stream(nats_server.url, messages.stream)
+    paused = kind.at_ack(kind.middle, nats_server.pause)
     with Proxy(nats_server.port, paused) as proxy:
-        async with publishing(
-            proxy.url, messages.stream, max_in_flight=500, request_timeout=0.5
-        ) as publisher:
+        async with kind.publishing(proxy.url, messages.stream, request_timeout=0.5) as publisher:
             publishes = asyncio.create_task(publish(publisher, messages))
             await wait_until_async(lambda: proxy.connections > 1, "a reconnect")
             assert not publishes.done()
@@ -95,6 +101,15 @@ async def test_paused_server(nats_server: NatsServer, ids: bool) -> None:
             assert publisher.stored == COUNT
         assert paused.done == 1
     messages.check(nats_server.url)
+
+
+async def test_server_stays_away(nats_server: NatsServer) -> None:
+    messages = Messages("ORDERS", COUNT)
+    create_stream(nats_server.url, messages.stream)
+    with Proxy(nats_server.port, AtPubAck(500, nats_server.kill)) as proxy:
+        async with publishing(proxy.url, messages.stream, retry_timeout=1) as publisher:
+            with pytest.raises(ConnectError, match=r"was lost, and could not be restored within"):
+                await publish(publisher, messages)
 
 
 async def test_closed_connection(shared_server: NatsServer) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Container, Iterator
-from functools import partial
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from nats_stream_source.errors import (
     StreamFullError,
     StreamNotFoundError,
 )
-from tests.faults.cluster.stalled_reader import FAULTS, LeaderLoss
 from tests.faults.writing.fast_ingest import (
     FLOW,
     AtResponse,
@@ -40,116 +37,12 @@ from tests.faults.writing.publishing import (
     stream_state,
 )
 from tests.support.nats.buckets import api
-from tests.support.nats.cluster import Cluster
-from tests.support.proxy.fault_proxy import After, CutAt, Delay, Outcome, Proxy, Twice, subject_of
-from tests.support.wait import wait_until, wait_until_async
+from tests.support.proxy.fault_proxy import After, Delay, Outcome, Proxy, Twice, subject_of
+from tests.support.wait import wait_until_async
 
 COUNT = 3000
 MIDDLE = 4
 """The number of a response in the middle of the batch: the first ones have 0, 500 and 1,000."""
-
-
-# -- the connection, and the server ----------------------------------------------------------------
-
-
-async def test_cut_before_a_response(shared_server: NatsServer) -> None:
-    messages = Messages("CUT", COUNT)
-    create_fast(shared_server.url, messages.stream)
-    cut = Responses({1, MIDDLE, 6}, CutAt(20))
-    with Proxy(shared_server.port, cut) as proxy:
-        async with fast_publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
-        assert (cut.done, proxy.connections) == (3, 4)
-    messages.check(shared_server.url)
-
-
-async def test_cut_within_a_message(shared_server: NatsServer) -> None:
-    messages = Messages("WITHIN", COUNT, size=100)
-    create_fast(shared_server.url, messages.stream)
-    cut = Sending(1, {0, 700, 1500}, CutAt(60))
-    with Proxy(shared_server.port, upward=cut) as proxy:
-        async with fast_publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
-        assert (cut.done, proxy.connections) == (3, 4)
-    messages.check(shared_server.url)
-
-
-async def test_killed_server(nats_server: NatsServer) -> None:
-    """After its restart the server does not have the batch any more."""
-    messages = Messages("ORDERS", COUNT)
-    create_fast(nats_server.url, messages.stream)
-    killed = AtResponse(MIDDLE, lambda: (nats_server.kill(), nats_server.start()))
-    with Proxy(nats_server.port, killed) as proxy:
-        async with fast_publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
-        assert killed.done == 1
-        assert max(sendings(proxy).values()) > 1
-    messages.check(nats_server.url)
-
-
-async def test_paused_server(nats_server: NatsServer) -> None:
-    """A half-open connection: the server pauses with messages that it has received."""
-    messages = Messages("ORDERS", COUNT)
-    create_fast(nats_server.url, messages.stream)
-    paused = AtResponse(MIDDLE, nats_server.pause)
-    with Proxy(nats_server.port, paused) as proxy:
-        async with fast_publishing(proxy.url, messages.stream, request_timeout=0.5) as publisher:
-            publishes = asyncio.create_task(publish(publisher, messages))
-            await wait_until_async(lambda: proxy.connections > 1, "a reconnect")
-            assert not publishes.done()
-            nats_server.resume()
-            await publishes
-            assert publisher.stored == COUNT
-        assert paused.done == 1
-    messages.check(nats_server.url)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Three servers for all tests of the module."""
-    with Cluster() as cluster:
-        yield cluster
-
-
-def _creates(cluster: Cluster, stream: str) -> bool:
-    """Create the stream; False while the cluster elects a meta leader."""
-    try:
-        create_fast(cluster.url, stream, num_replicas=3)
-    except RuntimeError as error:
-        if "10008" not in str(error):
-            raise
-        return False
-    return True
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
-async def test_leader_change(cluster: Cluster, fault: str, ids: bool) -> None:
-    """In the middle of a batch; the new leader may go on with the batch, or end it.
-
-    Without ids, a server that was stopped may store messages of the ended batch late.
-    """
-    messages = Messages(f"{fault}_{ids}".replace(" ", "_"), COUNT, ids=ids)
-    wait_until(partial(_creates, cluster, messages.stream), "a meta leader that creates a stream")
-    cluster.wait_ready(messages.stream)
-    with (
-        contextlib.closing(LeaderLoss(cluster, messages.stream, fault)) as goes,
-        Proxy(goes.outside.port, at := AtResponse(MIDDLE, goes)) as proxy,
-    ):
-        async with fast_publishing(
-            proxy.url, messages.stream, request_timeout=1, retry_timeout=60
-        ) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
-        # The client knows the addresses of the other servers: it may have gone on at once.
-        wait_until(lambda: at.done == 1, "another leader")
-        assert goes.after not in (None, goes.before)
-    cluster.wait_ready(messages.stream)
-    messages.check(goes.outside.url)
 
 
 # -- messages that the server does not receive -----------------------------------------------------

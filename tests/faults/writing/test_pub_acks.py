@@ -8,6 +8,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckTimeoutError
+from tests.faults.writing.publisher_kinds import with_and_without_ids
 from tests.faults.writing.publishing import (
     SUBJECTS,
     Messages,
@@ -33,7 +34,7 @@ LOST: dict[str, Container[int]] = {
 }
 
 
-@pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
+@with_and_without_ids
 @pytest.mark.parametrize("which", LOST)
 async def test_lost(shared_server: NatsServer, which: str, ids: bool) -> None:
     messages = Messages(f"LOST_{which}_{ids}".replace(" ", "_"), COUNT, ids=ids)

@@ -71,6 +71,19 @@ def crash_at(step: str, monkeypatch: pytest.MonkeyPatch, armed: bool = True) -> 
 STEPS = [f"{when} {kind}" for kind in ("data", "vectors", "log") for when in ("before", "after")]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "fleet"
+
+
+@pytest.fixture
+def table(path: Path) -> InProcessTable:
+    """A table at ``path`` after the batch ``FIRST``."""
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    return table
+
+
 def expect(table: Path, *batches: list[Entry]) -> None:
     model = Model("remove")
     for batch in batches:
@@ -81,11 +94,8 @@ def expect(table: Path, *batches: list[Entry]) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 def test_crash_in_a_commit_leaves_the_old_or_the_new_version(
-    tmp_path: Path, step: str, restart: bool, monkeypatch: pytest.MonkeyPatch
+    path: Path, table: InProcessTable, step: str, restart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     with crash_at(step, monkeypatch):
         table.merge(*SECOND)
     committed = step == "after log"
@@ -100,11 +110,8 @@ def test_crash_in_a_commit_leaves_the_old_or_the_new_version(
 
 @pytest.mark.parametrize("step", STEPS)
 def test_crash_in_a_compaction_changes_no_row(
-    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, table: InProcessTable, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     table.merge(*SECOND)
     real = TableObjects.reader
     with crash_at(step, monkeypatch, armed=False) as crash:
@@ -126,11 +133,8 @@ def test_crash_in_a_compaction_changes_no_row(
 
 
 def test_rows_replaced_during_a_compaction_stay_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, table: InProcessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     table.merge(*SECOND)
     real, merged = TableObjects.reader, list[int]()
 
@@ -146,11 +150,8 @@ def test_rows_replaced_during_a_compaction_stay_replaced(
     assert index_of(table.state) == index_of(rebuilt(path))
 
 
-def test_full_disk_fails_the_merge_and_leaves_the_table(tmp_path: Path) -> None:
+def test_full_disk_fails_the_merge_and_leaves_the_table(path: Path, table: InProcessTable) -> None:
     """A limit of the size of files makes the operating system refuse the write."""
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     large = put("k1", 20, value=bytes(1 << 20))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
@@ -167,11 +168,8 @@ def test_full_disk_fails_the_merge_and_leaves_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
 @pytest.mark.parametrize("file", ["vector", "log", "data"])
 def test_damaged_file_is_named_and_nothing_is_written(
-    tmp_path: Path, file: str, damage: str
+    path: Path, table: InProcessTable, file: str, damage: str
 ) -> None:
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     table.merge(*SECOND)
     patterns = {"vector": "*.bin", "log": "_delta_log/*02.json", "data": "*.parquet"}
     target = sorted(path.glob(patterns[file]), key=lambda found: found.stat().st_mtime)[-1]
@@ -192,19 +190,15 @@ def test_damaged_file_is_named_and_nothing_is_written(
     expect(path, FIRST, SECOND, [put("k5", 40)])
 
 
-def test_limit_of_the_index_refuses_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "fleet"
-    InProcessTable(path).merge(*FIRST)
+@pytest.mark.usefixtures("table")
+def test_limit_of_the_index_refuses_the_table(path: Path) -> None:
     limited = InProcessTable(path, limits=AutoLimits(index_bytes=100))
     with pytest.raises(EngineRefusedError, match="index_bytes is 448, limit 100"):
         limited.merge(*SECOND)
     expect(path, FIRST)
 
 
-def test_table_with_two_rows_of_a_key_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
+def test_table_with_two_rows_of_a_key_is_refused(path: Path, table: InProcessTable) -> None:
     write_deltalake(path, arrow([put("k3", 50)]), mode="append")
     for state in (table, InProcessTable(path)):
         with pytest.raises(ConfigurationError, match=r"several rows with bucket='fleet', key='k3'"):
@@ -212,10 +206,10 @@ def test_table_with_two_rows_of_a_key_is_refused(tmp_path: Path) -> None:
     assert DeltaTable(path).version() == 2
 
 
-def test_property_switched_off_is_an_error_if_vectors_are_required(tmp_path: Path) -> None:
-    path = tmp_path / "fleet"
-    InProcessTable(path).merge(*FIRST)
-    InProcessTable(path).merge(*SECOND)
+def test_property_switched_off_is_an_error_if_vectors_are_required(
+    path: Path, table: InProcessTable
+) -> None:
+    table.merge(*SECOND)
     DeltaTable(path).alter.set_table_properties({"delta.enableDeletionVectors": "false"})
     with pytest.raises(ConfigurationError, match=r"with deletion_vectors=True: .*enableDeletion"):
         InProcessTable(path).merge(put("k5", 40))
@@ -223,11 +217,8 @@ def test_property_switched_off_is_an_error_if_vectors_are_required(tmp_path: Pat
 
 
 def test_expired_vectors_are_deleted_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, table: InProcessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     changes = [put(f"k{revision % 6}", revision) for revision in range(20, 30)]
     for entry in changes:
         table.merge(entry)
@@ -255,12 +246,9 @@ def test_expired_vectors_are_deleted_and_others_stay(
 
 
 def test_commit_of_other_writer_that_fails_midway_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, table: InProcessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread with the upkeep applies a commit as well: its failure must not cost rows."""
-    path = tmp_path / "fleet"
-    table = InProcessTable(path)
-    table.merge(*FIRST)
     write_deltalake(path, arrow([put("k90", 90), put("k91", 91)]), mode="append")
     state = table.state
     with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ micro-batch was read before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,23 @@ FIRST, SECOND = 200, 100
 """Messages before the copy, and after it."""
 ACCEPT = {"failOnDataLoss": "false"}
 LOST = "was rolled back"
+
+
+def with_copy(
+    server: NatsServer,
+    directory: Path,
+    kind: str,
+    *,
+    first: int = FIRST,
+    then: int = SECOND,
+    **config: Any,
+) -> tuple[RecordedStream, Callable[[], None]]:
+    """A stream whose store was copied between ``first`` and ``then`` messages; puts it back."""
+    recorded = RecordedStream(kind, server.url).create(**config)
+    recorded.write(first)
+    restore = keep_store(server, directory)
+    recorded.write(then)
+    return recorded, restore
 
 
 def read_all(recorded: RecordedStream, **options: str) -> list[dict[str, Any]]:
@@ -48,10 +66,7 @@ def read_on(recorded: RecordedStream, offsets: list[dict[str, Any]], **options: 
 def test_stream_not_grown_past_checkpoint(
     nats_server: NatsServer, tmp_path: Path, kind: str, first: int, grown: int
 ) -> None:
-    recorded = RecordedStream(kind, nats_server.url).create()
-    recorded.write(first)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(SECOND)
+    recorded, restore = with_copy(nats_server, tmp_path, kind, first=first)
     offsets = read_all(recorded)
     restore()
     assert recorded.state()["last_seq"] == first
@@ -68,10 +83,7 @@ def test_query_had_no_row_before(
     nats_server: NatsServer, tmp_path: Path, options: dict[str, str]
 ) -> None:
     """The position, which is beyond the stream's end now, is not one of a row."""
-    recorded = RecordedStream("kv current", nats_server.url).create()
-    recorded.write(FIRST)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(SECOND)
+    recorded, restore = with_copy(nats_server, tmp_path, "kv current")
     with recorded.query(**options) as query:
         query.drain()
     assert (query.rows, query.seq) == ([], FIRST + SECOND)
@@ -88,10 +100,7 @@ def test_checkpoint_at_hole(
 
     The checkpoint has no timestamp of what was read, so the query continues after its sequence.
     """
-    recorded = RecordedStream(kind, nats_server.url).create(max_msgs_per_subject=1)
-    recorded.write(FIRST)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(SECOND)
+    recorded, restore = with_copy(nats_server, tmp_path, kind, max_msgs_per_subject=1)
     limit = FIRST + SECOND // 2
     recorded.put([(recorded.acknowledged[limit][0], b"again")])
     with recorded.query(maxRowsPerTrigger=str(limit)) as first:
@@ -115,10 +124,7 @@ def test_checkpoint_at_hole(
     reason="a superseded message looks the same, and the offset has nothing else to compare",
 )
 def test_message_at_checkpoint_superseded_again(nats_server: NatsServer, tmp_path: Path) -> None:
-    recorded = RecordedStream("kv", nats_server.url).create(max_msgs_per_subject=1)
-    recorded.write(FIRST)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(SECOND)
+    recorded, restore = with_copy(nats_server, tmp_path, "kv", max_msgs_per_subject=1)
     offsets = read_all(recorded)
     restore()
     recorded.remove_after(FIRST)
@@ -136,10 +142,7 @@ def test_planned_micro_batch_of_several_splits(
     nats_server: NatsServer, tmp_path: Path, kind: str
 ) -> None:
     """The stream has grown past the planned end: no row is in two micro-batches."""
-    recorded = RecordedStream(kind, nats_server.url).create()
-    recorded.write(FIRST)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(SECOND)
+    recorded, restore = with_copy(nats_server, tmp_path, kind)
     given = {**ACCEPT, "minPartitions": "3"}
     with recorded.query(**given) as first:
         assert first.plan()
@@ -167,10 +170,7 @@ def test_planned_micro_batch_of_several_splits(
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_rollback_between_two_splits(nats_server: NatsServer, tmp_path: Path, kind: str) -> None:
     """The stream has grown past the end of the split that is read, not to the planned end."""
-    recorded = RecordedStream(kind, nats_server.url).create()
-    recorded.write(FIRST)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(4 * FIRST)
+    recorded, restore = with_copy(nats_server, tmp_path, kind, then=4 * FIRST)
     with recorded.query(minPartitions="2") as query:
         assert query.plan()
         first, second = query.splits
@@ -188,10 +188,7 @@ def test_rollback_between_two_splits(nats_server: NatsServer, tmp_path: Path, ki
 def test_planned_range_beyond_end_of_stream(
     nats_server: NatsServer, tmp_path: Path, kind: str
 ) -> None:
-    recorded = RecordedStream(kind, nats_server.url).create()
-    recorded.write(FIRST)
-    restore = keep_store(nats_server, tmp_path)
-    recorded.write(SECOND)
+    recorded, restore = with_copy(nats_server, tmp_path, kind)
     with recorded.query() as query:
         assert query.plan()
         restore()
