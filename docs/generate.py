@@ -14,7 +14,7 @@ from docs.overview import overview
 from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
-from nats_stream_source.spark.formats.columns import COLUMNS, read_columns, written_columns
+from nats_stream_source.spark.formats.columns import COLUMNS, ignored_columns, written_columns
 
 DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"
@@ -41,7 +41,7 @@ def written_table(name: str) -> str:
         f"| `{one}` | {column.type} | {'required; ' if column.required else ''}{column.meaning} |"
         for one, column in written.items()
     ]
-    ignored = ", ".join(f"`{one}`" for one in read_columns(name) if one not in written)
+    ignored = ", ".join(f"`{one}`" for one in ignored_columns(name))
     lines.append(f"| {ignored} | any | ignored |")
     return "\n".join(lines) + "\n"
 

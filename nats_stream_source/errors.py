@@ -63,6 +63,10 @@ class NameTooLongError(InvalidNameError):
     """A name is longer than a server accepts in one line (``max_control_line``)."""
 
 
+class KeyNotEncodableError(InvalidNameError):
+    """The key codec would store the key as one that decodes to another key, or not at all."""
+
+
 class UnsupportedStreamError(ConfigurationError):
     """The stream's retention (work queue, interest) does not allow reads of ranges."""
 
@@ -77,6 +81,10 @@ class OffsetError(NatsSourceError):
 
 class ProtocolError(NatsSourceError):
     """The server sent bytes or a response that violate the NATS protocol."""
+
+
+class UndecodableError(NatsSourceError):
+    """A stored key or value is not what the bucket's codec encodes."""
 
 
 class ConnectError(NatsSourceError):
@@ -109,15 +117,13 @@ class ApiError(NatsSourceError):
 class JetStreamNotEnabledError(ApiError):
     """JetStream is not enabled for the server or account, or the domain or prefix is wrong."""
 
-    code = 503
-    err_code = 10039
+    code, err_code = 503, 10039
 
 
 class StreamNotFoundError(ApiError):
     """The stream (for a bucket: ``KV_<bucket>``) does not exist."""
 
-    code = 404
-    err_code = 10059
+    code, err_code = 404, 10059
 
 
 class BucketNotFoundError(StreamNotFoundError):
@@ -127,29 +133,25 @@ class BucketNotFoundError(StreamNotFoundError):
 class BucketExistsError(ApiError):
     """A bucket of this name exists with another configuration."""
 
-    code = 400
-    err_code = 10058
+    code, err_code = 400, 10058
 
 
 class ConsumerNotFoundError(ApiError):
     """The consumer does not exist."""
 
-    code = 404
-    err_code = 10014
+    code, err_code = 404, 10014
 
 
 class ConsumerLimitError(ApiError):
     """The stream, the account or the server has reached its maximum number of consumers."""
 
-    code = 400
-    err_code = 10026
+    code, err_code = 400, 10026
 
 
 class MessageNotFoundError(ApiError):
     """No message matches the request."""
 
-    code = 404
-    err_code = 10037
+    code, err_code = 404, 10037
 
 
 class BadRequestError(ApiError):
@@ -208,8 +210,7 @@ class WrongLastSequenceError(PublishError):
     ``last_seq`` is its sequence if the server reports it (``wrong last sequence: 5``), else None.
     """
 
-    code = 400
-    err_code = 10071
+    code, err_code = 400, 10071
 
     def __init__(
         self, message: str, code: Number = None, err_code: Number = None, last_seq: Number = None
@@ -225,29 +226,25 @@ class KeyExistsError(WrongLastSequenceError):
 class MessageTooLargeError(PublishError):
     """A message exceeds the server's ``max_payload`` or the bucket's ``max_value_size``."""
 
-    code = 400
-    err_code = 10054
+    code, err_code = 400, 10054
 
 
 class StreamFullError(PublishError):
     """The stream has reached ``max_bytes`` or ``max_msgs`` and refuses new messages."""
 
-    code = 503
-    err_code = 10077
+    code, err_code = 503, 10077
 
 
 class TtlNotSupportedError(PublishError, ConfigurationError):
     """The stream does not allow a TTL per message, or its server is older than 2.11."""
 
-    code = 400
-    err_code = 10166
+    code, err_code = 400, 10166
 
 
 class FastIngestNotSupportedError(PublishError, ConfigurationError):
     """The stream does not accept fast ingest (``allow_batched``, nats-server 2.14)."""
 
-    code = 400
-    err_code = 10205
+    code, err_code = 400, 10205
 
 
 class NoStreamError(PublishError):
@@ -277,8 +274,7 @@ class AckTimeoutError(PublishError, RequestTimeoutError):
 class MinLastSequenceError(NatsSourceError):
     """The responding server has not reached the minimum last sequence of the read (ADR-53)."""
 
-    code = 412
-    err_code = 10180
+    code, err_code = 412, 10180
 
 
 class ConsumerLostError(NatsSourceError):

@@ -24,7 +24,7 @@ _PROMPT = "-"
 KV_FLAGS, STREAM_FLAGS, COMMON_FLAGS = (
     tuple(option for option in table if option.name in names)
     for table, names in (
-        (KV, ("bucket", "keys")),
+        (KV, ("bucket", "keys", "keyCodec", "valueCodec", "onUndecodable")),
         (STREAM, ("stream", "subject", "filterSubjects")),
         (STREAM, ("startSequence",)),
     )
@@ -54,6 +54,9 @@ _HELP = {
 _METAVARS = {
     "bucket": "NAME",
     "keys": "FILTERS",
+    "keyCodec": "CODECS",
+    "valueCodec": "CODECS",
+    "onUndecodable": "fail|skip|null",
     "stream": "NAME",
     "subject": "SUBJECT",
     "filterSubjects": "SUBJECTS",

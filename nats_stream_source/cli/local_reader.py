@@ -128,6 +128,7 @@ async def open_range(adapter: FormatAdapter) -> AsyncIterator[StreamRange]:
         await adapter.verify_filters(jetstream, info)
         yield StreamRange(adapter, SharedConnection(connection), info)
     finally:
+        adapter.finish()
         await connection.close()
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from nats_stream_source.cli.connection import connection
-from nats_stream_source.cli.flags import add_connection
+from nats_stream_source.cli.flags import add_connection, add_options, given
 from nats_stream_source.cli.output import (
     format_cell,
     format_duration,
@@ -30,15 +30,17 @@ from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream import KeyValue
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.codec import Codecs, kv_codec
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.stream_list import StreamList
-from nats_stream_source.jetstream.subjects import bucket_of, validate_bucket, validate_filters
+from nats_stream_source.jetstream.subjects import bucket_of, validate_bucket
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.options import CONNECTION, connection_settings, parse
+from nats_stream_source.options import CONNECTION, KV, connection_settings, parse
 
 _DESCRIPTION_WIDTH = 60  # characters
 _WHOLE = sys.maxsize
+_CODEC_FLAGS = tuple(option for option in KV if option.name == "keyCodec")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILTER",
         help="only keys that match; * matches one token and > the rest",
+    )
+    codecs = parser.add_argument_group("codecs of the keys")
+    add_options(codecs, _CODEC_FLAGS)
+    codecs.add_argument(
+        "--on-undecodable",
+        choices=("fail", "skip"),
+        default="fail",
+        help="fail, or leave out keys that --key-codec cannot decode; default: fail",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-n", "--names", action="store_true", help="the names of the buckets only")
@@ -66,11 +76,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError("--verbose is for the keys of a bucket; name a bucket")
     if arguments.bucket is not None:
         validate_bucket(arguments.bucket)
-        validate_filters(arguments.filters)
+        kv_codec(**_codecs(arguments)).raw_filters(arguments.filters)
         asyncio.run(_list_keys(arguments))
     else:
         asyncio.run(_list_buckets(arguments))
     return 0
+
+
+def _codecs(arguments: argparse.Namespace) -> Codecs:
+    parse(given(arguments, _CODEC_FLAGS), _CODEC_FLAGS)
+    return {"key_codec": arguments.keyCodec, "on_undecodable": arguments.on_undecodable}
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +185,7 @@ def _bucket_json(info: StreamInfo) -> dict[str, Any]:
 
 async def _list_keys(arguments: argparse.Namespace) -> None:
     async with _connected(arguments) as jetstream:
-        bucket = await KeyValue.open(jetstream, arguments.bucket)
+        bucket = await KeyValue.open(jetstream, arguments.bucket, **_codecs(arguments))
         filters = arguments.filters
         entries: list[Entry] = []
         keys: list[str] = []

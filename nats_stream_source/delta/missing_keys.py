@@ -20,6 +20,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.stream_identity import has_older_messages
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
@@ -55,6 +56,7 @@ async def find_missing(
     table: str,
     bucket: str,
     settings: ConnectionSettings,
+    codec: KvCodec = NO_CODEC,
 ) -> tuple[list[MissingKey], int]:
     """The rows whose keys are missing, and the stream's last sequence before the first request."""
     connection = await Connection.open(settings)
@@ -62,6 +64,7 @@ async def find_missing(
         jetstream = JetStream(connection)
         info = await bucket_stream_info(jetstream, bucket)
         prefix = Bucket.from_stream_config(bucket, info.config).prefix
+        subjects = [_key_subject(prefix, row.key, table, codec) for row in rows]
         created = nanoseconds(info.created) // 1000
         _verify_revisions(rows, created, info, table, bucket)
         missing = []
@@ -69,8 +72,8 @@ async def find_missing(
             page = rows[start : start + _CONCURRENT_REQUESTS]
             messages = await asyncio.gather(
                 *(
-                    jetstream.message(info.name, last_by_subj=_key_subject(prefix, row.key, table))
-                    for row in page
+                    jetstream.message(info.name, last_by_subj=subject)
+                    for subject in subjects[start : start + _CONCURRENT_REQUESTS]
                 )
             )
             header_blocks = pa.array(
@@ -109,7 +112,12 @@ def _verify_revisions(
             )
 
 
-def _key_subject(prefix: str, key: str, table: str) -> str:
+def _key_subject(prefix: str, key: str, table: str, codec: KvCodec) -> str:
+    if codec.key:
+        try:
+            return prefix + codec.raw_key(key)
+        except InvalidNameError as error:
+            raise type(error)(f"could not reconcile table {table!r}: {error}") from None
     # For a wildcard the server would return the message of another key, which would then decide
     # whether the row is kept.
     if any(token in ("", "*", ">") or " " in token for token in key.split(".")):

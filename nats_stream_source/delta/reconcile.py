@@ -45,6 +45,7 @@ from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
 from nats_stream_source.delta.table import Deletes, TableEngine, validate_deletes, verify_table
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.jetstream.kv.codec import kv_codec
 from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 
@@ -77,6 +78,7 @@ def reconcile(
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
     limits: AutoLimits | None = None,
+    key_codec: str | None = None,
     **options: str,
 ) -> ReconcileResult:
     """Remove or mark the rows of a table whose keys the bucket no longer has.
@@ -95,10 +97,12 @@ def reconcile(
         engine: what changes the table, see :func:`merge`.
         storage_options: the object store's options for delta-rs, see :func:`merge`.
         limits: up to which sizes ``engine="auto"`` takes delta-rs.
+        key_codec: the option ``keyCodec`` of the query that filled the table.
         options: other connection options of the source, by their names (``user="…"``).
 
     Raises:
         OptionError: a connection option is unknown or has an invalid value.
+        KeyNotEncodableError: the table has a key that ``key_codec`` does not decode.
         ConfigurationError: the table does not exist, was not created from a bucket, was created for
             other ``deletes``, or follows a bucket that was created later than this one.
         BucketNotFoundError: the bucket does not exist.
@@ -110,6 +114,7 @@ def reconcile(
     """
     validate_deletes(deletes)
     validate_bucket(bucket)
+    codec = kv_codec(key_codec)
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
     selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
 
@@ -123,8 +128,8 @@ def reconcile(
         rows = table_rows(target.rows(bucket, deletes))
         # In a separate thread, since the thread of a notebook already runs an event loop.
         with ThreadPoolExecutor(1) as thread:
-            search = thread.submit(lambda: asyncio.run(find_missing(rows, table, bucket, settings)))
-            missing, last_seq = search.result()
+            search = find_missing(rows, table, bucket, settings, codec)
+            missing, last_seq = thread.submit(asyncio.run, search).result()
         removed = 0
         if missing:
             removed = target.remove_or_mark(missing_table(missing), bucket, deletes)

@@ -66,6 +66,11 @@ KV_ADVICE = _lower(
 )
 """By name in lower case: what to write for a name that ``nats_kv`` lacks."""
 
+_CODEC = (
+    "the subjects and messages of a stream are not encoded; write format('nats_kv') to read a "
+    "bucket with codecs"
+)
+
 STREAM_ADVICE = _lower(
     {
         **_from_spark("nats_stream", "stream", "filterSubjects"),
@@ -82,6 +87,7 @@ STREAM_ADVICE = _lower(
         "includeHistory": "write deliverPolicy=all",
         "updatesOnly": "write deliverPolicy=new",
         "ignoreDeletes": "a stream does not have markers; write format('nats_kv') to read a bucket",
+        **dict.fromkeys(("keyCodec", "valueCodec", "onUndecodable", "includeRawKey"), _CODEC),
         "metaOnly": "write 'headersOnly'",
         "minLastRevision": "write 'minLastSequence'",
         "asOfSequence": "write 'endSequence', or format('nats_kv') to read a bucket",
@@ -113,6 +119,8 @@ KV_WRITE_ADVICE = _lower(
         "fastIngest": "remove it: each row of a bucket has a PubAck of its own",
         "ignoreDeletes": "filter the DataFrame: df.where(\"operation = 'PUT'\")",
         "metaOnly": _READ_ONLY,
+        "onUndecodable": _READ_ONLY,
+        "includeRawKey": "a column 'raw_key' of the DataFrame is ignored; remove it",
     }
 )
 """By name in lower case: what to write for a name that a write to ``nats_kv`` lacks."""
@@ -125,6 +133,11 @@ STREAM_WRITE_ADVICE = _lower(
         "filterSubjects": "filter the DataFrame: df.where(...)",
         "history": "a stream does not have a history per key; write format('nats_kv')",
         "onConflict": "a stream does not have revisions per key; write format('nats_kv')",
+        **dict.fromkeys(
+            ("keyCodec", "valueCodec"),
+            "subjects and messages of a stream are not encoded; write format('nats_kv') to write "
+            "to a bucket with codecs",
+        ),
     }
 )
 """By name in lower case: what to write for a name that a write to ``nats_stream`` lacks."""

@@ -116,6 +116,11 @@ class CommonOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
 
+    @property
+    def added_columns(self) -> frozenset[str]:
+        """The options that add a column and are set."""
+        return frozenset({"includeHeaders"}) if self.include_headers else frozenset()
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommonOptions:
         """From parsed values; raises OptionError if two options contradict each other."""
@@ -172,6 +177,13 @@ def validate_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode
         only = option.only
         if mode and only and mode is not only and _is_set(values[option.name]):
             raise OptionError(f"option {option.name!r} is for {only.value}, this is {mode.value}")
+
+
+def validate_effect(values: Mapping[str, Any], name: str, *required: str) -> None:
+    """Raise OptionError if ``name`` is set and none of the options that it depends on."""
+    if _is_set(values[name]) and not any(_is_set(values[one]) for one in required):
+        others = " or ".join(map(repr, required))
+        raise OptionError(f"option {name!r} has no effect without {others}; set it, or remove it")
 
 
 def validate_exclusive(values: Mapping[str, Any], *names: str, reason: str) -> None:

@@ -12,6 +12,12 @@ from collections.abc import Callable
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options.start_position import DeliverPolicy
+from nats_stream_source.wire.codec.definition import (
+    KEY_CODECS,
+    VALUE_CODECS,
+    Chain,
+    parse_chain,
+)
 
 # The pattern of Spark's default ``spark.redaction.regex``, applied to option names and values.
 _REDACTED = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
@@ -203,6 +209,16 @@ def subject(value: str) -> str:
     for token in value.split("."):
         subject_token(token)
     return value
+
+
+def key_codec(value: str) -> Chain:
+    """Codecs of keys in the order in which they encode."""
+    return parse_chain(value, KEY_CODECS)
+
+
+def value_codec(value: str) -> Chain:
+    """Codecs of values in the order in which they encode."""
+    return parse_chain(value, VALUE_CODECS)
 
 
 def deliver_policy(value: str) -> DeliverPolicy:

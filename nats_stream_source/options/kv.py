@@ -8,13 +8,15 @@ from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.subjects import validate_bucket, validate_filters
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec, OnUndecodable
+from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_ADVICE
 from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
     require_options,
+    validate_effect,
     validate_exclusive,
     validate_mode,
 )
@@ -23,6 +25,26 @@ from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.stream_set import StreamSet, stream_set, validate_no_sequence
 from nats_stream_source.options.table import Mode, Option, parse
+
+CODECS: tuple[Option, ...] = (
+    Option(
+        "keyCodec",
+        "list of codecs",
+        converters.key_codec,
+        (),
+        "How keys are encoded (ADR-54): `base64`, `path`, or several in the order in which they "
+        "encode, such as `path,base64`. Default: keys are stored as they are.",
+        advice="write 'base64', 'path' or 'path,base64'",
+    ),
+    Option(
+        "valueCodec",
+        "list of codecs",
+        converters.value_codec,
+        (),
+        "How values are encoded (ADR-54): `base64`. Default: values are stored as they are.",
+        advice="write 'base64'",
+    ),
+)
 
 KV: tuple[Option, ...] = (
     Option(
@@ -85,6 +107,24 @@ KV: tuple[Option, ...] = (
         False,
         "Whether values are left out, so that `value` is null. Default: `false`.",
     ),
+    *CODECS,
+    Option(
+        "onUndecodable",
+        "`fail`, `skip` or `null`",
+        converters.one_of("fail", "skip", "null"),
+        None,
+        "What happens to an entry that `keyCodec` or `valueCodec` cannot decode. Default: `fail`; "
+        "`skip` leaves out the row and logs the number of such rows, `null` sets the key or value "
+        "to null.",
+    ),
+    Option(
+        "includeRawKey",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether rows have the column `raw_key`, the key as it is stored. Default: `false`. "
+        "Requires `keyCodec`.",
+    ),
     Option(
         "startSequence",
         "integer",
@@ -138,6 +178,7 @@ class KvOptions:
     Attributes:
         start_position: the start; ``last_per_subject`` stands for the last entry of each key.
         bucket: the name; None if the query reads several buckets, which are ``buckets``.
+        keys: the filters of stored keys: those of the option, encoded by ``codec``.
         as_of_sequence, as_of_time: the state that a batch reads instead of the present one; the
             time in nanoseconds since 1970.
     """
@@ -154,6 +195,14 @@ class KvOptions:
     as_of_time: int | None
     common: CommonOptions
     buckets: StreamSet | None = None
+    codec: KvCodec = NO_CODEC
+    include_raw_key: bool = False
+
+    @property
+    def added_columns(self) -> frozenset[str]:
+        """The options that add a column and are set."""
+        raw_key = frozenset({"includeRawKey"}) if self.include_raw_key else frozenset()
+        return self.common.added_columns | raw_key
 
 
 def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
@@ -197,10 +246,17 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
             "option 'updatesOnly' is for spark.readStream: spark.read ends with the present last "
             "sequence, so it would return nothing"
         )
+    validate_effect(values, "onUndecodable", "keyCodec", "valueCodec")
+    validate_effect(values, "includeRawKey", "keyCodec")
+    codec = KvCodec(
+        values["keyCodec"],
+        values["valueCodec"],
+        OnUndecodable(values["onUndecodable"] or "fail"),
+    )
     return KvOptions(
         connection=connection_settings(values),
         bucket=None if buckets else validate_bucket(values["bucket"]),
-        keys=() if values["keys"] == (">",) else tuple(sorted(validate_filters(values["keys"]))),
+        keys=() if values["keys"] == (">",) else tuple(sorted(codec.raw_filters(values["keys"]))),
         include_history=values["includeHistory"],
         ignore_deletes=values["ignoreDeletes"],
         meta_only=values["metaOnly"],
@@ -210,6 +266,8 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
         as_of_time=values["asOfTime"],
         common=CommonOptions.of(values),
         buckets=buckets,
+        codec=codec,
+        include_raw_key=values["includeRawKey"],
     )
 
 

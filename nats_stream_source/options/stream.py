@@ -146,6 +146,11 @@ class StreamOptions:
     common: CommonOptions
     streams: StreamSet | None = None
 
+    @property
+    def added_columns(self) -> frozenset[str]:
+        """The options that add a column and are set."""
+        return self.common.added_columns
+
 
 def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> StreamOptions:
     """Parse and validate the options of ``nats_stream``.

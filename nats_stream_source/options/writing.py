@@ -9,6 +9,7 @@ from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.subjects import (
@@ -21,6 +22,7 @@ from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
+from nats_stream_source.options.kv import CODECS
 from nats_stream_source.options.table import Option, parse
 
 
@@ -114,6 +116,7 @@ KV_WRITE: tuple[Option, ...] = (
         "What a row does whose `expected_revision` is not the revision of its key. Default: "
         "`fail`; `skip` writes the other rows and logs the number of skipped ones.",
     ),
+    *CODECS,
     Option(
         "history",
         "integer",
@@ -212,6 +215,7 @@ class KvWriteOptions:
     on_conflict: OnConflict
     config: KeyValueConfig
     common: CommonWriteOptions
+    codec: KvCodec = NO_CODEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +278,7 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
             on_conflict=OnConflict(values["onConflict"]),
             config=config,
             common=common,
+            codec=KvCodec(values["keyCodec"], values["valueCodec"]),
         )
 
 

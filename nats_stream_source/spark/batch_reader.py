@@ -58,6 +58,8 @@ class BatchReader(DataSourceReader):
             return iter(())  # Spark replaces an empty list by a partition of its own
         splits = [split for split in partition.splits if isinstance(split, BatchSplit)]
         if splits[0].kind is BatchReadKind.RANGE:  # all splits of a batch are of one kind
-            return read_splits([split.split for split in splits], self._adapter)
-        read = read_latest_values if splits[0].kind is BatchReadKind.CURRENT else read_as_of
-        return chain.from_iterable(read(split, self._adapter) for split in splits)
+            rows = read_splits([split.split for split in splits], self._adapter)
+        else:
+            read = read_latest_values if splits[0].kind is BatchReadKind.CURRENT else read_as_of
+            rows = chain.from_iterable(read(split, self._adapter) for split in splits)
+        return self._adapter.reported(rows)

@@ -64,7 +64,7 @@ class NatsFormat(DataSource):
 
     def schema(self) -> str:
         """The columns, as DDL."""
-        return ddl(self.name(), include_headers=self.parse_options().common.include_headers)
+        return ddl(self.name(), self.parse_options().added_columns)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""

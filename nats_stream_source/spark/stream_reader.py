@@ -106,7 +106,8 @@ class StreamReader(DataSourceStreamReader):
         assert isinstance(partition, NatsInputPartition)
         timeout = self._adapter.options.common.outage_timeout
         splits = [split for split in partition.splits if isinstance(split, Split)]
-        return read_splits(splits, self._adapter, timeout, running=partition.running)
+        rows = read_splits(splits, self._adapter, timeout, running=partition.running)
+        return self._adapter.reported(rows)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the server does not keep state of a query."""

@@ -149,8 +149,8 @@ class KvBatchWriter:
         headers = parse_headers(block)
         message_id = headers.get(MSG_ID)
         expected = int(headers.get(EXPECTED_LAST_SUBJECT_SEQUENCE) or 0)
-        key = rejection.subject.rpartition(f"$KV.{self._bucket.write_bucket}.")[2]
-        last = await last_message_after(self._jetstream, self._bucket, key, error)
+        raw_key = rejection.subject.rpartition(f"$KV.{self._bucket.write_bucket}.")[2]
+        last = await last_message_after(self._jetstream, self._bucket, raw_key, error)
         same = last is not None and last.headers and parse_headers(last.headers).get(MSG_ID)
         if message_id and same == message_id:
             self._repeated += 1
@@ -182,6 +182,7 @@ class KvBatchWriter:
             self.skipped += 1
             return None
         found = "missing" if entry is None else f"revision {entry.revision} ({entry.operation})"
+        key = self._bucket.codec.decoded_key(raw_key)
         raise WrongLastSequenceError(
             f"could not write key {key!r} of bucket {self._bucket.name!r}: the key's last entry is "
             f"{found}, expected revision {0 if creates else expected} (code 400, err_code "

@@ -12,6 +12,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
@@ -48,6 +49,7 @@ class Bucket:
         write_api_prefix: API prefix of the mirrored bucket's account or domain, if it is another
             one.
         allows_message_ttl: whether a single write may have a TTL.
+        codec: how its keys and values are encoded; keys in the other attributes are stored keys.
     """
 
     name: str
@@ -59,9 +61,12 @@ class Bucket:
     write_bucket: str
     write_api_prefix: str | None = None
     allows_message_ttl: bool = False
+    codec: KvCodec = NO_CODEC
 
     @classmethod
-    def from_stream_config(cls, name: str, config: Mapping[str, Any]) -> Bucket:
+    def from_stream_config(
+        cls, name: str, config: Mapping[str, Any], codec: KvCodec = NO_CODEC
+    ) -> Bucket:
         """Create from the stream's configuration.
 
         Raises:
@@ -89,6 +94,7 @@ class Bucket:
             write_bucket=origin,
             write_api_prefix=(mirror.get("external") or {}).get("api") or None,
             allows_message_ttl=bool(config.get("allow_msg_ttl")),
+            codec=codec,
         )
 
     def write_prefix(self, api_prefix: str) -> str:
@@ -96,7 +102,7 @@ class Bucket:
         return write_prefix(self.write_bucket, self.write_api_prefix or api_prefix)
 
     def filter_subjects(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        """The filter subjects for key filters; empty if they would cover the whole stream."""
+        """The filter subjects for filters of stored keys; empty if they cover the whole stream."""
         if not keys or keys == (">",):
             return () if self.covers_stream else (f"{self.prefix}>",)
         return tuple(f"{self.prefix}{key}" for key in keys)

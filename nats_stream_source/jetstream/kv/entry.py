@@ -7,7 +7,7 @@ A message is a marker only with ``KV-Operation: DEL | PURGE`` or the server's
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Literal, cast
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.codec import OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
@@ -68,8 +69,33 @@ class Entry:
         return parse_headers(self.header_block) if self.header_block else None
 
 
+def decoded_entry(entry: Entry, bucket: Bucket, skipped: SkippedEntries | None) -> Entry | None:
+    """The entry with its key and value decoded by the bucket's codec.
+
+    Args:
+        skipped: counts the entry if it is skipped; None: it cannot be skipped.
+
+    Returns:
+        None if it is skipped: it is not decodable.
+
+    Raises:
+        UndecodableError: it is not decodable.
+    """
+    codec = bucket.codec
+    if not codec:
+        return entry
+    key = codec.decoded_key(entry.key)
+    value = codec.decoded_value(entry.value)  # a marker and an entry without a value have b""
+    if key is not None and value is not None:
+        return replace(entry, key=key, value=value)
+    if skipped is None or codec.on_undecodable is OnUndecodable.FAIL:
+        raise codec.undecodable(bucket.name, entry.key, entry.revision)
+    skipped.add(bucket.name, entry.key, entry.revision)
+    return None
+
+
 def entry_from_message(message: StoredMessage, bucket: Bucket) -> Entry:
-    """The entry of a stored message of the bucket."""
+    """The entry of a stored message of the bucket, as it is stored."""
     operation = _operation_of_headers(message.headers)
     return Entry(
         bucket=bucket.name,
@@ -105,7 +131,7 @@ def keys_from_frames(frames: Frames, bucket: Bucket) -> pa.Array:
 
 
 def entries_from_frames(frames: Frames, bucket: Bucket) -> list[Entry]:
-    """The entries of deliveries of the bucket's stream, in order."""
+    """The entries of deliveries of the bucket's stream, in order, as they are stored."""
     if not len(frames):
         return []
     tokens = ack_tokens(frames)

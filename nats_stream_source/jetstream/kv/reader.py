@@ -14,7 +14,7 @@ without ``min_last_revision``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -35,8 +35,14 @@ from nats_stream_source.jetstream.kv.bucket import (
     bucket_stream_info,
     stream_info_with_revision,
 )
+from nats_stream_source.jetstream.kv.codec import SkippedEntries, kv_codec
 from nats_stream_source.jetstream.kv.config import BucketStatus, KeyValueConfig
-from nats_stream_source.jetstream.kv.entry import Entry, entries_from_frames, entry_from_message
+from nats_stream_source.jetstream.kv.entry import (
+    Entry,
+    decoded_entry,
+    entries_from_frames,
+    entry_from_message,
+)
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
@@ -48,8 +54,6 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
     is_literal,
-    validate_filters,
-    validate_key,
 )
 
 _HISTORY_ATTEMPTS = 3  # reads of a history whose revisions are superseded during the read
@@ -85,17 +89,39 @@ class ReadOnlyKeyValue:
         return self.bucket.name
 
     @classmethod
-    async def open(cls: type[R], jetstream: JetStream, bucket: str) -> R:
+    async def open(
+        cls: type[R],
+        jetstream: JetStream,
+        bucket: str,
+        *,
+        key_codec: str | None = None,
+        value_codec: str | None = None,
+        on_undecodable: str = "fail",
+    ) -> R:
         """Open an existing bucket.
+
+        With codecs (ADR-54) all methods take and return keys and values as they are before they are
+        encoded; filters are encoded token by token.
+
+        Args:
+            jetstream: the connection's JetStream.
+            bucket: the bucket's name.
+            key_codec: ``base64``, ``path``, or several in the order in which they encode:
+                ``path,base64``. None: keys are stored as they are.
+            value_codec: ``base64``, or None.
+            on_undecodable: ``fail``, or ``skip`` to leave out entries that the codecs cannot decode
+                (``get`` fails in each case).
 
         Raises:
             BucketNotFoundError: the bucket does not exist.
             UnsupportedStreamError: its stream is not a bucket.
             InvalidNameError: the name is not valid for a bucket.
+            ConfigurationError: a codec is unknown.
         """
+        codec = kv_codec(key_codec, value_codec, on_undecodable)
         info = await bucket_stream_info(jetstream, bucket)
         KeyValueConfig.of(info.config)
-        return cls(jetstream, Bucket.from_stream_config(bucket, info.config))
+        return cls(jetstream, Bucket.from_stream_config(bucket, info.config, codec))
 
     async def get(self, key: str, *, min_last_revision: int | None = None) -> Entry:
         """The key's latest value (ADR-8, "Get Operation").
@@ -107,9 +133,9 @@ class ReadOnlyKeyValue:
             KeyDeletedError: the key's last entry is a marker.
             KeyNotFoundError: the key has no entry.
         """
-        validate_key(key)
+        raw_key = self.bucket.codec.raw_key(key)
         self._validate_min_last_revision(min_last_revision)
-        return _require_value(await self._last_entry(key, min_last_revision), self.name)
+        return self._require_value(await self._last_entry(key, raw_key, min_last_revision))
 
     async def get_revision(
         self, key: str, revision: int, *, min_last_revision: int | None = None
@@ -121,7 +147,7 @@ class ReadOnlyKeyValue:
             KeyNotFoundError: the bucket no longer has the revision, or it belongs to another key.
             ConfigurationError: ``revision`` is not an integer of at least 1.
         """
-        subject = self.bucket.prefix + validate_key(key)
+        subject = self.bucket.prefix + self.bucket.codec.raw_key(key)
         validate_revision(f"read key {key!r}", "revision", revision, first=1)
         self._validate_min_last_revision(min_last_revision)
         try:
@@ -131,7 +157,7 @@ class ReadOnlyKeyValue:
             raise self._not_found(key, f"revision {revision}") from None
         if message.subject != subject:
             raise self._not_found(key, f"revision {revision}, which belongs to another key,")
-        return _require_value(entry_from_message(message, self.bucket), self.name)
+        return self._require_value(entry_from_message(message, self.bucket))
 
     async def history(self, key: str, *, min_last_revision: int | None = None) -> list[Entry]:
         """All entries of a key in the bucket, markers included, oldest first (ADR-8, "History").
@@ -143,7 +169,8 @@ class ReadOnlyKeyValue:
         Raises:
             KeyNotFoundError: the key has no entry.
         """
-        keys = (validate_key(key),)
+        raw_key = self.bucket.codec.raw_key(key)
+        keys = (raw_key,)
         self._validate_min_last_revision(min_last_revision)
         info = await stream_info_with_revision(self.jetstream, self.name, min_last_revision)
         entries: list[Entry] = []
@@ -155,10 +182,12 @@ class ReadOnlyKeyValue:
                 break
         else:
             # Superseded before every read: return the remaining entries and the current last one.
-            entries += await self._last_entry_after(key, end)
+            entries += await self._last_entry_after(raw_key, end)
         if not entries:
             raise self._not_found(key, "entry")
-        return [replace(entry, delta=len(entries) - i) for i, entry in enumerate(entries, 1)]
+        return self._decoded(
+            replace(entry, delta=len(entries) - i) for i, entry in enumerate(entries, 1)
+        )
 
     async def keys(self, *filters: str, min_last_revision: int | None = None) -> list[str]:
         """The keys that have a value (ADR-8, "List of known keys"), in no particular order.
@@ -173,7 +202,7 @@ class ReadOnlyKeyValue:
         Raises:
             DataLossError: the bucket was re-created or rolled back meanwhile.
         """
-        key_filters = validate_filters(filters) or ALL_KEYS
+        key_filters = self.bucket.codec.raw_filters(filters) or ALL_KEYS
         self._validate_min_last_revision(min_last_revision)
         bucket, jetstream = self.bucket, self.jetstream
         info = await stream_info_with_revision(jetstream, self.name, min_last_revision)
@@ -200,11 +229,12 @@ class ReadOnlyKeyValue:
             # A key that was superseded before its delivery was not delivered up to ``end``.
             latest |= await self._missing_entries(key_filters, latest)
         include_reserved = any(key_filter.startswith(RESERVED) for key_filter in key_filters)
-        return [
-            key
+        entries = [
+            entry
             for key, entry in latest.items()
             if not entry.is_marker and (include_reserved or not key.startswith(RESERVED))
         ]
+        return [entry.key for entry in self._decoded(entries)]
 
     async def status(self) -> BucketStatus:
         """Properties and size of the bucket (ADR-8, "Status")."""
@@ -236,7 +266,7 @@ class ReadOnlyKeyValue:
             ConfigurationError: two filters overlap, or two options contradict each other.
         """
         options = WatchOptions(
-            keys=ALL_KEYS if keys in ((), ("",)) else keys,
+            keys=ALL_KEYS if keys in ((), ("",)) else self.bucket.codec.raw_filters(keys),
             include_history=include_history,
             ignore_deletes=ignore_deletes,
             meta_only=meta_only,
@@ -256,9 +286,9 @@ class ReadOnlyKeyValue:
     def _validate_min_last_revision(self, revision: object) -> None:
         validate_optional_revision(f"read bucket {self.name!r}", "min_last_revision", revision)
 
-    async def _last_entry(self, key: str, min_last_revision: int | None) -> Entry:
+    async def _last_entry(self, key: str, raw_key: str, min_last_revision: int | None) -> Entry:
         """The key's last entry, also a marker; KeyNotFoundError without an entry."""
-        subject = self.bucket.prefix + key
+        subject = self.bucket.prefix + raw_key
         try:
             with bucket_errors(self.jetstream, self.name):
                 message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
@@ -266,9 +296,9 @@ class ReadOnlyKeyValue:
             raise self._not_found(key, "entry") from None
         return entry_from_message(message, self.bucket)
 
-    async def _last_entry_after(self, key: str, revision: int) -> list[Entry]:
+    async def _last_entry_after(self, raw_key: str, revision: int) -> list[Entry]:
         """The leader's last entry of the key, if it is newer than ``revision``."""
-        stream, subject = self.bucket.stream, self.bucket.prefix + key
+        stream, subject = self.bucket.stream, self.bucket.prefix + raw_key
         message = await self.jetstream.message(stream, last_by_subj=subject)
         if message is None or message.seq <= revision:
             return []
@@ -279,10 +309,29 @@ class ReadOnlyKeyValue:
             f"could not read key {key!r} of bucket {self.name!r}: {missing} not found"
         )
 
+    def _decoded(self, entries: Iterable[Entry]) -> list[Entry]:
+        """The entries with decoded keys and values, without those that are skipped."""
+        skipped = SkippedEntries()
+        decoded = [decoded_entry(entry, self.bucket, skipped) for entry in entries]
+        skipped.report()
+        return [entry for entry in decoded if entry is not None]
+
+    def _require_value(self, stored: Entry) -> Entry:
+        entry = decoded_entry(stored, self.bucket, None)
+        assert entry is not None
+        if entry.is_marker:
+            raise KeyDeletedError(
+                f"could not read key {entry.key!r} of bucket {self.name!r}: it was deleted "
+                f"({entry.operation} at revision {entry.revision})",
+                entry.revision,
+                entry.operation,
+            )
+        return entry
+
     async def _read_entries(
         self, info: StreamInfo, end: int, filters: tuple[str, ...], **options: bool
     ) -> list[Entry]:
-        """The entries up to a sequence that the leader has."""
+        """The entries up to a sequence that the leader has, as they are stored."""
         request = RangeRequest(info.name, info.created, 0, end, filters, **options)
         entries: list[Entry] = []
         async for frames in OrderedReader(self._connection, request).batches():
@@ -307,14 +356,3 @@ class ReadOnlyKeyValue:
         # None: removed since the subjects were listed.
         entries = await gather_limited(last, missing)
         return {entry.key: entry for entry in entries if entry is not None}
-
-
-def _require_value(entry: Entry, bucket: str) -> Entry:
-    if entry.is_marker:
-        raise KeyDeletedError(
-            f"could not read key {entry.key!r} of bucket {bucket!r}: it was deleted "
-            f"({entry.operation} at revision {entry.revision})",
-            entry.revision,
-            entry.operation,
-        )
-    return entry

@@ -7,6 +7,8 @@ for the expected last sequence. Reads are in ``reader.py``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import (
     ApiError,
@@ -32,6 +34,7 @@ from nats_stream_source.jetstream.kv.bucket import (
     bucket_errors,
     bucket_stream_info,
 )
+from nats_stream_source.jetstream.kv.codec import Codecs, kv_codec
 from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueConfig
 from nats_stream_source.jetstream.kv.conflict import last_message_after
 from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
@@ -55,6 +58,9 @@ from nats_stream_source.jetstream.subjects import (
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.headers import KV_OPERATION
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _CREATE_ATTEMPTS = 5  # for writers that delete and create the same key at the same time
 _MAX_TTL = 9e9  # seconds; the limit of nanoseconds in 64 bits; also rejects infinity
 _DEFAULT_MARKER_AGE = 30 * 60.0  # seconds; the default of NATS's own clients
@@ -71,14 +77,22 @@ class KeyValue(ReadOnlyKeyValue):
     """
 
     @classmethod
-    async def create_bucket(cls, jetstream: JetStream, config: KeyValueConfig) -> KeyValue:
+    async def create_bucket(
+        cls, jetstream: JetStream, config: KeyValueConfig, **codecs: Unpack[Codecs]
+    ) -> KeyValue:
         """Create a bucket; if it exists with the same properties, open it.
+
+        Args:
+            jetstream: the connection's JetStream.
+            config: the bucket's properties.
+            codecs: the codec arguments of :meth:`open`; a bucket does not store them.
 
         Raises:
             BucketExistsError: it exists with other properties.
             ServerTooOldError: the server does not support one of the properties.
             ApiError: the server rejects the properties.
         """
+        codec = kv_codec(**codecs)
         await _require_server_support(jetstream, config)
         requested = config.stream_config()
         try:
@@ -90,32 +104,38 @@ class KeyValue(ReadOnlyKeyValue):
                 f"could not create bucket {config.bucket!r}: it exists with other properties; open "
                 f"it, or change them with update_bucket (code 400, err_code 10058)"
             ) from error
-        return cls(
-            jetstream, Bucket.from_stream_config(config.bucket, stream_config(response, "config"))
-        )
+        stored = stream_config(response, "config")
+        return cls(jetstream, Bucket.from_stream_config(config.bucket, stored, codec))
 
     @classmethod
-    async def update_bucket(cls, jetstream: JetStream, config: KeyValueConfig) -> KeyValue:
+    async def update_bucket(
+        cls, jetstream: JetStream, config: KeyValueConfig, **codecs: Unpack[Codecs]
+    ) -> KeyValue:
         """Replace all properties of a bucket with ``config``; properties that it omits are reset.
 
         To change one property, start with ``replace((await kv.status()).config, …)``. Stream
         settings that are not properties of a bucket stay. Servers do not allow to forbid TTLs on
         single entries again (``limit_marker_ttl``); without it only the TTL of markers is removed.
 
+        Args:
+            jetstream: the connection's JetStream.
+            config: the bucket's properties.
+            codecs: the codec arguments of :meth:`open`; a bucket does not store them.
+
         Raises:
             BucketNotFoundError: the bucket does not exist.
             ServerTooOldError: the server does not support one of the properties.
             ApiError: the server rejects the change.
         """
+        codec = kv_codec(**codecs)
         await _require_server_support(jetstream, config)
         present = (await bucket_stream_info(jetstream, config.bucket)).config
         for name in OMITTED_WHEN_UNSET:
             present.pop(name, None)
         requested = {**present, **config.stream_config()}
         response = await jetstream.call(f"STREAM.UPDATE.{requested['name']}", requested)
-        return cls(
-            jetstream, Bucket.from_stream_config(config.bucket, stream_config(response, "config"))
-        )
+        stored = stream_config(response, "config")
+        return cls(jetstream, Bucket.from_stream_config(config.bucket, stored, codec))
 
     @classmethod
     async def delete_bucket(cls, jetstream: JetStream, bucket: str) -> None:
@@ -167,6 +187,7 @@ class KeyValue(ReadOnlyKeyValue):
             KeyExistsError: the key has a value.
             TtlNotSupportedError: the bucket does not allow a TTL.
         """
+        raw_key = self.bucket.codec.raw_key(key)
         headers = self._ttl_headers(ttl)
         expected = 0
         # Not aio.retry: each attempt expects the revision of the marker that the last one met.
@@ -176,7 +197,7 @@ class KeyValue(ReadOnlyKeyValue):
             except WrongLastSequenceError as error:
                 conflict = error
             message = await last_message_after(
-                self.jetstream, self.bucket, key, conflict, self._direct_get
+                self.jetstream, self.bucket, raw_key, conflict, self._direct_get
             )
             last = entry_from_message(message, self.bucket) if message is not None else None
             if last is not None and not last.is_marker:
@@ -290,13 +311,14 @@ class KeyValue(ReadOnlyKeyValue):
     ) -> int:
         connection = self.jetstream.connection
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
-        validate_written_key(key)
-        payload = validate_value(key, value)
+        raw_key = validate_written_key(self.bucket.codec.raw_key(key))
+        # A marker's payload is empty with each codec.
+        payload = self.bucket.codec.raw_value(validate_value(key, value))
         validate_optional_revision(f"write key {key!r}", "revision", revision)
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
         publisher = connection.service(Publisher)
-        ack = await publisher.publish(prefix + key, payload, headers=headers)
+        ack = await publisher.publish(prefix + raw_key, payload, headers=headers)
         return ack.seq
 
     def _ttl_headers(self, seconds: float | None) -> dict[str, str]:

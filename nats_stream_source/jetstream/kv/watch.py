@@ -41,11 +41,9 @@ import pyarrow.compute as pc
 from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import StoredMessage, as_delivered, list_subjects
-from nats_stream_source.jetstream.kv.bucket import (
-    Bucket,
-    stream_info_with_revision,
-)
-from nats_stream_source.jetstream.kv.entry import Entry, entries_from_frames
+from nats_stream_source.jetstream.kv.bucket import Bucket, stream_info_with_revision
+from nats_stream_source.jetstream.kv.codec import SkippedEntries
+from nats_stream_source.jetstream.kv.entry import Entry, decoded_entry, entries_from_frames
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -100,7 +98,7 @@ class Watch:
         self._catch_up_target: int | None = None
         self._catch_up_length = 0
         self._seen: list[pa.Array] | None = None  # sent subjects; None once they are not needed
-        self._seen_rows = 0
+        self._seen_rows, self._skipped = 0, SkippedEntries()
         self._sent_early: set[int] = set()  # sequences to skip when they are delivered
         self._pending_read: asyncio.Future[Frames] | None = None
         self._batches: AsyncGenerator[Frames | None, None] | None = None
@@ -133,9 +131,15 @@ class Watch:
         return self
 
     async def __anext__(self) -> Entry | None:
-        while not self._queue:
-            await self._fill_queue()
-        return self._queue.popleft()
+        while True:
+            while not self._queue:
+                await self._fill_queue()
+            stored = self._queue.popleft()
+            if stored is None:
+                return None
+            # Here: after the error of an entry, the next read continues with the next entry.
+            if (entry := decoded_entry(stored, self.bucket, self._skipped)) is not None:
+                return entry
 
     async def initial(self) -> list[Entry]:
         """All entries up to the signal: the current values, or the history."""
@@ -193,8 +197,8 @@ class Watch:
     def batches(self) -> AsyncGenerator[Frames | None, None]:
         """The same as the iterator, but as columns: received frames, for ``wire.columns``.
 
-        Yields ``Frames`` with at least one delivery, and exactly once None: the signal. A watch is
-        read either by this method or by iteration, and only once.
+        Yields ``Frames`` with at least one delivery, as it is stored, and exactly once None: the
+        signal. A watch is read either by this method or by iteration, and only once.
 
         Raises:
             RuntimeError: the watch is already being read.
@@ -212,6 +216,7 @@ class Watch:
             await asyncio.gather(refill, return_exceptions=True)
         if self._batches is not None:
             await self._batches.aclose()
+        self._skipped.report()
 
     # -- frames ---------------------------------------------------------------------------------
 

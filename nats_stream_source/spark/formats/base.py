@@ -78,7 +78,7 @@ class ReadScope:
 
 
 class FormatAdapter(ABC):
-    """One query of one format. Immutable; Spark pickles it to the executors.
+    """One query of one format; Spark pickles it to the executors, for each task.
 
     Attributes:
         options: the options of the query. The other attributes are those that have another name in
@@ -193,6 +193,16 @@ class FormatAdapter(ABC):
             batch = self.record_batch(frames, split)
             if batch.num_rows:
                 yield batch
+
+    def finish(self) -> None:  # noqa: B027  # a format without a report
+        """Report the rows that were left out since the last call."""
+
+    def reported(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task, then report what was left out."""
+        try:
+            yield from batches
+        finally:
+            self.finish()
 
     @abstractmethod
     def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:

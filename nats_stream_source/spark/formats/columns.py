@@ -9,6 +9,7 @@ This module imports neither Spark nor Arrow: Spark starts a process only to requ
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _MAP = "MAP<STRING, ARRAY<STRING>>"
@@ -105,6 +106,12 @@ COLUMNS = {
             ),
         ),
         _HEADERS,
+        Column(
+            "raw_key",
+            "STRING",
+            "with `includeRawKey`: the key as it is stored, before `keyCodec` decodes it",
+            option="includeRawKey",
+        ),
     ),
     "nats_stream": (
         Column("stream", "STRING", "name of the stream"),
@@ -143,19 +150,32 @@ COLUMNS = {
 """The columns by format, in the order of its rows."""
 
 
-def read_columns(format_name: str, *, include_headers: bool = False) -> dict[str, str]:
-    """The DDL types of the columns that a read returns, by name."""
+def read_columns(format_name: str, added: Collection[str] = ()) -> dict[str, str]:
+    """The DDL types of the columns that a read returns, by name.
+
+    Args:
+        added: the options that add a column and are set.
+    """
     return {
         column.name: column.type
         for column in COLUMNS[format_name]
-        if column.type is not None and (include_headers or column.option is None)
+        if column.type is not None and (column.option is None or column.option in added)
     }
 
 
-def ddl(format_name: str, *, include_headers: bool = False) -> str:
-    """The columns that a read returns, as DDL."""
-    columns = read_columns(format_name, include_headers=include_headers)
+def ddl(format_name: str, added: Collection[str] = ()) -> str:
+    """The columns that a read returns, as DDL; ``added`` as in :func:`read_columns`."""
+    columns = read_columns(format_name, added)
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+def ignored_columns(format_name: str) -> list[str]:
+    """The columns that a read returns and a sink ignores."""
+    return [
+        column.name
+        for column in COLUMNS[format_name]
+        if column.type is not None and column.written is None
+    ]
 
 
 def written_columns(format_name: str) -> dict[str, Written]:

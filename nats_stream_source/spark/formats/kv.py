@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.kv.codec import OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions
@@ -22,6 +25,7 @@ from nats_stream_source.spark.formats.rows import (
     timestamp_column,
 )
 from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.wire.codec.columns import decode_keys, decode_values
 from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.framing.frames import Frames
@@ -58,6 +62,7 @@ class KvFormat(FormatAdapter):
         self.headers_only = options.meta_only
         self.min_last_seq = options.min_last_revision
         self.stream_set = options.buckets
+        self._skipped = SkippedEntries()
         self.start_option = _START_OPTIONS.get(options.start_position.policy)
 
     async def stream_name(self, jetstream: JetStream) -> str:
@@ -100,6 +105,7 @@ class KvFormat(FormatAdapter):
         With ``ignoreDeletes`` the batch does not contain markers.
 
         Raises:
+            UndecodableError: a key or value is not decodable, with ``onUndecodable=fail``.
             ProtocolError: a subject does not start with ``split.prefix``.
         """
         options = self.options
@@ -114,10 +120,14 @@ class KvFormat(FormatAdapter):
                 f"{split.prefix!r}"
             ) from None
         value = pa.nulls(count, pa.binary()) if options.meta_only else payloads(frames)
-        put, operation = None, constant_column("PUT", pa.string(), count)
+        kept, operation = None, constant_column("PUT", pa.string(), count)
         if (marked := entry_operations(frames)) is not None:
             operation, put = marked, pc.equal(marked, "PUT")
             value = pc.if_else(put, value, pa.scalar(None, pa.binary()))
+            kept = put if options.ignore_deletes else None
+        raw_key = key
+        if options.codec:
+            key, value, kept = self._decoded(bucket, raw_key, value, tokens.stream_seq, kept)
         columns = [
             constant_column(bucket, pa.string(), count),
             key,
@@ -129,9 +139,47 @@ class KvFormat(FormatAdapter):
             initial_column(tokens.stream_seq, split.initial_through),
             created_column(split.range.created, count),
         ]
-        include_headers = self.options.common.include_headers
-        if include_headers:
+        if options.common.include_headers:
             columns.append(header_maps(header_blocks(frames)))
-        schema = arrow_schema("nats_kv", include_headers=include_headers)
+        if options.include_raw_key:
+            columns.append(raw_key)
+        schema = arrow_schema("nats_kv", options.added_columns)
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-        return rows.filter(put) if options.ignore_deletes and put is not None else rows
+        return rows if kept is None else rows.filter(kept)
+
+    def _decoded(
+        self,
+        bucket: str,
+        raw_keys: pa.Array,
+        raw_values: pa.Array,
+        revisions: NDArray[np.int64],
+        kept: pa.Array | None,
+    ) -> tuple[pa.Array, pa.Array, pa.Array | None]:
+        """Decode keys and values, and apply ``onUndecodable``.
+
+        Args:
+            kept: which rows are kept; None for all.
+
+        Returns:
+            keys, values, and which rows are kept.
+        """
+        codec = self.options.codec
+        keys = decode_keys(codec.key, raw_keys) if codec.key else raw_keys
+        values = decode_values(codec.value, raw_values) if codec.value else raw_values
+        if codec.on_undecodable is OnUndecodable.NULL or (
+            not keys.null_count and values.null_count == raw_values.null_count
+        ):
+            return keys, values, kept
+        good = pc.and_(keys.is_valid(), pc.equal(values.is_valid(), raw_values.is_valid()))
+        bad = pc.invert(good) if kept is None else pc.and_not(kept, good)
+        if (first := pc.index(bad, True).as_py()) < 0:
+            return keys, values, kept
+        entry = (bucket, raw_keys[first].as_py(), int(revisions[first]))
+        if codec.on_undecodable is OnUndecodable.FAIL:
+            raise codec.undecodable(*entry)
+        self._skipped.add(*entry, count=pc.sum(bad).as_py())
+        return keys, values, good if kept is None else pc.and_(kept, good)
+
+    def finish(self) -> None:
+        """Log the number of rows that ``onUndecodable=skip`` has left out."""
+        self._skipped.report()

@@ -31,9 +31,9 @@ _ARROW_TYPES = {
 
 
 @functools.lru_cache
-def arrow_schema(format_name: str, *, include_headers: bool = False) -> pa.Schema:
-    """The Arrow schema of the rows of a format."""
-    columns = read_columns(format_name, include_headers=include_headers)
+def arrow_schema(format_name: str, added: frozenset[str] = frozenset()) -> pa.Schema:
+    """The Arrow schema of the rows of a format; ``added`` as in ``columns.read_columns``."""
+    columns = read_columns(format_name, added)
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in columns.items()])
 
 

@@ -159,10 +159,9 @@ class StreamFormat(FormatAdapter):
             timestamp_column(tokens.timestamp_ns),
             created_column(split.range.created, count),
         ]
-        include_headers = self.options.common.include_headers
-        if include_headers:
+        if self.options.common.include_headers:
             columns.append(header_maps(header_blocks(frames)))
-        schema = arrow_schema("nats_stream", include_headers=include_headers)
+        schema = arrow_schema("nats_stream", self.options.added_columns)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.spark.formats.columns import read_columns, written_columns
+from nats_stream_source.spark.formats.columns import ignored_columns, written_columns
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
@@ -39,7 +39,7 @@ def validate_columns(
     """
     written = written_columns(format_name)
     types = {name: column.type for name, column in written.items()}
-    ignored = read_columns(format_name).keys() - types.keys()
+    ignored = ignored_columns(format_name)
     failed = f"could not write with format {format_name!r}: "
     expected = ", ".join(f"{name} {kind}" for name, kind in types.items())
     seen: set[str] = set()

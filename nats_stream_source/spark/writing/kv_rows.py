@@ -5,7 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.errors import InvalidNameError, TtlNotSupportedError
+from nats_stream_source.errors import (
+    InvalidNameError,
+    KeyNotEncodableError,
+    TtlNotSupportedError,
+)
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -14,6 +19,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
 )
 from nats_stream_source.jetstream.subjects import RESERVED
 from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
+from nats_stream_source.wire.codec.columns import decode_keys, encode_keys, encode_values
 from nats_stream_source.wire.headers import KV_OPERATION
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
@@ -30,6 +36,7 @@ class KvRowEncoder(RowEncoder):
     Args:
         prefix: the part of each subject before the key.
         no_ttl: why the bucket does not accept a TTL; empty if it does.
+        codec: how keys and values are stored.
     """
 
     _name = "key"
@@ -41,8 +48,10 @@ class KvRowEncoder(RowEncoder):
         ids: MessageIds,
         max_message_size: int | None,
         no_ttl: str = "",
+        codec: KvCodec = NO_CODEC,
     ) -> None:
         super().__init__(f"bucket {bucket!r}", ids, max_message_size)
+        self._codec = codec
         self._prefix = prefix
         self._no_ttl = no_ttl
 
@@ -50,7 +59,8 @@ class KvRowEncoder(RowEncoder):
         """The messages of a record batch.
 
         Raises:
-            InvalidNameError: a key is null or not valid (ADR-8).
+            InvalidNameError: a key is null, or the stored key is not valid (ADR-8).
+            KeyNotEncodableError: the stored key would not decode to the key.
             ConfigurationError: a value is null, an operation is unknown, a revision or TTL is out
                 of range, or a header cannot be sent.
             TtlNotSupportedError: the bucket does not accept a TTL.
@@ -58,13 +68,14 @@ class KvRowEncoder(RowEncoder):
         """
         keys = self._column(batch, "key")
         assert keys is not None, "the driver has checked the columns"
+        raw_keys = self._raw_keys(keys, position) if self._codec.key else keys
         self._require(
-            pc.match_substring_regex(keys, _KEY), position, keys,
+            pc.match_substring_regex(raw_keys, _KEY), position, keys,
             "expected letters, digits and '-/_=.' only, not starting or ending with '.', no '..' "
             "(ADR-8)", InvalidNameError,
         )  # fmt: skip
         self._require(
-            pc.invert(pc.starts_with(keys, RESERVED)), position, keys,
+            pc.invert(pc.starts_with(raw_keys, RESERVED)), position, keys,
             f"keys that start with {RESERVED!r} are reserved (ADR-8)", InvalidNameError,
         )  # fmt: skip
         fields: list[pa.Array] = []
@@ -73,17 +84,29 @@ class KvRowEncoder(RowEncoder):
         self._ttls(batch, keys, position, fields)
         fields += self._header_fields(batch, position, keys)
         if self._ids.every or revisions is not None:
-            ids = self._message_ids(position, keys, payloads, fields)
+            ids = self._message_ids(position, raw_keys, payloads, fields)
             if not self._ids.every and revisions is not None:
                 ids = pc.if_else(revisions.is_valid(), ids, pa.scalar(None, _STRING))
             fields.append(headers.field(MSG_ID, ids))
-        return self._messages(keys, self._prefix, payloads, fields, position)
+        return self._messages(raw_keys, self._prefix, payloads, fields, position)
+
+    def _raw_keys(self, keys: pa.Array, position: Position) -> pa.Array:
+        raw_keys = encode_keys(self._codec.key, keys)
+        good = pc.equal(decode_keys(self._codec.key, raw_keys), keys)
+        # A null key is not an error of the codec.
+        if not pc.all(good := pc.or_(good.fill_null(False), keys.is_null())).as_py():
+            index = pc.index(good, False).as_py()
+            problem = self._codec.problem(keys[index].as_py())
+            raise self._error(index, position, keys, problem, KeyNotEncodableError)
+        return raw_keys
 
     def _values(
         self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
     ) -> pa.Array:
         values = self._column(batch, "value")
         values = pa.nulls(len(keys), _BINARY) if values is None else values.cast(_BINARY)
+        if self._codec.value:
+            values = encode_values(self._codec.value, values)
         operations = self._column(batch, "operation")
         put: pa.Array | None = None
         if operations is not None:

@@ -108,7 +108,7 @@ async def _open(
     common, max_payload = options.common, jetstream.connection.client.max_payload
     if isinstance(options, KvWriteOptions):
         info = await open_bucket(jetstream, options)
-        bucket = Bucket.from_stream_config(options.bucket, info.config)
+        bucket = Bucket.from_stream_config(options.bucket, info.config, options.codec)
         no_ttl = "" if bucket.allows_message_ttl else _why_no_ttl(jetstream)
         kv_encoder = KvRowEncoder(
             bucket.name,
@@ -116,6 +116,7 @@ async def _open(
             ids,
             max_message_size(info, max_payload),
             no_ttl,
+            options.codec,
         )
         async with KvBatchWriter(
             jetstream,

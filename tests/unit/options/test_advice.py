@@ -36,6 +36,8 @@ WRITTEN: list[tuple[Parser, dict[str, str], str]] = [
     (stream_options, {"bucket": "fleet"}, r"'bucket': write format\('nats_kv'\) to read a bucket"),
     (kv_options, {"stream": "S"}, r"'stream': write 'bucket', or format\('nats_stream'\)"),
     (kv_options, {"kafka.bootstrap.servers": "h"}, "write 'servers'"),
+    (stream_options, {"keyCodec": "base64"}, r"'keyCodec': the subjects and messages of a stream "),
+    (stream_options, {"includerawkey": "true"}, r"not encoded; write format\('nats_kv'\) to read"),
     (kv_options, {"maxOffsetsPerTrigger": "5"}, "write 'maxRowsPerTrigger'"),
     (kv_options, {"provider": "nats_kv"}, "CREATE TEMPORARY VIEW name USING nats_kv OPTIONS"),
     (stream_options, {"provider": "x"}, "VIEW name USING nats_stream OPTIONS .* stream '...'"),

@@ -8,6 +8,7 @@ import pytest
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError, InvalidNameError, OptionError
+from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable
 from nats_stream_source.options import CONNECTION, KV, kv_options
 
 BASE = {"servers": "nats://127.0.0.1:4222", "bucket": "fleet"}
@@ -31,6 +32,20 @@ def test_names_are_case_insensitive_and_lists_are_split() -> None:
     assert options.common.max_rows == 7
 
 
+def test_codecs() -> None:
+    options = kv_options(
+        BASE | {"keyCodec": "path, base64", "valueCodec": "base64", "keys": "/a/>,/b"}
+    )
+    assert options.codec == KvCodec(("path", "base64"), ("base64",), OnUndecodable.FAIL)
+    # The checkpoint has the filters that the server gets.
+    assert options.keys == ("X3Jvb3Rf.YQ.>", "X3Jvb3Rf.Yg")
+    options = kv_options(BASE | {"keyCodec": "base64", "keys": ">", "onUndecodable": "Skip"})
+    assert (options.keys, options.codec.on_undecodable) == ((), OnUndecodable.SKIP)
+    assert not options.added_columns
+    options = kv_options(BASE | {"keyCodec": "base64", "includeRawKey": "true"})
+    assert options.added_columns == {"includeRawKey"}
+
+
 REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "unknown, near": ({"includHistory": "true"}, OptionError, "did you mean 'includeHistory'"),
     "unknown, near a connection's": ({"server": "x"}, OptionError, "did you mean 'servers'"),
@@ -44,6 +59,37 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
         {"maxTriggerDelay": "10"},
         OptionError,
         "'maxTriggerDelay' has no effect without 'minRowsPerTrigger'",
+    ),
+    "an unknown codec": (
+        {"keyCodec": "base32"},
+        OptionError,
+        "'keyCodec': 'base32' is not a codec, or several in their order, of base64, path; write",
+    ),
+    "an empty chain": ({"keyCodec": ""}, OptionError, "'keyCodec': '' is not a codec, or several"),
+    "path for values": (
+        {"valueCodec": "path"},
+        OptionError,
+        "'valueCodec': 'path' is not a codec, or several in their order, of base64; write 'base64'",
+    ),
+    "a filter that the codec cannot take": (
+        {"keyCodec": "base64", "keys": "a.user:*"},
+        InvalidNameError,
+        r"could not encode key filter 'a.user:\*' with key codec 'base64': a wildcard is not",
+    ),
+    "filters that overlap once encoded": (
+        {"keyCodec": "path", "keys": "/a,/a/"},
+        ConfigurationError,
+        "overlap",
+    ),
+    "undecodable without a codec": (
+        {"onUndecodable": "skip"},
+        OptionError,
+        "'onUndecodable' has no effect without 'keyCodec' or 'valueCodec'; set it, or remove it",
+    ),
+    "raw key without a codec": (
+        {"includeRawKey": "true", "valueCodec": "base64"},
+        OptionError,
+        "'includeRawKey' has no effect without 'keyCodec'; set it",
     ),
     "removed": ({"filterPushdown": "true"}, OptionError, "it was removed; set 'keys'"),
     "no boolean": (

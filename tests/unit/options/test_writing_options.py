@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.errors import ConfigurationError, InvalidNameError, OptionError
+from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.options.writing import (
     MessageId,
     OnConflict,
@@ -24,6 +25,12 @@ def test_defaults() -> None:
     assert not options.common.create
     assert options.common.max_in_flight == 4096
     assert stream_write_options(STREAM).subject is None
+
+
+def test_codecs() -> None:
+    assert not kv_write_options(KV).codec
+    codec = kv_write_options(KV | {"keycodec": "path,base64", "valueCodec": "base64"}).codec
+    assert codec == KvCodec(("path", "base64"), ("base64",))
 
 
 def test_bucket_to_create() -> None:
@@ -73,6 +80,9 @@ BAD_KV = [
     ),
     ({"includeHeaders": "true"}, OptionError, "the column 'headers' is written"),
     ({"topic": "t"}, OptionError, "write 'bucket'"),
+    ({"keyCodec": "rot13"}, OptionError, "is not a codec, .* of base64, path; write 'base64', 'pa"),
+    ({"onUndecodable": "skip"}, OptionError, "it is an option of reading; remove it"),
+    ({"includeRawKey": "true"}, OptionError, "a column 'raw_key' of the DataFrame is ignored"),
     ({"failOnDataLoss": "false"}, OptionError, "it is an option of reading; remove it"),
 ]
 BAD_STREAM = [
@@ -84,6 +94,7 @@ BAD_STREAM = [
     ({"ifMissing": "create", "subjects": "a.>,a.b"}, ConfigurationError, "overlap"),
     ({"subjects": "a"}, OptionError, "'subjects' has no effect without ifMissing=create"),
     ({"onConflict": "skip"}, OptionError, "does not have revisions per key"),
+    ({"valueCodec": "base64"}, OptionError, r"are not encoded; write format\('nats_kv'\)"),
 ]
 
 

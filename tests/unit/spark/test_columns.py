@@ -13,15 +13,16 @@ from nats_stream_source.spark.formats.columns import COLUMNS, ddl
 from nats_stream_source.spark.formats.rows import arrow_schema
 
 
-@pytest.mark.parametrize("include_headers", [False, True])
+@pytest.mark.parametrize(
+    "added", [set(), {"includeHeaders"}, {"includeHeaders", "includeRawKey"}], ids=len
+)
 @pytest.mark.parametrize("name", COLUMNS)
-def test_arrow_schema_equals_schema_of_ddl(
-    spark: SparkSession, name: str, include_headers: bool
-) -> None:
+def test_arrow_schema_equals_schema_of_ddl(spark: SparkSession, name: str, added: set[str]) -> None:
     """Down to the names of a map's fields, which pyarrow's own comparison ignores."""
     assert spark.version  # a schema from DDL needs a session
-    schema = arrow_schema(name, include_headers=include_headers)
-    columns = ddl(name, include_headers=include_headers)
+    schema = arrow_schema(name, frozenset(added))
+    columns = ddl(name, added)
+    assert ("raw_key" in columns) == (name == "nats_kv" and "includeRawKey" in added)
     expected: Any = to_arrow_schema(StructType.fromDDL(columns), timezone="UTC")
     assert schema.equals(expected)
     assert str(schema) == str(expected)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
 import pytest
 
-from nats_stream_source.errors import ProtocolError
+from nats_stream_source.errors import ProtocolError, UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
@@ -36,14 +37,18 @@ FRAMES = Framer().feed(
 )
 
 
+def kv_format(**options: str) -> KvFormat:
+    return KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "b", **options}))
+
+
 def rows(
     frames: Frames = FRAMES, prefix: str = "$KV.b.", initial_through: int = 8, **options: str
 ) -> list[dict[str, Any]]:
-    query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "b", **options}))
+    query = kv_format(**options)
     split = Split(RangeRequest("KV_b", CREATED, 0, 20), prefix, initial_through)
     batch = query.record_batch(frames, split)
     batch.validate(full=True)
-    assert batch.schema.equals(arrow_schema("nats_kv"))
+    assert batch.schema.equals(arrow_schema("nats_kv", query.options.added_columns))
     found: list[dict[str, Any]] = batch.to_pylist()
     return found
 
@@ -92,3 +97,71 @@ def test_rows_without_markers() -> None:
 def test_subject_of_other_bucket_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"'b': a subject does not start with '\$KV\.c\.'"):
         rows(prefix="$KV.c.")
+
+
+ENCODED = Framer().feed(
+    delivery(1, "L2E.dXNlcjox", b"b25l")
+    + delivery(2, "L2E.dXNlcjox", b"", b"KV-Operation: DEL")
+    + delivery(3, "plain", b"b25l")
+    + delivery(4, "Yg", b"not base64")
+    + delivery(5, "Yw", b"")
+    + delivery(6, "YR", b"dHdv")  # spare bits: not the encoding of 'a'
+    + delivery(7, "d_-", b"", b"KV-Operation: PURGE")
+)
+CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
+
+
+def encoded(name: str, frames: Frames = ENCODED, **options: str) -> list[Any]:
+    return column(name, frames=frames, **CODECS, **options)
+
+
+def test_codecs_decode_keys_and_values_of_puts() -> None:
+    frames = ENCODED.select(np.array([0, 1, 4]))
+    assert encoded("key", frames) == ["/a.user:1", "/a.user:1", "c"]
+    assert encoded("value", frames) == [b"one", None, b""]
+    assert encoded("operation", frames) == ["PUT", "DEL", "PUT"]
+    assert encoded("value", frames, metaOnly="true") == [None] * 3
+    raw = encoded("raw_key", frames, includeRawKey="true", includeHeaders="true")
+    assert raw == ["L2E.dXNlcjox", "L2E.dXNlcjox", "Yw"]
+    assert column("value", frames=frames, keyCodec="base64") == [b"b25l", None, b""]
+    assert column("key", frames=frames, valueCodec="base64") == raw
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (2, "the key of entry 'plain' of bucket 'b', revision 3: it is not what 'base64' encodes"),
+        (3, "the value of entry 'Yg' of bucket 'b', revision 4: it is not what 'base64' encodes"),
+        (5, "the key of entry 'YR' of bucket 'b', revision 6"),
+        (6, "the key of entry 'd_-' of bucket 'b', revision 7"),
+    ],
+)
+def test_undecodable_entry_fails(row: int, text: str) -> None:
+    with pytest.raises(UndecodableError, match=f"could not decode {text}"):
+        encoded("key", ENCODED.select(np.array([0, row])))
+
+
+def test_undecodable_entries_are_null() -> None:
+    keys = ["/a.user:1", "/a.user:1", None, "b", "c", None, None]
+    assert encoded("key", onUndecodable="null") == keys
+    values = [b"one", None, b"one", None, b"", b"two", None]
+    assert encoded("value", onUndecodable="null") == values
+    raw = encoded("raw_key", onUndecodable="null", includeRawKey="true")
+    assert raw[2:4] == ["plain", "Yg"]
+
+
+def test_undecodable_entries_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    query = kv_format(**CODECS, onUndecodable="skip", ignoreDeletes="true")
+    split = Split(RangeRequest("KV_b", CREATED, 0, 20), "$KV.b.", 8)
+    batches = list(query.reported(batch for _ in range(2) for batch in query.rows(ENCODED, split)))
+    assert [batch.column("revision").to_pylist() for batch in batches] == [[1, 5]] * 2
+    # The marker with an undecodable key is not counted: ignoreDeletes leaves it out.
+    assert [record.message for record in caplog.records] == [
+        "undecodable entries were skipped bucket=b count=6 raw_key=plain revision=3"
+    ]
+    assert encoded("revision", onUndecodable="skip") == [1, 2, 5]
+
+
+def test_undecodable_markers_are_ignored_with_ignore_deletes() -> None:
+    frames = ENCODED.select(np.array([0, 6]))
+    assert encoded("revision", frames, ignoreDeletes="true") == [1]

@@ -15,7 +15,7 @@ GOOD = [
     "key STRING, value BINARY",
     "key STRING, operation STRING",
     "key STRING, value BINARY, expected_revision INT, ttl SMALLINT",
-    columns_read("nats_kv", include_headers=True),
+    columns_read("nats_kv", ("includeHeaders", "includeRawKey")),
 ]
 BAD = [
     ("value STRING", "column 'key' is missing, expected key STRING, value BINARY or STRING"),
@@ -46,7 +46,7 @@ def test_refused_columns_of_a_bucket(spark: SparkSession, ddl: str, problem: str
 
 def test_columns_of_a_stream(spark: SparkSession) -> None:
     validate_columns(
-        StructType.fromDDL(columns_read("nats_stream", include_headers=True)), "nats_stream"
+        StructType.fromDDL(columns_read("nats_stream", ("includeHeaders",))), "nats_stream"
     )
     validate_columns(StructType.fromDDL("data STRING, msg_id STRING"), "nats_stream")
     with pytest.raises(OptionError, match="column 'data' is missing"):

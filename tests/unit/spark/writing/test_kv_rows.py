@@ -10,10 +10,12 @@ import pytest
 from nats_stream_source.errors import (
     ConfigurationError,
     InvalidNameError,
+    KeyNotEncodableError,
     MessageTooLargeError,
     NatsSourceError,
     TtlNotSupportedError,
 )
+from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import validate_written_key
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
 from nats_stream_source.spark.writing.rows import MessageIds, Position
@@ -178,3 +180,55 @@ def test_limits_of_the_bucket() -> None:
     encode({"key": "a", "value": b"x" * 10}, max_message_size=10)
     with pytest.raises(MessageTooLargeError, match=r"row 0 .*11 bytes, expected at most 10"):
         encode({"key": "a", "value": b"x" * 11}, max_message_size=10)
+
+
+def test_codecs_encode_keys_and_values_of_puts() -> None:
+    codec = KvCodec(("path", "base64"), ("base64",))
+    columns = encode(
+        {"key": "/a/user:1", "value": b"one"},
+        {"key": "b", "value": b"", "operation": "PUT"},
+        {"key": "/a/user:1", "value": b"ignored", "operation": "DEL"},
+        codec=codec,
+    )
+    assert [(subject, payload) for subject, payload, _ in messages(columns)] == [
+        ("$KV.fleet.X3Jvb3Rf.YQ.dXNlcjox", b"b25l"),
+        ("$KV.fleet.Yg", b""),
+        ("$KV.fleet.X3Jvb3Rf.YQ.dXNlcjox", b""),
+    ]
+    (stored,) = messages(encode({"key": "a b", "value": b"one"}, codec=KvCodec(("base64",))))
+    assert stored[:2] == ("$KV.fleet.YSBi", b"one")
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "text"),
+    [
+        (
+            "/a/",
+            KeyNotEncodableError,
+            "could not write row 8 of partition 2 to bucket 'fleet': key '/a/': it would be stored "
+            "as '_root_.a', which is key '/a'; use that key",
+        ),
+        ("a.b", KeyNotEncodableError, "key 'a.b': it would be stored as 'a.b', which is key 'a/b'"),
+        ("user:1", InvalidNameError, "key 'user:1': expected letters, digits"),
+        ("a//b", InvalidNameError, "key 'a//b': expected letters, digits"),
+        ("_kv/a", InvalidNameError, "key '_kv/a': keys that start with '_kv' are reserved"),
+        (None, InvalidNameError, "key None: expected letters, digits"),
+    ],
+)
+def test_keys_that_the_codec_refuses(key: str | None, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        encode(
+            {"key": "/good", "value": b"x"},
+            {"key": key, "value": b"x"},
+            codec=KvCodec(("path",)),
+            row=7,
+        )
+    assert type(caught.value) is kind
+    assert text in str(caught.value)
+
+
+def test_size_of_a_message_is_that_of_its_stored_value() -> None:
+    codec = KvCodec((), ("base64",))
+    encode({"key": "a", "value": b"x" * 60}, codec=codec, max_message_size=80)
+    with pytest.raises(MessageTooLargeError, match="the message has 84 bytes"):
+        encode({"key": "a", "value": b"x" * 63}, codec=codec, max_message_size=80)

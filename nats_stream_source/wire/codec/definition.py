@@ -1,0 +1,135 @@
+"""Codecs of keys and values as orbit.go's ``kvcodec`` v0.1.2 has them: the definition.
+
+ADR-54 is a proposal, and its text differs from the code; the code counts. A *chain* is the names of
+codecs in the order in which they encode; decoding runs from the last one to the first.
+
+``base64`` encodes each token of a key on its own: URL alphabet, no padding, dots stay. A value is
+one token. ``path`` writes a path as tokens: ``/a/b`` as ``_root_.a.b``, ``a/b`` as ``a.b``, ``/``
+as ``_root_``; one trailing slash is dropped. It does not change values.
+
+A stored key is decodable if it is exactly the encoding of the key that it decodes to. So two stored
+keys never decode to one key. (``kvcodec`` also decodes other forms, and returns a key that it
+cannot decode as it is.) A value is decodable if ``kvcodec`` decodes it: bits that the last
+character has to spare, and line ends within the text, do not matter.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import TypeAlias
+
+Chain: TypeAlias = tuple[str, ...]
+"""Names of codecs in the order in which they encode; empty for keys or values as they are."""
+
+BASE64, PATH = "base64", "path"
+KEY_CODECS: Chain = (BASE64, PATH)
+VALUE_CODECS: Chain = (BASE64,)
+
+ROOT = "_root_"
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_WILDCARDS = ("*", ">")
+
+
+def parse_chain(text: str, names: Chain) -> Chain:
+    """Parse ``path,base64``.
+
+    Raises:
+        ValueError: the chain is empty, or has a codec that is not in ``names``, or ``path`` twice;
+            the text is a verb phrase.
+    """
+    chain = tuple(name.strip().lower() for name in text.split(","))
+    if not set(chain) <= set(names):
+        raise ValueError(f"is not a codec, or several in their order, of {', '.join(names)}")
+    if chain.count(PATH) > 1:
+        raise ValueError(f"has {PATH} twice")
+    return chain
+
+
+def encode_key(chain: Chain, key: str) -> str:
+    """Return the key as it is stored."""
+    for codec in chain:
+        key = _ENCODERS[codec](key)
+    return key
+
+
+def decode_key(chain: Chain, raw: str) -> str | None:
+    """Return the key of a stored one; None if it is not the encoding of a key."""
+    for codec in reversed(chain):
+        try:
+            key = _DECODERS[codec](raw)
+        except ValueError:
+            return None
+        if _ENCODERS[codec](key) != raw:
+            return None
+        raw = key
+    return raw
+
+
+def encode_filter(chain: Chain, pattern: str) -> str:
+    """Return a key filter as the server matches it with stored keys.
+
+    Raises:
+        ValueError: a wildcard is not a whole token, where the codec needs whole tokens.
+    """
+    for codec in chain:
+        if codec == PATH:
+            pattern = _encode_path(pattern)
+            continue
+        tokens = pattern.split(".")
+        if any(token not in _WILDCARDS and {*token} & {*_WILDCARDS} for token in tokens):
+            raise ValueError("a wildcard is not a whole token")
+        pattern = ".".join(t if t in _WILDCARDS else _encode_token(t) for t in tokens)
+    return pattern
+
+
+def encode_value(chain: Chain, value: bytes) -> bytes:
+    """Return the value as it is stored."""
+    for _ in chain:
+        value = base64.urlsafe_b64encode(value).rstrip(b"=")
+    return value
+
+
+def decode_value(chain: Chain, value: bytes) -> bytes | None:
+    """Return the value of a stored one; None if it is not the encoding of a value."""
+    for _ in chain:
+        text = value.replace(b"\r", b"").replace(b"\n", b"")
+        if len(text) % 4 == 1 or text.translate(None, _ALPHABET):
+            return None
+        value = base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+    return value
+
+
+def _encode_token(token: str) -> str:
+    return base64.urlsafe_b64encode(token.encode()).rstrip(b"=").decode()
+
+
+def _decode_token(token: str) -> str:
+    return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+
+
+def _encode_tokens(key: str) -> str:
+    return ".".join(map(_encode_token, key.split(".")))
+
+
+def _decode_tokens(raw: str) -> str:
+    return ".".join(map(_decode_token, raw.split(".")))
+
+
+def _encode_path(key: str) -> str:
+    if key == "/":
+        return ROOT
+    key = key.removesuffix("/")
+    if key.startswith("/"):
+        key = ROOT + key
+    return key.replace("/", ".")
+
+
+def _decode_path(raw: str) -> str:
+    if raw == ROOT or raw.startswith(f"{ROOT}."):
+        raw = raw.removeprefix(ROOT) or "/"
+    return raw.replace(".", "/")
+
+
+_ENCODERS: dict[str, Callable[[str], str]] = {BASE64: _encode_tokens, PATH: _encode_path}
+_DECODERS: dict[str, Callable[[str], str]] = {BASE64: _decode_tokens, PATH: _decode_path}
