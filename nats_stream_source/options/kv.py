@@ -46,6 +46,27 @@ CODECS: tuple[Option, ...] = (
     ),
 )
 
+READ_CODECS: tuple[Option, ...] = (
+    *CODECS,
+    Option(
+        "onUndecodable",
+        "`fail`, `skip` or `null`",
+        converters.one_of("fail", "skip", "null"),
+        None,
+        "What happens to an entry that `keyCodec` or `valueCodec` cannot decode. Default: `fail`; "
+        "`skip` leaves out the row and logs the number of such rows, `null` sets the key or value "
+        "to null.",
+    ),
+    Option(
+        "includeRawKey",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether rows have the column `raw_key`, the key as it is stored. Default: `false`. "
+        "Requires `keyCodec`.",
+    ),
+)
+
 KV: tuple[Option, ...] = (
     Option(
         "bucket",
@@ -107,24 +128,7 @@ KV: tuple[Option, ...] = (
         False,
         "Whether values are left out, so that `value` is null. Default: `false`.",
     ),
-    *CODECS,
-    Option(
-        "onUndecodable",
-        "`fail`, `skip` or `null`",
-        converters.one_of("fail", "skip", "null"),
-        None,
-        "What happens to an entry that `keyCodec` or `valueCodec` cannot decode. Default: `fail`; "
-        "`skip` leaves out the row and logs the number of such rows, `null` sets the key or value "
-        "to null.",
-    ),
-    Option(
-        "includeRawKey",
-        "boolean",
-        converters.boolean,
-        False,
-        "Whether rows have the column `raw_key`, the key as it is stored. Default: `false`. "
-        "Requires `keyCodec`.",
-    ),
+    *READ_CODECS,
     Option(
         "startSequence",
         "integer",

@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nats_stream_source.errors import UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions, StreamSet
+from nats_stream_source.options.hints import add_option_hints, option_names
+from nats_stream_source.options.kv import READ_CODECS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -201,6 +204,9 @@ class FormatAdapter(ABC):
         """Yield the rows of a task, then report what was left out."""
         try:
             yield from batches
+        except UndecodableError as error:
+            add_option_hints(error, option_names(READ_CODECS))
+            raise
         finally:
             self.finish()
 

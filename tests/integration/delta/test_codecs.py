@@ -1,0 +1,140 @@
+"""Encoded keys and values through Spark: written, copied, followed and reconciled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from nats_stream_source.delta import merge_changes, reconcile
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
+from tests.integration.delta.table_content import stored
+from tests.support.nats.buckets import api, put
+from tests.support.query_driver.batch import read_batch
+from tests.support.spark.streaming_query import run_to_the_end
+
+pytestmark = pytest.mark.delta
+
+CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
+PATHS = {"keyCodec": "path,base64"}
+KEYS = ["user:1", "user:2.name", "Ω b", "/a/"]
+
+
+@pytest.fixture
+def written(spark: SparkSession, shared_server: NatsServer) -> Callable[..., None]:
+    """Write keys, whose values are the keys, as one batch."""
+
+    def write(bucket: str, keys: list[str], **codecs: str) -> None:
+        frame = spark.createDataFrame([(key, key) for key in keys], "key STRING, value STRING")
+        writer = frame.write.format("nats_kv").options(servers=shared_server.url, bucket=bucket)
+        writer.options(**codecs, ifMissing="create", history="5").mode("append").save()
+
+    return write
+
+
+def changes(spark: SparkSession, url: str, bucket: str, **options: str) -> DataFrame:
+    return spark.readStream.format("nats_kv").options(servers=url, bucket=bucket, **options).load()
+
+
+def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
+    return {row["key"]: row["value"] for row in rows}
+
+
+def test_table_follows_bucket_and_is_reconciled(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    written: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    url, table = shared_server.url, tmp_path / "table"
+    written("people", KEYS, **CODECS)
+    same = {key: key.encode() for key in KEYS}
+    assert values(read_batch(url, bucket="people", **CODECS)) == same
+    put(url, "people", "dXNlcjox", b"bmV3")
+
+    def follow(**options: str) -> None:
+        read = changes(spark, url, "people", includeRawKey="true", **CODECS, **options)
+        assert read.columns[-1] == "raw_key"
+        writer = read.writeStream.foreachBatch(merge_changes(str(table)))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        run_to_the_end(writer.trigger(availableNow=True).start)
+
+    follow()
+    same["user:1"] = b"new"
+    assert values(stored(table)) == same
+    assert {row["raw_key"] for row in stored(table)} == {
+        row["subject"].removeprefix("$KV.people.")
+        for row in read_batch(url, stream="KV_people", deliverPolicy="last_per_subject")
+    }
+    put(url, "people", "dXNlcjox", b"", {"KV-Operation": "DEL"})
+    follow()
+    del same["user:1"]
+    assert values(stored(table)) == same
+
+    def reconciled(**more: str) -> tuple[int, int]:
+        result = reconcile(spark, str(table), bucket="people", servers=url, **more)
+        return result.removed, result.kept
+
+    assert reconciled(key_codec="base64") == (0, 3)
+    api(url, "STREAM.PURGE.KV_people", {"filter": "$KV.people.zqkgYg"})
+    assert reconciled(key_codec="base64") == (1, 2)
+    del same["Ω b"]
+    assert values(stored(table)) == same
+    with pytest.raises(ConfigurationError, match="key_codec is 'none', which is not a codec"):
+        reconciled(key_codec="none")
+    with pytest.raises(KeyNotEncodableError, match="could not reconcile table"):
+        reconciled(key_codec="path,base64")
+    # An entry that is not encoded ends the query, and the table stays.
+    put(url, "people", "plain", b"bmV3")
+    follow(onUndecodable="skip")
+    assert values(stored(table)) == same
+    put(url, "people", "plain", b"bmV3")
+    with pytest.raises(PySparkException, match="could not decode the key of entry 'plain' of buck"):
+        follow()
+    with pytest.raises(PySparkException, match="1 entries have a null in one of bucket, key"):
+        follow(onUndecodable="null")
+
+
+def test_stream_writer_copies_into_other_codecs(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    written: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    url, keys = shared_server.url, ["/a/b c", "/a/Ω", "d/e"]
+    written("paths", keys, **PATHS)
+
+    def copy(target: str, filters: str, **codecs: str) -> None:
+        read = changes(spark, url, "paths", keys=filters, includeRawKey="true", **PATHS)
+        sink = read.writeStream.format("nats_kv").options(servers=url, bucket=target, **codecs)
+        sink = sink.option("checkpointLocation", str(tmp_path / target)).option(
+            "ifMissing", "create"
+        )
+        run_to_the_end(sink.trigger(availableNow=True).start)
+
+    copy("copied", "/a/>", **CODECS)
+    copied = {key: key.encode() for key in keys[:2]}
+    assert values(read_batch(url, bucket="copied", **CODECS)) == copied
+    with pytest.raises(PySparkException, match=r"bucket 'refused': key '/a/.*': expected letters"):
+        copy("refused", ">", keyCodec="path")
+    with pytest.raises(PySparkException, match=r"key '/a/': it would be stored as '_root_\.a', wh"):
+        written("refused", ["/a/"], keyCodec="path")
+    assert read_batch(url, bucket="refused") == []
+
+
+def test_conflict_names_decoded_key(
+    spark: SparkSession, shared_server: NatsServer, written: Callable[..., None]
+) -> None:
+    url = shared_server.url
+    written("conflict", ["a b"], **CODECS)
+    frame = spark.createDataFrame(
+        [("a b", "2", 7)], "key STRING, value STRING, expected_revision INT"
+    )
+    writer = frame.write.format("nats_kv").options(servers=url, bucket="conflict", **CODECS)
+    with pytest.raises(PySparkException, match="could not write key 'a b' of bucket 'conflict'"):
+        writer.mode("append").save()
