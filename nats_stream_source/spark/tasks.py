@@ -30,8 +30,13 @@ class NatsInputPartition(InputPartition):
         return f"NatsInputPartition({self.splits[0]}{more})"
 
 
+# The second task finds the modules that the first one imported.
+_FREEZING_TASKS = 2
+_frozen = 0  # tasks at which the objects of this process were frozen
+
+
 def exempt_modules() -> None:
-    """Exempt the objects that a worker has at its first task, mostly its modules', from collection.
+    """Exempt the objects of a worker at its first tasks, mostly modules, from collection.
 
     After each task, Spark collects the garbage of a worker that it keeps. With the modules of
     Spark, Arrow, NumPy and this package, the collector searches 70,000 objects, which takes 35 ms:
@@ -39,5 +44,8 @@ def exempt_modules() -> None:
 
     It does nothing in a process that does not run a task. Garbage that exists already is kept.
     """
-    if TaskContext.get() is not None and not gc.get_freeze_count():
+    # A counter, since `gc.get_freeze_count` walks all frozen objects: some milliseconds a task.
+    global _frozen
+    if _frozen < _FREEZING_TASKS and TaskContext.get() is not None:
+        _frozen += 1
         gc.freeze()
