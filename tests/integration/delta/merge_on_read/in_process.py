@@ -122,10 +122,11 @@ def index_of(table: IndexedTable) -> dict[bytes, tuple[str, int, int, int]]:
     return dict(zip(index.keys(slots).to_pylist(), values, strict=True))
 
 
-def rebuilt(path: Path | str) -> IndexedTable:
+def rebuilt(path: Path | str, storage_options: dict[str, str] | None = None) -> IndexedTable:
     """The state of the newest version, from the table alone."""
-    objects = TableObjects.at(str(path), None)
-    return IndexedTable(objects, DeltaTable(path), str(path), LimitCheck(NO_LIMITS))
+    objects = TableObjects.at(str(path), storage_options)
+    newest = DeltaTable(path, storage_options=storage_options)
+    return IndexedTable(objects, newest, str(path), LimitCheck(NO_LIMITS))
 
 
 def model_rows(rows: dict[str, Entry]) -> dict[str, tuple[int, datetime]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver.merge_on_read import upkeep
 from nats_stream_source.delta.driver.merge_on_read.compaction import compact
 from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import vector_path
-from nats_stream_source.delta.driver.merge_on_read.delta_log import now_ms
+from nats_stream_source.delta.driver.merge_on_read.delta_log import VersionExistsError, now_ms
 from nats_stream_source.delta.driver.merge_on_read.key_index import KeyIndex
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
@@ -35,6 +36,7 @@ from tests.integration.delta.merge_on_read.in_process import (
     table_rows,
 )
 from tests.support.delta import rows_of
+from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
 SECOND = [put("k1", 20), put("new", 21), delete("k2", 22)]
@@ -84,11 +86,14 @@ def table(path: Path) -> InProcessTable:
     return table
 
 
-def expect(table: Path, *batches: list[Entry]) -> None:
+def expect(
+    table: Path | str, *batches: list[Entry], storage_options: dict[str, str] | None = None
+) -> None:
     model = Model("remove")
     for batch in batches:
         model.merge(batch)
-    assert table_rows(rows_of(DeltaTable(table))) == model_rows(model.rows)
+    found = rows_of(DeltaTable(table, storage_options=storage_options))
+    assert table_rows(found) == model_rows(model.rows)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -106,6 +111,46 @@ def test_crash_in_a_commit_leaves_the_old_or_the_new_version(
     expect(path, FIRST, SECOND)
     assert DeltaTable(path).version() == 2
     assert index_of(table.state) == index_of(rebuilt(path))
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as server:
+        yield server
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_crash_in_a_commit_to_an_object_store(
+    store: ObjectStore, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the log's entry is put by a conditional request, in place of a link of a file."""
+    uri, options = f"s3://{BUCKET}/{uuid.uuid4()}", dict(store.storage_options)
+    table = InProcessTable(uri, storage_options=options)
+    table.merge(*FIRST)
+    with crash_at(step, monkeypatch):
+        table.merge(*SECOND)
+    committed = step == "after log"
+    expect(uri, FIRST, *([SECOND] if committed else []), storage_options=options)
+    table = InProcessTable(uri, storage_options=options)
+    assert table.merge(*SECOND) == (0 if committed else 3)
+    expect(uri, FIRST, SECOND, storage_options=options)
+    assert index_of(table.state) == index_of(rebuilt(uri, options))
+
+
+def test_two_writers_take_one_version_of_a_table_in_an_object_store(store: ObjectStore) -> None:
+    """Both know the same version: the second one's put is refused, and it merges again."""
+    uri, options = f"s3://{BUCKET}/{uuid.uuid4()}", dict(store.storage_options)
+    first, second = (InProcessTable(uri, storage_options=options) for _ in range(2))
+    first.merge(*FIRST)
+    second.merge(put("k2", 15))
+    with second.state.lock:
+        first.merge(*SECOND)
+        version = second.state.version
+        with pytest.raises(VersionExistsError):
+            second.state.log.put(version + 1, "MERGE", [])
+    second.merge(put("k3", 30))
+    expect(uri, FIRST, [put("k2", 15)], SECOND, [put("k3", 30)], storage_options=options)
+    assert index_of(second.state) == index_of(rebuilt(uri, options))
 
 
 @pytest.mark.parametrize("step", STEPS)

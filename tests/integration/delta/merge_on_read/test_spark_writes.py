@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from delta.tables import DeltaTable as DeltaLake
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from nats_stream_source.delta import Engine, merge
 from nats_stream_source.delta.table import TableChangedError
 from tests.integration.delta.merge_model import Entry, Frame, Model, delete, put
 from tests.integration.delta.merge_on_read.in_process import (
@@ -91,3 +93,42 @@ def test_spark_commits_between_merges(spark: SparkSession, frame: Frame, table: 
     query.verify()
     query.merge(put("k10", 300), delete("k12", 301), put("k2", 302))
     query.verify()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_three_engines_in_turn_and_spark_commits(
+    spark: SparkSession, frame: Frame, table: Path, seed: int
+) -> None:
+    """Random batches, some of them replayed, each by another engine or kept table."""
+    choice, query = random.Random(seed), _Query(table)
+    log: list[Entry] = []
+
+    def batch() -> list[Entry]:
+        if log and choice.random() < 0.25:
+            return log[choice.randrange(len(log)) :]
+        entries = [
+            choice.choice((put, put, put, delete))(f"k{choice.randrange(15)}", len(log) + 1 + index)
+            for index in range(choice.randint(1, 8))
+        ]
+        log.extend(entries)
+        return entries
+
+    def by_engine(engine: Engine, vectors: bool | None) -> None:
+        entries = batch()
+        query.model.merge(entries)
+        arguments = {"deletion_vectors": vectors} if engine == "delta-rs" else {}
+        merge(frame(*entries), str(table), engine=engine, upkeep=None, **arguments)
+
+    steps = [
+        lambda: query.merge(*batch()),
+        lambda: by_engine("spark", None),
+        lambda: by_engine("delta-rs", None),
+        lambda: by_engine("delta-rs", False),
+        lambda: spark.sql(f"OPTIMIZE delta.`{table}`"),
+    ]
+    query.merge(*batch())
+    taken = [*range(5), *(choice.randrange(4) for _ in range(9))]
+    choice.shuffle(taken)
+    for number in taken:
+        steps[number]()
+        query.verify()
