@@ -44,7 +44,7 @@ def encode_keys(chain: Chain, keys: pa.Array) -> pa.Array:
 
 def decode_keys(chain: Chain, raw: pa.Array) -> pa.Array:
     """Return the keys of stored ones: ``pa.string()``; null where a key is not decodable."""
-    if not raw.null_count and is_compiled():
+    if not raw.null_count and _is_compiled():
         keys = raw
         for codec in reversed(chain):
             decoded = _decoded_tokens(keys) if codec == BASE64 else _decoded_paths(keys)
@@ -63,7 +63,7 @@ def encode_values(chain: Chain, values: pa.Array) -> pa.Array:
 
 def decode_values(chain: Chain, raw: pa.Array) -> pa.Array:
     """Return the values of stored ones: ``pa.binary()``; null for null or not decodable."""
-    if is_compiled():
+    if _is_compiled():
         values = raw
         for _ in chain:
             decoded = _decoded_base64(values, tokens=False)
@@ -75,7 +75,7 @@ def decode_values(chain: Chain, raw: pa.Array) -> pa.Array:
     return _mapped(lambda value: decode_value(chain, value), raw, pa.binary())
 
 
-def is_compiled() -> bool:
+def _is_compiled() -> bool:
     """Return whether columns are decoded without a Python object for each row."""
     return compiled_base64 is not None and scanner.selected() == "compiled"
 

@@ -13,6 +13,7 @@ separators are never more than the encoded ones, and ``decoded`` must have room 
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.string cimport memchr, memcpy
 
 cdef enum:
     _OTHER = 1 << 24
@@ -38,13 +39,10 @@ cdef void _fill_tables(bytes alphabet) noexcept:
         _fourth[letter] = bits << 16
 
 
+cdef uint32_t _one = 1
+cdef bint _little = (<uint8_t *> &_one)[0]
+
 _fill_tables(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
-
-
-cdef inline bint _has_dot(uint32_t three) noexcept:
-    # The lowest byte of a number that is 0 borrows from its own highest bit.
-    cdef uint32_t other = three ^ 0x2E2E2E
-    return (other - 0x010101 & ~other & 0x808080) != 0
 
 
 def decode(
@@ -52,9 +50,9 @@ def decode(
     uint8_t[::1] decoded,
 ):
     """Decode rows until one is not exactly an encoding; see the stub file."""
-    cdef Py_ssize_t count = offsets.shape[0] - 1, size = data.shape[0], i, at, last, out = 0, left
+    cdef Py_ssize_t count = offsets.shape[0] - 1, size = data.shape[0], i, at, last, left, start, out = 0
     cdef uint32_t bits
-    cdef bint dots
+    cdef bint little = _little
     cdef const uint8_t *source = NULL
     cdef uint8_t *target = NULL
     if count < 0 or decoded_offsets.shape[0] != count + 1:
@@ -79,7 +77,7 @@ def decode(
         if not offsets[0] <= at <= last <= offsets[count]:
             raise ValueError(f"could not decode rows: the offsets of row {i} do not rise")
         while True:
-            dots = False
+            start = out
             while last - at >= 4:
                 bits = (
                     _first[source[at]] | _second[source[at + 1]]
@@ -87,10 +85,12 @@ def decode(
                 )
                 if bits & _OTHER:
                     break
-                target[out] = <uint8_t> bits
-                target[out + 1] = <uint8_t> (bits >> 8)
-                target[out + 2] = <uint8_t> (bits >> 16)
-                dots = dots or tokens and _has_dot(bits)
+                if little:
+                    memcpy(target + out, &bits, 4)
+                else:
+                    target[out] = <uint8_t> bits
+                    target[out + 1] = <uint8_t> (bits >> 8)
+                    target[out + 2] = <uint8_t> (bits >> 16)
                 at += 4
                 out += 3
             left = 0
@@ -102,16 +102,15 @@ def decode(
                 bits = _first[source[at]] | _second[source[at + 1]]
                 if left == 3:
                     bits |= _third[source[at + 2]]
-                # The bytes after the decoded ones are 0: without bits to spare, and not a dot.
+                # The bytes after the decoded ones have the bits to spare.
                 if bits >> 8 * (left - 1):
                     return i
-                dots = dots or tokens and _has_dot(bits)
                 target[out] = <uint8_t> bits
                 if left == 3:
                     target[out + 1] = <uint8_t> (bits >> 8)
                 at += left
                 out += left - 1
-            if dots:
+            if tokens and out > start and memchr(target + start, _DOT, out - start) != NULL:
                 return i
             if at == last:
                 break
