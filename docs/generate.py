@@ -1,8 +1,8 @@
 """Writes the parts of the documents that come from the code: ``make docs``.
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
-``options.md``, the tables of columns, and below ``reference/`` the errors and the public names; the
-module ``docs.overview`` draws ``overview.svg``. A test compares them.
+``options.md``, the tables of columns and metrics, and below ``reference/`` the errors and the
+public names; the module ``docs.overview`` draws ``overview.svg``. A test compares them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from docs.overview import overview
 from nats_stream_source import delta, errors, jetstream
+from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.spark.formats.columns import COLUMNS, ignored_columns, written_columns
@@ -19,6 +20,7 @@ from nats_stream_source.spark.formats.columns import COLUMNS, ignored_columns, w
 DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"
 STREAMS, WRITING = DOCS / "streams.md", DOCS / "writing.md"
+OPERATIONS = DOCS / "operations.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
 
 
@@ -122,6 +124,7 @@ def documents() -> dict[Path, str]:
         STREAMS: streams,
         WRITING: writing,
         DOCS / "options.md": options,
+        OPERATIONS: replace_section(OPERATIONS.read_text(), "metrics", metrics_table()),
         DOCS / "overview.svg": overview(),
     }
 

@@ -42,12 +42,13 @@ def register(spark: SparkSession, *, check: bool = True) -> None:
             or lacks this package or one that it requires.
     """
     from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
+    from nats_stream_source.spark.task_counts import counted_source
     from nats_stream_source.spark.worker_check import verify_workers
 
     if check:
         verify_workers(spark, __version__)
-    spark.dataSource.register(NatsKvDataSource)
-    spark.dataSource.register(NatsStreamDataSource)
+    for source in (NatsKvDataSource, NatsStreamDataSource):
+        spark.dataSource.register(counted_source(spark, source))
 
 
 def __getattr__(name: str) -> Any:

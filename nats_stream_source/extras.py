@@ -6,6 +6,7 @@ from nats_stream_source.errors import MissingPackageError
 
 _PACKAGES = {
     "spark": ("pyspark", "py4j"),
+    "metrics": ("prometheus_client", "opentelemetry"),
     "delta": ("delta", "deltalake", "pyspark", "py4j"),
 }
 
@@ -15,7 +16,7 @@ def import_failure(error: ModuleNotFoundError, extra: str) -> ImportError:
 
     Args:
         error: what the import raised.
-        extra: an extra of this package, ``"spark"`` or ``"delta"``.
+        extra: an extra of this package, ``"spark"``, ``"delta"`` or ``"metrics"``.
 
     Returns:
         A :class:`MissingPackageError` that names the extra to install. ``error`` itself if the

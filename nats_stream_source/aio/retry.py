@@ -27,6 +27,8 @@ from nats_stream_source.errors import (
     TlsError,
 )
 from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics.counts import count
+from nats_stream_source.metrics.table import OUTAGE_SECONDS, OUTAGES, RETRIES
 
 T = TypeVar("T")
 
@@ -116,6 +118,7 @@ async def retry(
             raise error
         if log_retries:
             log.warning("retrying request", attempt=failures, error=error)
+            count(RETRIES)
         await asyncio.sleep(min(backoff.pause(failures - 1), remaining))
 
     return await _repeat(work, wait)
@@ -175,6 +178,7 @@ class Outage:
         now = self._clock()
         if self._began is None:
             self._began, self._failures = now, 0
+            count(OUTAGES)
             self._log(now, self._began, "servers are away, waiting", error)
         remaining = self._began + self._timeout - now
         if remaining <= 0:
@@ -183,6 +187,7 @@ class Outage:
             self._log(now, self._began, "servers are still away", error)
         await self._sleep(min(_BACKOFF.pause(self._failures), remaining))
         self._failures += 1
+        count(RETRIES)
 
     def end(self) -> None:
         """Record a success."""
@@ -190,6 +195,7 @@ class Outage:
             return
         seconds = self._clock() - self._began
         self._began = None
+        count(OUTAGE_SECONDS, amount=seconds)
         log.warning("servers are back", servers=self._servers, seconds=round(seconds, 1))
 
     def _log(self, now: float, began: float, text: str, error: Exception) -> None:

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nats_stream_source import errors
@@ -103,6 +103,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="storage_options",
         help="an option of delta-rs for a table in an object store; repeatable",
     )
+    parser.add_argument(
+        "--prometheus",
+        metavar="[HOST:]PORT",
+        help="serve metrics for Prometheus; port 9464 is usual, 0 takes a free one",
+    )
+    parser.add_argument(
+        "--opentelemetry",
+        action="store_true",
+        help="report metrics to OpenTelemetry, as opentelemetry-instrument configures it",
+    )
     add_connection(parser)
 
 
@@ -112,13 +122,18 @@ def run(arguments: argparse.Namespace) -> int:
     # Errors name an option of the format as it is given here.
     arguments.origins |= {one.name: f"--option {one.name}" for one in KV} | {"bucket": "BUCKET"}
     kv_options(options, Mode.STREAMING)
+    if arguments.prometheus is not None or arguments.opentelemetry:
+        # Imported here: the package of the extra is only required for metrics.
+        from nats_stream_source.metrics.exporters import Exporters
+
+        Exporters.parse(arguments.prometheus, arguments.opentelemetry)
     table = _Target.parse(arguments.table, arguments.checkpoint, dict(arguments.storage_options))
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, _interrupt) for number in signals}
     try:
         spark = _session()
         try:
-            return _follow(spark, options, table, arguments.deletes, once=arguments.once)
+            return _follow(spark, options, table, arguments)
         finally:
             spark.stop()
     except KeyboardInterrupt:
@@ -191,9 +206,7 @@ def _follow(
     spark: SparkSession,
     options: dict[str, str],
     target: _Target,
-    deletes: Literal["remove", "mark"],
-    *,
-    once: bool,
+    arguments: argparse.Namespace,
 ) -> int:
     from nats_stream_source import register, watch_progress
     from nats_stream_source.delta import follow
@@ -208,8 +221,10 @@ def _follow(
         changes,
         target.uri,
         checkpoint=target.checkpoint,
-        once=once,
-        deletes=deletes,
+        once=arguments.once,
+        prometheus=arguments.prometheus,
+        opentelemetry=arguments.opentelemetry,
+        deletes=arguments.deletes,
         storage_options=target.storage_options,
     )
     line = _ProgressLine(target)

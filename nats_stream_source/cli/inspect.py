@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +54,7 @@ class LiveState:
         first_seq, last_seq: of the stream, if it exists.
         lag: number of rows that the query has not committed yet.
         lag_seconds: the time between the message at the committed offset and the newest one.
+        lag_bytes: the size of the rows of the lag, estimated by the mean of the stream's messages.
     """
 
     problem: str | None = None
@@ -60,6 +62,7 @@ class LiveState:
     last_seq: int | None = None
     lag: int | None = None
     lag_seconds: float | None = None
+    lag_bytes: int | None = None
 
 
 LiveStates = Mapping[tuple[str, str | None], LiveState]
@@ -72,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``inspect``."""
     parser.usage = (
         "%(prog)s CHECKPOINT [--max-lag ROWS | --offline]\n"
-        "                                  [--json] [options]"
+        "                                  [--json | --prometheus] [options]"
     )
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a query's checkpointLocation, on this machine"
@@ -89,7 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not compare the checkpoint with the streams, even if a server is configured",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    output.add_argument(
+        "--prometheus", action="store_true", help="the lag as metrics for Prometheus, as text"
+    )
     add_connection(parser)
 
 
@@ -104,10 +111,12 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, str] = {}
     if not arguments.offline:
         options = connection(arguments, default_server=bool(given(arguments, CONNECTION)))
-    if arguments.max_lag is not None and not options.get("servers"):
+    needs_server = "--max-lag" if arguments.max_lag is not None else None
+    needs_server = "--prometheus" if arguments.prometheus else needs_server
+    if needs_server and not options.get("servers"):
         raise OptionError(
-            "--max-lag requires a server, named by --servers, NATS_URL or a context: the lag is "
-            "the distance to the live stream"
+            f"{needs_server} requires a server, named by --servers, NATS_URL or a context: the lag "
+            f"is the distance to the live stream"
         )
     checkpoint = read_checkpoint(arguments.checkpoint)
     live: LiveStates = {}
@@ -115,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
         live = asyncio.run(_compare(checkpoint, options))
     if arguments.json:
         print_json(_as_json(checkpoint, live))
+    elif arguments.prometheus:
+        _print_metrics(checkpoint, live)
     else:
         _print(checkpoint, live)
         if not live and any(source.stream is not None for source in checkpoint.sources):
@@ -164,7 +175,8 @@ async def _live(
     except (ConfigurationError, DataLossError, OffsetError) as error:
         return replace(live, problem=str(error))
     lag, seconds = lag_between(at, end.streams[source.stream])
-    return replace(live, lag=lag, lag_seconds=seconds)
+    size = lag * info.nbytes // max(1, info.messages)
+    return replace(live, lag=lag, lag_seconds=seconds, lag_bytes=size)
 
 
 def _position(source: Source) -> Position:
@@ -222,6 +234,29 @@ def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
         "lag": live.lag if live else None,
         "lag_seconds": live.lag_seconds if live else None,
     }
+
+
+def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
+    # Imported here: the other reports do not require the extra.
+    from nats_stream_source.metrics.recorder import Recorder
+    from nats_stream_source.metrics.table import PROBLEM
+    from nats_stream_source.spark.progress_metrics import Lag, record_lags
+
+    recorder, query = Recorder(), str(checkpoint.query_id)
+    lags: dict[str, dict[str, Lag]] = {}
+    for source in checkpoint.sources:
+        if source.other is not None:
+            continue
+        state, stream = live.get(source.key, LiveState()), source.stream or ""
+        problem = source.problem or state.problem
+        recorder.set(PROBLEM, problem is not None, query, source.name, stream)
+        lag = Lag(state.lag, state.lag_seconds, state.lag_bytes)
+        lags.setdefault(source.name, {})[stream] = lag
+        if problem is not None:
+            print(problem, file=sys.stderr)
+    for name, behind in lags.items():
+        record_lags(recorder, query, name, behind)
+    print(recorder.text(), end="")
 
 
 def _print(checkpoint: Checkpoint, live: LiveStates) -> None:

@@ -36,6 +36,7 @@ from nats_stream_source.delta.table import Deletes
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.progress import add_listener, start_metrics
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,6 +72,8 @@ def follow(
     checkpoint: str,
     once: bool = False,
     async_progress: bool = True,
+    prometheus: int | str | None = None,
+    opentelemetry: bool = False,
     **merge_arguments: Unpack[MergeArguments],
 ) -> StreamingQuery:
     """Start a query that keeps a Delta table equal to a bucket.
@@ -85,6 +88,9 @@ def follow(
             it.
         once: True to read all that the bucket has at the start, and end (``availableNow``).
         async_progress: False to wait for the checkpoint's files in each micro-batch.
+        prometheus: port, or ``"host:port"``, of an HTTP endpoint with the query's metrics, see
+            :func:`nats_stream_source.watch_progress`.
+        opentelemetry: also report them to the global meter provider of OpenTelemetry.
         merge_arguments: see :func:`merge_changes`.
 
     Returns:
@@ -94,7 +100,7 @@ def follow(
     Raises:
         ConfigurationError: an argument is invalid, ``changes`` is a batch or lacks a column that
             the merge requires, or the session lacks what the engine requires.
-        MissingPackageError: the engine's package is not installed.
+        MissingPackageError: the engine's package is not installed, or one of the extra ``metrics``.
     """
     if not changes.isStreaming:
         raise ConfigurationError(
@@ -103,21 +109,26 @@ def follow(
         )
     merge = merge_changes(table, **merge_arguments)
     merge.validate(changes.columns)
+    # Before the query starts: its first merge is recorded, too.
+    metrics = start_metrics(prometheus, opentelemetry)
     writer = changes.writeStream.foreachBatch(merge).option("checkpointLocation", checkpoint)
     if once:
         writer = writer.trigger(availableNow=True)
     reason = _problem(changes, once=once, async_progress=async_progress)
+    refusal = None
     if reason is None:
         query, refusal = _start_async(writer)
-        if refusal is not None:
-            _log.warning(
-                "Spark refused asynchronous logs, the query runs with synchronous ones",
-                table=table,
-                reason=refusal,
-            )
-            return query
     else:
         query = writer.start()
+    if metrics is not None:
+        add_listener(query, None, metrics)
+    if refusal is not None:
+        _log.warning(
+            "Spark refused asynchronous logs, the query runs with synchronous ones",
+            table=table,
+            reason=refusal,
+        )
+        return query
     logs = "asynchronous" if reason is None else "synchronous"
     _log.info("query follows into the table", table=table, logs=logs, reason=reason)
     return query

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableLocation
-from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.merge_result import MergeResult, report_merge
 from nats_stream_source.delta.table import Deletes, TableEngine, validate_batch, validate_deletes
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.spark.session import warn_of_missing_settings
@@ -149,7 +149,8 @@ class TableMerger:
             table = engine.find_or_create(batch.schema, self._deletes, self._upkeep)
             return table.merge(batch, self._deletes, self._upkeep)
 
-        self._selector.run(batch.sparkSession, work)
+        result = self._selector.run(batch.sparkSession, work)
+        report_merge(batch.sparkSession, self._selector.location.name, result)
 
     def finish(self) -> None:
         """Wait for upkeep that still runs; a query's last batch can have started some."""

@@ -9,6 +9,7 @@ bucket.
 - :mod:`writer` replays the writes into the bucket, in a separate process
 - :mod:`table_reader` measures when a write is visible in the table, in a separate process
 - :mod:`job` starts the Spark session and the query
+- :mod:`metrics` is where the queries serve their metrics
 - :mod:`story` runs the steps of the demo
 - :mod:`tables` reads the result and the bucket, without this package's own readers
 - :mod:`compare` reports the keys that differ

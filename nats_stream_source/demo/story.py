@@ -27,6 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nats_stream_source.demo import flights, job, tables
 from nats_stream_source.demo.compare import State, compare
 from nats_stream_source.demo.job import Engine, Sink, Tally
+from nats_stream_source.demo.metrics import HOST, counted_rows, metrics_port
 from nats_stream_source.demo.screen import Bars, Screen
 from nats_stream_source.demo.table_reader import TableReader, freshness
 from nats_stream_source.demo.writer import Writer, create_bucket
@@ -65,8 +66,10 @@ class Story:
         self._sink = sink
         self._engine: Engine = engine
         self._caught_up = 0
+        self._query_id = ""
         self._work = work
         self._screen = Screen()
+        self._port = metrics_port()
         self._began = time.monotonic()
 
     @property
@@ -107,6 +110,10 @@ class Story:
             writer.allow(replay.writes // _FIRST_SHARE)
             spark = job.start_session(self._engine, self.log, self._work / "warehouse")
             stack.callback(spark.stop)
+            screen.step(
+                f"metrics at http://{HOST}:{self._port}/metrics; examples/monitoring has a"
+                f" dashboard and alerts"
+            )
             return self._run_queries(spark, server.url, writer, replay.writes)
 
     def _run_queries(self, spark: SparkSession, url: str, writer: Writer, writes: int) -> bool:
@@ -133,6 +140,8 @@ class Story:
             "table": compare(bucket, self._table("table"), marked=self._sink != "delta"),
             "replay": compare(later, self._table("replay")),
         }
+        counted = counted_rows(self._port, self._query_id)
+        screen.step(f"the metrics have counted {counted:,} rows of the first query")
         screen.tallies({"followed": followed, "replayed": replayed})
         screen.step(f"done in {time.monotonic() - self._began:,.0f} s")
         screen.verdicts(verdicts)
@@ -176,14 +185,17 @@ class Story:
         return job.tally(query.recentProgress, stopped)
 
     def _query(self, spark: SparkSession, url: str) -> StreamingQuery:
-        return job.start_query(
+        query = job.start_query(
             spark,
             options={"servers": url, "bucket": BUCKET},
             table=self._work / "table",
             checkpoint=self._work / "checkpoint",
             sink=self._sink,
             engine=self._engine,
+            prometheus=f"{HOST}:{self._port}",
         )
+        self._query_id = str(query.id)  # the same after a restart, by the checkpoint
+        return query
 
     def _replay(self, spark: SparkSession, url: str, start: int, end: int) -> Tally:
         query = job.start_query(
@@ -195,6 +207,7 @@ class Story:
             engine=self._engine,
             start_sequence=start,
             deletes="mark",
+            prometheus=f"{HOST}:{self._port}",
         )
         with self._screen.bars({_READ: end - start + 1}) as bars:
             while not job.ended(query):

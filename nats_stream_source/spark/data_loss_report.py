@@ -9,6 +9,8 @@ from __future__ import annotations
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics.counts import count
+from nats_stream_source.metrics.table import DATA_LOSSES
 from nats_stream_source.spark.formats.base import FormatAdapter
 
 log = field_logger(__name__)
@@ -26,6 +28,7 @@ def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action:
             f"data loss in stream {stream}: {observed}; set failOnDataLoss=false to {action}, or "
             f"start a streaming query with a new checkpoint"
         )
+    count(DATA_LOSSES, stream)
     log.warning(
         f"data loss accepted: stream {stream}: {observed}; failOnDataLoss=false: {action}",
         stream=stream,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nats_stream_source.extras import import_failure
 
@@ -41,6 +41,7 @@ from nats_stream_source.spark.writing.columns import validate_columns
 
 if TYPE_CHECKING:
     from nats_stream_source.spark.formats.base import FormatAdapter
+    from nats_stream_source.spark.task_counts import TaskCounts
 
 
 class NatsFormat(DataSource):
@@ -48,7 +49,12 @@ class NatsFormat(DataSource):
 
     The options are those of ``nats_stream_source.options``; they are validated when the source is
     loaded, before a connection is opened.
+
+    Attributes:
+        task_counts: where tasks add what they count; set by ``register``.
     """
+
+    task_counts: ClassVar[TaskCounts | None] = None
 
     def __init__(self, options: Mapping[str, str]) -> None:
         # Not validated here: Spark also creates a data source for a sink, with other options.
@@ -70,7 +76,7 @@ class NatsFormat(DataSource):
         """The reader for ``spark.readStream``."""
         adapter = self._adapter(Mode.STREAMING)
         self._validate_schema(schema)
-        return stream_reader(adapter)
+        return stream_reader(adapter, self.task_counts)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
@@ -122,7 +128,7 @@ class NatsFormat(DataSource):
         options = self._write_options(schema)
         from nats_stream_source.spark.writing.writers import NatsStreamWriter
 
-        writer: DataSourceStreamWriter = NatsStreamWriter(options, schema)
+        writer: DataSourceStreamWriter = NatsStreamWriter(options, schema, self.task_counts)
         return writer
 
     @abstractmethod
@@ -185,8 +191,11 @@ class NatsStreamDataSource(NatsFormat):
         return options
 
 
-def stream_reader(adapter: FormatAdapter) -> StreamReader:
+def stream_reader(adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> StreamReader:
     """The stream reader for the installed version of Spark.
+
+    Args:
+        task_counts: where its tasks add what they count.
 
     Raises:
         OptionError: a limit that this version does not support.
@@ -196,7 +205,7 @@ def stream_reader(adapter: FormatAdapter) -> StreamReader:
     if ADMISSION_CONTROL:
         from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 
-        return AdmissionReader(adapter)
+        return AdmissionReader(adapter, task_counts)
     from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
 
-    return NoAdmissionReader(adapter)
+    return NoAdmissionReader(adapter, task_counts)

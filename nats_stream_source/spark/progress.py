@@ -21,16 +21,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from nats_stream_source.errors import OffsetError
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.formats.offsets import Offset, Position, lag_between, range_between
+from nats_stream_source.spark.formats.offsets import Position, range_between
+from nats_stream_source.spark.reported_offsets import lag, positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from nats_stream_source.spark.progress_metrics import ProgressMetrics
 
 # Users configure this logger by the module's public name.
 log = field_logger("nats_stream_source.progress")
@@ -117,14 +120,14 @@ def records(progress: Mapping[str, Any]) -> list[BatchProgress]:
 
 def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
     for number, source in enumerate(progress["sources"]):
-        starts, _ = _positions(source["startOffset"])
-        ends, filters = _positions(source["endOffset"])
-        newest, _ = _positions(source["latestOffset"])
+        starts, _ = positions(source["startOffset"])
+        ends, filters = positions(source["endOffset"])
+        newest, _ = positions(source["latestOffset"])
         ranges = {name: _range(starts.get(name), end) for name, end in ends.items()}
         read = [name for name, (first, last) in ranges.items() if last > first]
         for name, end in ends.items():
-            lag, lag_seconds = _lag(end, newest.get(name))
-            if len(ends) > 1 and name not in read and not lag:
+            behind, lag_seconds = lag(end, newest.get(name))
+            if len(ends) > 1 and name not in read and not behind:
                 continue
             first, last = ranges[name]
             rows = source["numInputRows"] if name in read or len(ends) == 1 else 0
@@ -139,7 +142,7 @@ def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
                 end=last,
                 rows=rows,
                 seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
-                lag=lag,
+                lag=behind,
                 lag_seconds=lag_seconds,
                 compacted=None if filters or rows is None else max(0, last - first - rows),
                 initial=first < min(end.initial_through, last),
@@ -152,57 +155,138 @@ def _range(start: Position | None, end: Position) -> tuple[int, int]:
     return (end.origin, end.stream_seq) if start is None else range_between(start, end)
 
 
-def _lag(end: Position, newest: Position | None) -> tuple[int | None, float | None]:
-    if newest is None or newest.epoch != end.epoch:
-        return None, None
-    return lag_between(end, newest)
-
-
-def _positions(value: Any) -> tuple[Mapping[str, Position], tuple[str, ...]]:
-    """The positions and filters of an offset of a report; empty for one of another source."""
-    try:
-        loaded = json.loads(value) if isinstance(value, str) else value
-        if isinstance(loaded, Mapping):
-            offset = Offset.parse(loaded)
-            return offset.streams, offset.filter
-    except (ValueError, OffsetError):
-        pass
-    return {}, ()
-
-
 def watch_progress(
-    spark: SparkSession, callback: Callable[[BatchProgress], None] | None = None
+    spark: SparkSession | StreamingQuery,
+    callback: Callable[[BatchProgress], None] | None = None,
+    *,
+    prometheus: int | str | None = None,
+    opentelemetry: bool = False,
 ) -> StreamingQueryListener:
-    """Log a line for every micro-batch of every query, and pass its records to ``callback``.
+    """Log a line for every micro-batch, pass its records to ``callback``, and export metrics.
 
     The lines are of level ``info``, by the logger ``nats_stream_source.progress``. Works with a
     session in this process and over Spark Connect, where the callback also runs in this process, in
     a thread of Spark. Spark reports an exception of the callback, and the query continues.
 
+    Metrics: see :mod:`nats_stream_source.metrics.table`. Queries that name the same port share its
+    endpoint, which serves until the process ends. Metrics of micro-batches that have already ended
+    are those that Spark still has (100 for each query). An endpoint that cannot listen, and a value
+    that cannot be recorded, are warnings.
+
+    Args:
+        spark: a session, for all its queries, or one query.
+        prometheus: port, or ``"host:port"``, of an HTTP endpoint that Prometheus scrapes
+            (``/metrics``); 0 for a free port, which the log has.
+        opentelemetry: also report to the global meter provider of OpenTelemetry.
+
     Returns:
         The listener, already added; ``spark.streams.removeListener`` removes it.
+
+    Raises:
+        ConfigurationError: ``prometheus`` is not an address.
+        MissingPackageError: Spark is not installed; or metrics are asked for, and a package of the
+            extra ``metrics`` is not installed.
     """
+    return add_listener(spark, callback, start_metrics(prometheus, opentelemetry))
+
+
+def add_listener(
+    spark: SparkSession | StreamingQuery,
+    callback: Callable[[BatchProgress], None] | None,
+    metrics: ProgressMetrics | None,
+) -> StreamingQueryListener:
+    """As :func:`watch_progress`, with what :func:`start_metrics` has returned."""
     try:
         from pyspark.sql.streaming.listener import StreamingQueryListener
     except ModuleNotFoundError as error:
         raise import_failure(error, "spark") from error
 
+    session, query = _session_and_query(spark)
+    wanted = None if query is None else str(query.id)
+
     class Progress(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:
-            pass
+            if metrics is not None and _is(event, wanted):
+                with metrics.fed():
+                    metrics.started(str(event.id), str(event.runId), event.name)
 
         def onQueryProgress(self, event: Any) -> None:
-            for record in _records(json.loads(event.progress.json)):
+            report = json.loads(event.progress.json)
+            if wanted not in (None, report["id"]):
+                return
+            if metrics is not None:
+                with metrics.fed():
+                    metrics.progress(report)
+            for record in _records(report):
                 log.info("micro-batch", **record.fields())  # type: ignore[arg-type]
                 if callback is not None:
                     callback(record)
 
         def onQueryIdle(self, event: Any) -> None:
-            pass
+            if metrics is not None and _is(event, wanted):
+                with metrics.fed():
+                    metrics.idle(str(event.id), str(event.runId))
 
         def onQueryTerminated(self, event: Any) -> None:
-            pass
+            if metrics is not None and _is(event, wanted):
+                with metrics.fed():
+                    failed = event.exception is not None
+                    metrics.terminated(str(event.id), str(event.runId), failed=failed)
 
     listener = Progress()
-    spark.streams.addListener(listener)
+    if metrics is None:
+        session.streams.addListener(listener)
+        return listener
+    with metrics.fed():
+        # Events wait meanwhile, so that those of the past come first.
+        session.streams.addListener(listener)
+        for one in session.streams.active if query is None else [query]:
+            _replay(one, metrics)
     return listener
+
+
+def start_metrics(prometheus: int | str | None, opentelemetry: bool) -> ProgressMetrics | None:
+    """What listeners pass events to; None if no metrics are asked for.
+
+    Raises:
+        ConfigurationError, MissingPackageError: see :func:`watch_progress`.
+    """
+    if prometheus is None and not opentelemetry:
+        return None
+    # Imported here: the package of the extra is only required for metrics.
+    from nats_stream_source.metrics.exporters import Exporters
+    from nats_stream_source.spark.progress_metrics import progress_metrics
+    from nats_stream_source.spark.task_counts import pass_on_task_counts
+
+    recorder = Exporters.parse(prometheus, opentelemetry).start()
+    recorder.pull(pass_on_task_counts)
+    return progress_metrics(recorder)
+
+
+def _is(event: Any, wanted: str | None) -> bool:
+    return wanted in (None, str(event.id))
+
+
+def _session_and_query(
+    watched: SparkSession | StreamingQuery,
+) -> tuple[SparkSession, StreamingQuery | None]:
+    """The session to add a listener to, and the one query to watch, if it is only one."""
+    from pyspark.sql import SparkSession
+
+    # The classes of Spark Connect are others, with the same attributes.
+    if hasattr(watched, "streams"):
+        return cast(SparkSession, watched), None
+    if (session := getattr(watched, "_session", None)) is not None:
+        return session, watched
+    context = SparkSession.active().sparkContext
+    return SparkSession(context, watched._jsq.sparkSession()), watched
+
+
+def _replay(query: StreamingQuery, metrics: ProgressMetrics) -> None:
+    """Record what a query has reported before its listener was added."""
+    query_id, run_id = str(query.id), str(query.runId)
+    metrics.started(query_id, run_id, query.name)
+    for progress in query.recentProgress:
+        metrics.progress(progress)
+    if not query.isActive:
+        metrics.terminated(query_id, run_id, failed=query.exception() is not None)

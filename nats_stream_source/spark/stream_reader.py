@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nats_stream_source.spark.formats.base import FormatAdapter
     from nats_stream_source.spark.planning.query_planner import QueryPlanner
     from nats_stream_source.spark.runner import Runner
+    from nats_stream_source.spark.task_counts import TaskCounts
 
 T = TypeVar("T")
 
@@ -36,8 +37,9 @@ T = TypeVar("T")
 class StreamReader(DataSourceStreamReader):
     """Offsets and splits on the driver, rows on the executors; everything but ``latestOffset``."""
 
-    def __init__(self, adapter: FormatAdapter) -> None:
+    def __init__(self, adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> None:
         self._adapter = adapter
+        self._task_counts = task_counts
         self._runner: Runner | None = None
         self._planner: QueryPlanner | None = None
         self._planned = False  # a micro-batch with rows
@@ -107,7 +109,8 @@ class StreamReader(DataSourceStreamReader):
         timeout = self._adapter.options.common.outage_timeout
         splits = [split for split in partition.splits if isinstance(split, Split)]
         rows = read_splits(splits, self._adapter, timeout, running=partition.running)
-        return self._adapter.reported(rows)
+        rows = self._adapter.reported(rows)
+        return rows if self._task_counts is None else self._task_counts.counted(rows)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the server does not keep state of a query."""

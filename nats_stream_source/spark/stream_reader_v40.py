@@ -36,13 +36,14 @@ from nats_stream_source.spark.stream_reader import StreamReader
 
 if TYPE_CHECKING:
     from nats_stream_source.spark.formats.base import FormatAdapter
+    from nats_stream_source.spark.task_counts import TaskCounts
 
 
 class NoAdmissionReader(StreamReader):
     """Reads without limits, and keeps the query's position."""
 
-    def __init__(self, adapter: FormatAdapter) -> None:
-        super().__init__(adapter)
+    def __init__(self, adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> None:
+        super().__init__(adapter, task_counts)
         self._position: Offset | None = None
         self._end_without_position: dict[str, Any] | None = None
 

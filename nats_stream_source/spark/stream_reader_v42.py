@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from pyspark.sql.streaming.datasource import (
@@ -13,7 +14,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from nats_stream_source.metrics.counts import Counts, take
+from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.spark.reported_offsets import REPORT, PlannerReport
 from nats_stream_source.spark.stream_reader import StreamReader
+from nats_stream_source.spark.task_counts import TaskCounts
 
 
 class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
@@ -21,6 +26,10 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
 
     Spark detects the support by the arguments of ``latestOffset``.
     """
+
+    def __init__(self, adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> None:
+        super().__init__(adapter, task_counts)
+        self._counts: Counts = Counter()  # of the planner's process
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxRowsPerTrigger``, ``maxBytesPerTrigger`` or ``minRowsPerTrigger``, or no limit.
@@ -46,9 +55,13 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
         )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The stream's end, for the lag in the query's progress."""
+        """The stream's end, for the lag in the query's progress, and the planner's counts."""
         latest = self._planner.report_latest_offset() if self._planner is not None else None
-        return None if latest is None else latest.to_json()
+        if self._planner is None or latest is None:
+            return None
+        self._counts.update(take())
+        report = PlannerReport(self._counts, self._planner.bytes_behind).to_json()
+        return latest.to_json() | ({REPORT: report} if report else {})
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nats_stream_source.delta import follow
 from nats_stream_source.spark.progress import BatchProgress
 from tests.docs.console import console_commands
 from tests.support.paths import ROOT
@@ -32,7 +34,7 @@ def test_rebuild_count_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    watching, handling = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    watching, exporting, handling = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     added: list[Any] = []
     names: dict[str, Any] = {
         "spark": SimpleNamespace(streams=SimpleNamespace(addListener=added.append))
@@ -42,6 +44,11 @@ def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     late = BatchProgress("q", 0, 0, "KV_fleet", 0, 9, 9, 1.0, 200_000, None, 0, True, 0)
     names["alarm"](late)
     assert capsys.readouterr().out == "q is 200000 rows behind on KV_fleet\n"
+    exported: list[dict[str, Any]] = []
+    names |= {"changes": None, "follow": lambda *given, **named: exported.append(named)}
+    exec(exporting, names)
+    assert exported[0].keys() <= inspect.signature(follow).parameters.keys()
+    assert exported[0]["prometheus"] == 9464
     log = logging.getLogger("nats_stream_source")
     before = log.level
     exec(handling, names)
@@ -64,7 +71,7 @@ def _report() -> dict[str, Any]:
 def test_log_lines_of_page_are_logged() -> None:
     section = PAGE.partition("An idle query logs nothing. What")[2].partition("### Where")[0]
     texts = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
-    assert len(texts) == 31
+    assert len(texts) == 35
     package = ROOT / "nats_stream_source"
     code = " ".join(file.read_text() for file in sorted(package.rglob("*.py")))
     assert [text for text in texts if text not in code] == []

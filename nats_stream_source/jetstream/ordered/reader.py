@@ -49,6 +49,8 @@ from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics.counts import count
+from nats_stream_source.metrics.table import REBUILDS
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens, other_frames, with_acks
 from nats_stream_source.wire.consumer.batches import FrameBatcher
 from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild, State
@@ -220,8 +222,9 @@ class OrderedReader:
         self.cursor.lost(reason)
 
     def _log_rebuild(self, reason: Rebuild) -> None:
-        """Log the line that ``nats_stream_source.rebuilds`` counts."""
+        """Log and count a rebuild."""
         request, cursor = self.request, self.cursor
+        count(REBUILDS, request.stream, reason.value)
         log.warning(
             "consumer rebuilt",
             stream=request.stream,

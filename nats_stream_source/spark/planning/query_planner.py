@@ -96,6 +96,7 @@ class QueryPlanner:
         self._initial_offset: Offset | None = None
         self._available_now: dict[str, StreamInfo] | None = None
         self._stream_end: Offset | None = None
+        self.bytes_behind: dict[str, int] = {}  # estimated, of the last ends that were planned
         self._started = False
         self._turn = 0
 
@@ -158,6 +159,8 @@ class QueryPlanner:
             self._started = True
         planned = await self._plan(base, views, limited)
         self._stream_end = _moved(base, {name: one.stream_end for name, one in planned.items()})
+        behind = {name: one.bytes_behind(views[name].info) for name, one in planned.items()}
+        self.bytes_behind = {name: size for name, size in behind.items() if size}
         rows = sum(one.rows for one in planned.values())
         # An end without rows, or after lost data, does not wait.
         lost = any(one.start != base.streams[name] for name, one in planned.items())

@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import StartPosition
 from nats_stream_source.spark.formats.base import FormatAdapter
@@ -73,6 +74,11 @@ class PlannedRange:
     def rows(self) -> int:
         """The number of rows up to the stream's end: an estimate."""
         return self.stream_end.consumer_seq - self.start.consumer_seq
+
+    def bytes_behind(self, info: StreamInfo) -> int:
+        """The size of the messages behind the end, estimated by the mean of the stream's."""
+        rows = max(0, self.stream_end.consumer_seq - self.end.consumer_seq)
+        return rows * info.nbytes // max(1, info.messages)
 
 
 class StreamPlanner:

@@ -24,6 +24,8 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.metrics.counts import count
+from nats_stream_source.metrics.table import INPUT_BYTES
 from nats_stream_source.spark.data_loss_report import report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
@@ -70,7 +72,9 @@ def read_splits(
     read = runner.iterate(_splits_frames(runner.connection, splits, adapter))
     with contextlib.closing(read):
         for split, frames in read:
-            yield from adapter.rows(frames, split)
+            for batch in adapter.rows(frames, split):
+                count(INPUT_BYTES, split.range.stream, amount=batch.nbytes)
+                yield batch
 
 
 async def _splits_frames(

@@ -28,11 +28,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics.counts import count, take
+from nats_stream_source.metrics.table import SINK_ACKS, SINK_CONFLICTS, SINK_DUPLICATES, SINK_ROWS
 from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
 from nats_stream_source.spark.tasks import exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from nats_stream_source.spark.task_counts import TaskCounts
 
 log = field_logger(__name__)
 
@@ -73,9 +77,15 @@ class NatsBatchWriter(DataSourceArrowWriter):
 class NatsStreamWriter(STREAM_WRITER):  # type: ignore[misc]  # the base depends on Spark's version
     """``df.writeStream``: the micro-batches of a query, which a restart may repeat."""
 
-    def __init__(self, options: KvWriteOptions | StreamWriteOptions, schema: StructType) -> None:
+    def __init__(
+        self,
+        options: KvWriteOptions | StreamWriteOptions,
+        schema: StructType,
+        task_counts: TaskCounts | None = None,
+    ) -> None:
         self._options = options
         self._schema = schema
+        self._task_counts = task_counts
 
     def write(self, iterator: Iterator[Any]) -> NatsCommitMessage:
         """Write the rows of one task; returns when each one has its PubAck."""
@@ -87,7 +97,17 @@ class NatsStreamWriter(STREAM_WRITER):  # type: ignore[misc]  # the base depends
         job = f"{query}.{batch}" if query and batch else uuid.uuid4().hex[:16]
         passes_rows = STREAM_WRITER is DataSourceStreamWriter
         batches = _record_batches(iterator, self._schema) if passes_rows else iterator
-        return _write(self._options, batches, job)
+        if self._task_counts is None:
+            return _write(self._options, batches, job)
+        take()
+        message = _write(self._options, batches, job)
+        target = _target(self._options)
+        count(SINK_ROWS, target, amount=message.stored + message.skipped)
+        count(SINK_ACKS, target, amount=message.stored)
+        count(SINK_DUPLICATES, target, amount=message.duplicates)
+        count(SINK_CONFLICTS, target, amount=message.skipped)
+        self._task_counts.add()
+        return message
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Report what the micro-batch has written."""
@@ -117,6 +137,10 @@ def _record_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.Reco
         yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
 
 
+def _target(options: KvWriteOptions | StreamWriteOptions) -> str:
+    return options.bucket if isinstance(options, KvWriteOptions) else options.stream
+
+
 def _report(
     options: KvWriteOptions | StreamWriteOptions,
     messages: Sequence[WriterCommitMessage | None],
@@ -127,7 +151,7 @@ def _report(
     log.log(
         logging.WARNING if skipped else logging.DEBUG,
         "rows were skipped because of conflicts" if skipped else "rows were written",
-        target=options.bucket if isinstance(options, KvWriteOptions) else options.stream,
+        target=_target(options),
         batch=batch,
         stored=sum(message.stored for message in done),
         duplicates=sum(message.duplicates for message in done),

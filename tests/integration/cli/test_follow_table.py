@@ -14,12 +14,13 @@ import pytest
 
 from nats_stream_source.cli.follow import _error_of
 from nats_stream_source.cli.main import main
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import ConfigurationError, DataLossError, NatsSourceError
 from tests.integration.cli.command import COMMAND
 from tests.integration.delta.table_content import live
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
+from tests.support.scrape import scrape, value
 from tests.support.spark.session import program_environment
 from tests.support.wait import wait_until
 
@@ -49,7 +50,9 @@ def test_table_follows_bucket_until_signal(nats_server: NatsServer, tmp_path: Pa
     url, table = nats_server.url, tmp_path / "lake" / "fleet"
     buckets.create_bucket(url, "fleet", 5)
     buckets.put_many(url, "fleet", [("plane.1", b"EWR"), ("plane.2", b"IAH"), ("car", b"x")])
-    words = ("fleet", str(table), "--servers", url, "--option", "keys=plane.>")
+    port = free_port()
+    words = ["fleet", str(table), "--servers", url, "--option", "keys=plane.>"]
+    words += ["--prometheus", f"127.0.0.1:{port}"]
 
     def reached(expected: dict[str, int]) -> bool:
         return (table / "_delta_log").exists() and live(table) == expected
@@ -64,6 +67,9 @@ def test_table_follows_bucket_until_signal(nats_server: NatsServer, tmp_path: Pa
                 buckets.delete(url, "fleet", "plane.2")
             condition = functools.partial(reached, expected)
             wait_until(condition, f"the table to be {expected}", _DEADLINE)
+            # The merge is recorded after its commit.
+            wait_until(lambda: "merges_total" in scrape(port), "a merge", _DEADLINE)
+            assert value(scrape(port), "query_active") == 1
             process.send_signal(number)
             printed, reported = process.communicate(timeout=_DEADLINE)
         finally:
@@ -99,6 +105,7 @@ def test_missing_bucket_is_a_failure_after_once(nats_server: NatsServer, tmp_pat
         (("fleet", "s3://lake/fleet"), "--checkpoint is missing"),
         (("fleet", "lake", "--option", "maxRowsPerTrigger=many"), "option 'maxRowsPerTrigger'"),
         (("fleet",), "TABLE"),
+        (("fleet", "lake", "--prometheus", "x"), "prometheus is 'x', expected a port"),
     ],
 )
 def test_wrong_command_line_is_reported_before_spark_starts(

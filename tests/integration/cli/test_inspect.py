@@ -18,6 +18,7 @@ from nats_stream_source.spark.formats.offsets import Offset
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
 from tests.support.query_driver.one_stream import moved
+from tests.support.scrape import Samples, parsed, value
 from tests.support.spark.checkpoints import Checkpoint, ends
 
 SAMPLE = ROOT / "checkpoints_example" / "checkpoint"
@@ -294,3 +295,34 @@ def test_checkpoint_file_uri(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     shutil.copytree(SAMPLE, copy)
     assert main(["inspect", copy.as_uri()]) == 0
     assert re.search(r"^query +3999df31", capsys.readouterr().out, re.M)
+
+
+def test_metrics_of_a_checkpoint(live: Live) -> None:
+    live.committed()
+    live.put(("k0", b"w"), ("new", b"w"), ("k0", b"x"))
+    words = ["inspect", "--prometheus", "--servers", live.url, str(live.checkpoint.path)]
+
+    def samples(status: int = 0) -> Samples:
+        assert main(words) == status
+        return parsed(live.capsys.readouterr().out)
+
+    now, state = samples(), buckets.stream_state(live.url, live.bucket)
+    of = {"source": 0, "stream": f"KV_{live.bucket}"}
+    assert value(now, "offsets_behind_latest", **of) == 3
+    assert value(now, "max_offsets_behind_latest", source=0) == 3
+    size = 3 * state["bytes"] // state["messages"]
+    assert value(now, "estimated_bytes_behind_latest", **of) == size
+    assert value(now, "seconds_behind_latest", **of) == live.source()["lag_seconds"]
+    assert value(now, "source_problem", **of) == 0
+    buckets.delete_bucket(live.url, live.bucket)
+    now = samples(status=1)
+    assert value(now, "source_problem", **of) == 1
+    assert "offsets_behind_latest" not in now
+
+
+def test_metrics_of_a_checkpoint_need_a_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NATS_URL", raising=False)
+    assert main(["inspect", "--prometheus", str(SAMPLE)]) == 2
+    assert "--prometheus requires a server" in capsys.readouterr().err

@@ -107,6 +107,10 @@ def test_demo(sink: str, engine: str, tmp_path: Path) -> None:
     assert (fresh is None) == (sink == "parquet")
     writes = flights.load(2000).writes
     followed, replayed = figures(printed, "rows")
+    counted = re.search(r"the metrics have counted ([\d,]+) rows of the first query", printed)
+    assert counted is not None
+    assert number(counted[1]) == followed
+    assert re.search(r"metrics at http://127.0.0.1:\d+/metrics", printed)
     compacted = figures(printed, "revisions compacted away")
     assert (followed + compacted[0], replayed + compacted[1]) == (writes, writes - writes // 2 + 1)
     assert min(figures(printed, "micro-batches")) >= 1

@@ -8,8 +8,10 @@ started again. Every other failure stays what it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 _DEADLINE = 600  # seconds; only a query that hangs takes that long
@@ -44,3 +46,16 @@ def run_to_the_end(start: Callable[[], StreamingQuery]) -> None:
         assert query.awaitTermination(_DEADLINE), "the query goes on and on"
     finally:
         query.stop()
+
+
+@contextmanager
+def report_each_second(spark: SparkSession) -> Iterator[None]:
+    """Queries that start in the block report each second that they are idle, not every ten."""
+    name = "spark.sql.streaming.noDataProgressEventInterval"
+    before = spark.conf.get(name)
+    assert before is not None
+    spark.conf.set(name, "1s")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)

@@ -1,0 +1,151 @@
+"""Where the values go: an endpoint that Prometheus scrapes, and instruments of OpenTelemetry.
+
+Both are of the process: queries that name the same port share its endpoint, which serves until the
+process ends. An endpoint that cannot listen is a warning.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
+
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.extras import import_failure
+from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics.active import start_recorder
+from nats_stream_source.metrics.recorder import Recorder
+from nats_stream_source.metrics.table import METRICS, PREFIX, Metric
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+log = field_logger("nats_stream_source.metrics")
+
+ALL_INTERFACES = "0.0.0.0"
+_ADDRESS = re.compile(r"(?:(\[[^]]+\]|[^]:[]+):)?(\d{1,5})", re.ASCII)
+_UNITS = {"seconds": "s", "bytes": "By", "": "1"}
+
+_lock = threading.Lock()
+_servers: dict[tuple[str, int], tuple[WSGIServer, threading.Thread]] = {}
+_instrumented = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exporters:
+    """The exporters that a query asks for.
+
+    Attributes:
+        address: host and port of the endpoint for Prometheus; None for no endpoint.
+        opentelemetry: whether values also go to OpenTelemetry's global meter provider.
+    """
+
+    address: tuple[str, int] | None
+    opentelemetry: bool
+
+    @classmethod
+    def parse(cls, prometheus: int | str | None, opentelemetry: bool) -> Exporters:
+        """From the arguments of ``watch_progress`` and ``follow``.
+
+        Raises:
+            ConfigurationError: ``prometheus`` is not a port, or ``"host:port"``.
+        """
+        if prometheus is None:
+            return cls(None, opentelemetry)
+        match = _ADDRESS.fullmatch(str(prometheus))
+        if match is None or isinstance(prometheus, bool) or int(match[2]) > 65535:
+            raise ConfigurationError(
+                f"invalid argument: prometheus is {prometheus!r}, expected a port from 0 to 65535, "
+                f"or 'host:port'"
+            )
+        host = (match[1] or ALL_INTERFACES).strip("[]")
+        return cls((host, int(match[2])), opentelemetry)
+
+    def start(self) -> Recorder:
+        """Start what does not run yet; returns the recorder of this process.
+
+        Raises:
+            MissingPackageError: a package of the extra ``metrics`` is not installed.
+        """
+        recorder = start_recorder()
+        if self.opentelemetry:
+            _instrument(recorder)
+        if self.address is not None:
+            _listen(recorder, *self.address)
+        return recorder
+
+
+def close_endpoints() -> None:
+    """Close the endpoints of this process."""
+    with _lock:
+        for server, thread in _servers.values():
+            server.shutdown()
+            server.server_close()
+            thread.join()
+        _servers.clear()
+
+
+def _listen(recorder: Recorder, host: str, port: int) -> None:
+    from prometheus_client import start_http_server
+
+    with _lock:
+        if (host, port) in _servers:
+            return
+        try:
+            server, thread = start_http_server(port, host, recorder)
+        except OSError as error:
+            log.warning(
+                "the endpoint for Prometheus could not listen, the query runs without it",
+                address=f"{host}:{port}",
+                error=error,
+                action="free the port or use another one",
+            )
+            return
+        _servers[host, port] = server, thread
+        log.info("metrics are served", address=f"{host}:{server.server_port}", path="/metrics")
+
+
+def _instrument(recorder: Recorder) -> None:
+    """Create instruments that read the recorder; histograms are passed on value by value."""
+    global _instrumented
+    try:
+        from opentelemetry.metrics import get_meter
+    except ModuleNotFoundError as error:
+        raise import_failure(error, "metrics") from error
+
+    with _lock:
+        if _instrumented:
+            return
+        _instrumented = True
+    meter = get_meter("nats_stream_source")
+    histograms: dict[str, Any] = {}
+    for metric in METRICS.values():
+        name = PREFIX.rstrip("_") + "." + metric.name
+        unit = _UNITS.get(metric.unit, f"{{{metric.unit}}}")
+        if metric.kind == "histogram":
+            histograms[metric.name] = meter.create_histogram(
+                name, unit, metric.help, explicit_bucket_boundaries_advisory=list(metric.buckets)
+            )
+            continue
+        gauge = metric.kind == "gauge"
+        create = meter.create_observable_gauge if gauge else meter.create_observable_counter
+        create(name, [_reads(recorder, metric)], unit, metric.help)
+
+    def observe(metric: Metric, value: float, labels: dict[str, str]) -> None:
+        histograms[metric.name].record(value, labels)
+
+    recorder.observers.append(observe)
+
+
+def _reads(
+    recorder: Recorder, metric: Metric
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    from opentelemetry.metrics import Observation
+
+    def read(options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(value, labels) for labels, value in recorder.values(metric)]
+
+    return read

@@ -1,0 +1,1 @@
+"""Metrics of queries: values, endpoints, the dashboard and the alerts."""

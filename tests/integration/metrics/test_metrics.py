@@ -1,0 +1,279 @@
+"""Metrics of real queries equal what was put, merged, written, lost and waited for."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nats_stream_source import register, watch_progress
+from nats_stream_source.delta import follow
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.metrics import exporters
+from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.table_content import live, stored
+from tests.support.scrape import scrape, value
+from tests.support.spark.streaming_query import begin, report_each_second
+from tests.support.wait import wait_until
+
+LOGGER = "nats_stream_source.metrics"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    yield free_port()
+    exporters.close_endpoints()
+
+
+@pytest.fixture
+def queries(spark: SparkSession) -> Iterator[list[StreamingQuery]]:
+    """The queries of a test, which are stopped at its end; an idle one reports each second."""
+    register(spark, check=False)
+    started: list[StreamingQuery] = []
+    with report_each_second(spark):
+        yield started
+    for query in started:
+        query.stop()
+
+
+def changes(spark: SparkSession, bucket: Bucket, **options: Any) -> DataFrame:
+    source = spark.readStream.format("nats_kv").options(servers=bucket.url, bucket=bucket.name)
+    return source.options(**options).load()
+
+
+def wait(condition: Callable[[], bool], what: str, query: StreamingQuery) -> None:
+    def alive() -> None:
+        assert query.isActive, query.exception()
+
+    wait_until(condition, what, 180, alive=alive)
+
+
+def reached(port: int, name: str, amount: float, **labels: Any) -> Callable[[], bool]:
+    return lambda: (value(scrape(port), name, **labels) or 0) >= amount
+
+
+def test_follow_counts_rows_merges_outages_and_data_losses(
+    spark: SparkSession,
+    nats_server: NatsServer,
+    tmp_path: Path,
+    port: int,
+    queries: list[StreamingQuery],
+) -> None:
+    bucket, table = Bucket(nats_server.url, "fleet").create(), tmp_path / "fleet"
+    bucket.write(("a", "PUT"), ("b", "PUT"), ("c", "PUT"))
+    query = begin(
+        lambda: follow(
+            changes(spark, bucket, failOnDataLoss="false"),
+            str(table),
+            checkpoint=f"{table}-checkpoint",
+            prometheus=f"127.0.0.1:{port}",
+        )
+    )
+    queries.append(query)
+    of = {"query": query.id}
+    wait(reached(port, "input_rows_total", 3, **of), "the first rows", query)
+    bucket.write(("a", "PUT"), ("b", "DEL"))
+    wait(reached(port, "input_rows_total", 5, **of), "the next rows", query)
+    wait(lambda: live(table) == {"a": 4, "c": 3}, "the table", query)
+
+    now = scrape(port)
+    merged = {**of, "table": table}
+    assert value(now, "query_active", **of) == 1
+    assert value(now, "input_rows_total", source=0, **of) == 5
+    assert value(now, "input_bytes_total", stream="KV_fleet", **of) > 0  # type: ignore[operator]
+    rows = {change: value(now, "merged_rows_total", change=change, **merged) for change in CHANGES}
+    assert rows == {"inserted": 3, "updated": 1, "deleted": 1}
+    merges = value(now, "merges_total", engine="merge-on-read", **merged)
+    assert merges == value(now, "merges_total")
+    assert merges in (2, 3)  # two batches, or three if the two writes were seen one by one
+    assert value(now, "freshness_seconds_count", **merged) == merges
+    newest = nanoseconds(bucket.state()["last_ts"]) / 1e9
+    assert value(now, "newest_row_timestamp_seconds", **merged) == pytest.approx(newest, abs=1e-5)
+    assert value(now, "table_files", **merged) == len(list(table.glob("*.parquet")))
+    assert value(now, "index_keys", **merged) == 3
+    written = value(now, "written_bytes_total", **merged)
+    on_disk = sum(one.stat().st_size for one in table.rglob("*") if one.is_file())
+    # All files of the table but its first version and checksum files.
+    assert written == pytest.approx(on_disk, rel=0.5)
+    assert value(now, "offsets_behind_latest", stream="KV_fleet", **of) == 0
+    assert value(now, "max_offsets_behind_latest", source=0, **of) == 0
+    steps = {labels["step"] for labels, _ in now["batch_step_seconds_count"]}
+    assert {"triggerExecution", "addBatch", "latestOffset"} <= steps
+    assert value(now, "outages_total", process="planner", **of) == 0
+    assert "data_losses_accepted_total" not in now
+
+    # An outage, which the planner waits out; meanwhile the bucket is re-created.
+    nats_server.terminate()
+    wait(lambda: silent_seconds(port, of) > 20, "the planner to wait", query)
+    with NatsServer(store=nats_server.store) as other:
+        again = Bucket(other.url, "fleet")
+        again.delete()
+        again.create()
+        again.write(("e", "PUT"))
+    nats_server.start()
+    wait(reached(port, "input_rows_total", 6, **of), "the row of the next bucket", query)
+    now = scrape(port)
+    assert value(now, "outages_total", process="planner", **of) == 1
+    assert value(now, "outage_seconds_total", process="planner", **of) > 0  # type: ignore[operator]
+    assert value(now, "retries_total", process="planner", **of) >= 1  # type: ignore[operator]
+    losses = value(now, "data_losses_accepted_total", stream="KV_fleet", process="planner", **of)
+    assert losses == 1
+
+    query.stop()
+    wait_until(lambda: value(scrape(port), "query_active", **of) == 0, "the end of the query", 60)
+    ended = scrape(port)
+    assert value(ended, "input_rows_total", **of) == 6
+    for gauge in ("offsets_behind_latest", "table_files", "last_report_timestamp_seconds"):
+        assert value(ended, gauge, **of) is None
+    assert value(ended, "query_failures_total", **of) is None
+
+
+def silent_seconds(port: int, of: dict[str, Any]) -> float:
+    return time.time() - (value(scrape(port), "last_report_timestamp_seconds", **of) or 0)
+
+
+def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    lines = [one.getMessage() for one in caplog.records if one.name == LOGGER]
+    return sum(text in line for line in lines)
+
+
+CHANGES = ("inserted", "updated", "deleted")
+
+
+def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    port: int,
+    queries: list[StreamingQuery],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    bucket = Bucket(shared_server.url, "lagging").create()
+    bucket.write(*((f"k{number}", "PUT") for number in range(10)))
+    go_on = threading.Event()
+    watch_progress(spark, prometheus=port)
+
+    def hold(batch: DataFrame, batch_id: int) -> None:
+        batch.count()
+        if batch_id == 1:
+            assert go_on.wait(180)
+
+    def start(session: SparkSession, name: str) -> StreamingQuery:
+        frame = changes(session, bucket, includeHistory="true", maxRowsPerTrigger="4")
+        writer = frame.writeStream.queryName("twin").foreachBatch(hold)
+        query = begin(writer.option("checkpointLocation", str(tmp_path / name)).start)
+        queries.append(query)
+        return query
+
+    first = start(spark, "first")
+    lag = {"query": "twin", "stream": "KV_lagging"}
+    wait(lambda: value(scrape(port), "offsets_behind_latest", **lag) == 6, "the lag", first)
+    now = scrape(port)
+    state = bucket.state()
+    assert value(now, "estimated_bytes_behind_latest", **lag) == 6 * state["bytes"] // 10
+    assert value(now, "estimated_total_bytes_behind_latest", query="twin", source=0) == (
+        6 * state["bytes"] // 10
+    )
+    assert value(now, "seconds_behind_latest", **lag) >= 0  # type: ignore[operator]
+    for name in ("min", "max", "avg"):
+        assert value(now, f"{name}_offsets_behind_latest", query="twin", source=0) == 6
+
+    # Another session of the process may have a query of the same name; its own listener starts
+    # after its first micro-batch and takes over what Spark has kept of it.
+    other = spark.newSession()
+    register(other, check=False)
+    second = start(other, "second")
+    wait(lambda: second.lastProgress is not None, "a micro-batch of the second query", second)
+    watch_progress(second, prometheus=port)
+    label = f"twin {str(second.id)[:8]}"
+    assert value(scrape(port), "offsets_behind_latest", query=label) == 6
+    assert value(scrape(port), "input_rows_total", query=label) == 4
+    assert any("two queries have one name" in one.getMessage() for one in caplog.records)
+    watch_progress(second, prometheus=port)  # a second listener counts nothing again
+    go_on.set()
+    for query, name in ((first, "twin"), (second, label)):
+        wait(reached(port, "input_rows_total", 10, query=name), "all rows", query)
+        assert value(scrape(port), "input_rows_total", query=name) == 10
+    started = [one for one in caplog.records if one.getMessage().startswith("metrics are served")]
+    assert len(started) == 1
+    second.stop()
+    watch_progress(second, prometheus=port)  # a query that has ended
+    wait_until(lambda: value(scrape(port), "query_active", query=label) == 0, "its end", 60)
+
+
+def test_sink_counts_rows_acknowledgements_and_conflicts(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    port: int,
+    queries: list[StreamingQuery],
+) -> None:
+    source = Bucket(shared_server.url, "sink_source").create()
+    target = Bucket(shared_server.url, "sink_target").create()
+    source.write(*((f"k{number}", "PUT") for number in range(5)))
+    target.write(("k1", "PUT"))
+    watch_progress(spark, prometheus=port)
+    rows = changes(spark, source).select(
+        "key", "value", F.when(F.col("key") < "k4", F.lit(0)).alias("expected_revision")
+    )
+    writer = (
+        rows.writeStream.format("nats_kv")
+        .options(servers=target.url, bucket=target.name, onConflict="skip")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .queryName("copy")
+        .trigger(availableNow=True)
+    )
+    query = begin(writer.start)
+    queries.append(query)
+    assert query.awaitTermination(180)
+    of = {"query": "copy", "target": "sink_target"}
+    now = scrape(port)
+    assert value(now, "sink_rows_total", **of) == 5
+    assert value(now, "sink_pub_acks_total", **of) == 4
+    assert value(now, "sink_conflicts_total", **of) == 1
+    assert value(now, "sink_duplicates_total", **of) is None
+
+
+def test_endpoint_that_cannot_listen_and_failing_recorder_leave_query_unharmed(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    queries: list[StreamingQuery],
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bucket, table = Bucket(shared_server.url, "unharmed").create(), tmp_path / "fleet"
+    bucket.write(("a", "PUT"))
+    from nats_stream_source.metrics.recorder import Recorder
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("the exporter failed")
+
+    with socket.create_server(("127.0.0.1", port)), monkeypatch.context() as patch:
+        patch.setattr(Recorder, "add", fail)
+        query = begin(
+            lambda: follow(
+                changes(spark, bucket),
+                str(table),
+                checkpoint=f"{table}-checkpoint",
+                prometheus=f"127.0.0.1:{port}",
+            )
+        )
+        queries.append(query)
+        wait(lambda: (table / "_delta_log").exists() and bool(stored(table)), "a row", query)
+        wait(lambda: logged(caplog, "metrics could not be recorded") > 0, "the warning", query)
+    assert logged(caplog, "metrics could not be recorded") == 1
+    assert logged(caplog, "could not listen") == 1
+    assert query.isActive

@@ -1,0 +1,102 @@
+"""A Prometheus on a free port: it scrapes one endpoint and evaluates the rules of the examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import free_port
+from tests.support.paths import ROOT
+from tests.support.wait import wait_until
+
+MONITORING = ROOT / "examples" / "monitoring"
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None or shutil.which("promtool") is None,
+    reason="prometheus and promtool are not installed (Debian's package 'prometheus')",
+)
+
+
+class Prometheus:
+    """A server with its files in a directory, as a context manager.
+
+    Args:
+        target: the port that is scraped, each second.
+        seconds: what the rules' limits of 60 seconds are here.
+    """
+
+    def __init__(self, directory: Path, target: int, seconds: int) -> None:
+        self._directory = directory
+        directory.mkdir()
+        rules = (MONITORING / "rules.yml").read_text()
+        rules, count = re.subn(r"> 60\b", f"> {seconds}", rules)
+        assert count == 3
+        (directory / "rules.yml").write_text(rules)
+        config = (MONITORING / "prometheus.yml").read_text()
+        config = config.replace("localhost:9464", f"127.0.0.1:{target}").replace(": 5s", ": 1s")
+        (directory / "prometheus.yml").write_text(config)
+        self.url = f"http://127.0.0.1:{free_port()}"
+
+    def __enter__(self) -> Prometheus:
+        with (self._directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={self._directory / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={self._directory / 'data'}",
+                    f"--web.listen-address={self.url.removeprefix('http://')}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self._is_ready, "Prometheus to be ready", 60, alive=self._verify_alive)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The data of a response of the API."""
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as response:
+            return json.load(response)["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an expression now."""
+        result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
+        return result
+
+    def firing(self) -> set[str]:
+        """The names of the alerts that fire."""
+        alerts = self.get("alerts")["alerts"]
+        return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
+
+    def rules(self) -> list[dict[str, Any]]:
+        """The rules with their last evaluation."""
+        return [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
+
+    def _is_ready(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()
+        except (urllib.error.URLError, ConnectionError):
+            return False
+        return True
+
+    def _verify_alive(self) -> None:
+        assert self._process.poll() is None, (self._directory / "log").read_text()
