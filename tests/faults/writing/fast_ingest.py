@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from tests.faults.writing.publishing import AtPubAck, PubAcks, create_stream, publishing
+from tests.faults.writing.publishing import (
+    AtPubAck,
+    PubAcks,
+    create_stream,
+    publish_all,
+    publishing,
+)
 from tests.support.proxy.fault_proxy import Proxy, subject_of
 
 FLOW = 500
@@ -25,6 +32,9 @@ def fast_publishing(
 ) -> AbstractAsyncContextManager[ColumnPublisher]:
     """A publisher with fast ingest on a connection of its own."""
     return publishing(servers, stream, kind=FastIngestPublisher, **settings)
+
+
+publish_all_fast = partial(publish_all, kind=FastIngestPublisher)
 
 
 def is_response(frame: bytes) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +9,15 @@ import pytest
 
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
-from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from tests.faults.writing.fast_ingest import AtResponse, Responses
-from tests.faults.writing.publishing import AtPubAck, PubAcks, create_stream, publishing
+from tests.faults.writing.publishing import (
+    AtPubAck,
+    Messages,
+    PubAcks,
+    create_stream,
+    publish_all,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,14 @@ class PublisherKind:
         """Create a stream with the subjects ``<name>.>`` that accepts both publishers."""
         create_stream(url, name, allow_batched=self.publisher is FastIngestPublisher, **config)
 
-    def publishing(
-        self, servers: str, stream: str, **settings: Any
-    ) -> AbstractAsyncContextManager[ColumnPublisher]:
-        """Open this publisher on a connection of its own."""
-        settings = {"max_in_flight": self.max_in_flight, **settings}
-        return publishing(servers, stream, kind=self.publisher, **settings)
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of ``publishing`` for this publisher."""
+        return {"kind": self.publisher, "max_in_flight": self.max_in_flight}
+
+    async def publish_all(self, servers: str, messages: Messages, **settings: Any) -> None:
+        """Publish the messages on a connection of their own: each is stored."""
+        await publish_all(servers, messages, **self.settings, **settings)
 
 
 BATCH = PublisherKind("BATCH", BatchPublisher, PubAcks, AtPubAck, middle=500, max_in_flight=500)

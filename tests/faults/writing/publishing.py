@@ -147,6 +147,16 @@ async def publish(publisher: ColumnPublisher, messages: Messages) -> None:
     await publisher.flush()
 
 
+async def publish_all(
+    servers: str | Sequence[str], messages: Messages, **settings: Any
+) -> ColumnPublisher:
+    """Publish the messages on a connection of their own: each is stored."""
+    async with publishing(servers, messages.stream, **settings) as publisher:
+        await publish(publisher, messages)
+        assert publisher.stored == messages.count
+    return publisher
+
+
 # -- frames on their way through the proxy --------------------------------------------------------
 
 

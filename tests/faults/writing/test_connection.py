@@ -40,9 +40,7 @@ async def test_cut_before_acknowledgements(
     kind.create_stream(shared_server.url, messages.stream)
     cut = kind.acks({1, kind.middle, kind.middle + 1}, CutAt(20))
     with Proxy(shared_server.port, cut) as proxy:
-        async with kind.publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await kind.publish_all(proxy.url, messages)
         assert (cut.done, proxy.connections) == (3, 4)
     messages.check(shared_server.url)
 
@@ -56,9 +54,7 @@ async def test_cut_within_message(
     kind.create_stream(shared_server.url, messages.stream)
     cut = Sending(1, {0, 700, 1500}, CutAt(60))
     with Proxy(shared_server.port, upward=cut) as proxy:
-        async with kind.publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await kind.publish_all(proxy.url, messages)
         assert (cut.done, proxy.connections) == (3, 4)
     messages.check(shared_server.url)
 
@@ -76,9 +72,7 @@ async def test_killed_server(nats_server: NatsServer, kind: PublisherKind, ids: 
 
     killed = kind.at_ack(kind.middle, restart)
     with Proxy(nats_server.port, killed) as proxy:
-        async with kind.publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await kind.publish_all(proxy.url, messages)
         assert killed.done == 1
         assert max(sendings(proxy).values()) > 1
     messages.check(nats_server.url)
@@ -92,7 +86,9 @@ async def test_paused_server(nats_server: NatsServer, kind: PublisherKind, ids: 
     kind.create_stream(nats_server.url, messages.stream)
     paused = kind.at_ack(kind.middle, nats_server.pause)
     with Proxy(nats_server.port, paused) as proxy:
-        async with kind.publishing(proxy.url, messages.stream, request_timeout=0.5) as publisher:
+        async with publishing(
+            proxy.url, messages.stream, request_timeout=0.5, **kind.settings
+        ) as publisher:
             publishes = asyncio.create_task(publish(publisher, messages))
             await wait_until_async(lambda: proxy.connections > 1, "a reconnect")
             assert not publishes.done()

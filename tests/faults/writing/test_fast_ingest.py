@@ -25,6 +25,7 @@ from tests.faults.writing.fast_ingest import (
     create_fast,
     fast_publishing,
     is_response,
+    publish_all_fast,
     responses,
 )
 from tests.faults.writing.publishing import (
@@ -63,9 +64,7 @@ async def test_gap(shared_server: NatsServer, which: str) -> None:
     create_fast(shared_server.url, messages.stream)
     lost = Sending(1, LOST_MESSAGES[which])
     with Proxy(shared_server.port, upward=lost) as proxy:
-        async with fast_publishing(proxy.url, messages.stream, request_timeout=0.5) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all_fast(proxy.url, messages, request_timeout=0.5)
         assert lost.done
         ended = responses(proxy, "gap") or responses(proxy, "error")
         assert ended, "the server has noticed"
@@ -80,9 +79,7 @@ async def test_batch_abandoned(tmp_path: Path) -> None:
     late = Sending(1, {800}, Delay(0.5))
     with NatsServer(config=config) as server, Proxy(server.port, upward=late) as proxy:
         create_fast(server.url, messages.stream)
-        async with fast_publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all_fast(proxy.url, messages)
         assert late.done == 1
         assert {one["error"]["err_code"] for one in responses(proxy, "error")} == {10208}
         messages.check(server.url)
@@ -125,9 +122,7 @@ async def test_lost_responses(shared_server: NatsServer, which: str) -> None:
     create_fast(shared_server.url, messages.stream)
     lost = Responses(LOST_RESPONSES[which])
     with Proxy(shared_server.port, lost) as proxy:
-        async with fast_publishing(proxy.url, messages.stream, request_timeout=0.3) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all_fast(proxy.url, messages, request_timeout=0.3)
         assert lost.done
         if which in ("of the start", "first", "middle"):
             assert sendings(proxy).total() == COUNT
@@ -152,9 +147,7 @@ async def test_repeated_and_late_responses(shared_server: NatsServer, outcome: O
     create_fast(shared_server.url, messages.stream)
     fault = Responses(range(1, 18, 3), outcome)
     with Proxy(shared_server.port, fault) as proxy:
-        async with fast_publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == messages.count
+        await publish_all_fast(proxy.url, messages)
         assert fault.done == 6
         assert sendings(proxy).total() == messages.count
     assert messages.check(shared_server.url) == list(messages.numbers)
@@ -179,9 +172,7 @@ async def test_acknowledgements_of_an_ended_batch(shared_server: NatsServer) -> 
         return True
 
     with Proxy(shared_server.port, verdict, again) as proxy:
-        async with fast_publishing(proxy.url, messages.stream, request_timeout=0.3) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all_fast(proxy.url, messages, request_timeout=0.3)
         assert len(late) == 6
     messages.check(shared_server.url)
 
@@ -207,9 +198,7 @@ async def test_acknowledgement_after_rejection(shared_server: NatsServer) -> Non
         return forged[0] + frame
 
     with Proxy(shared_server.port, verdict) as proxy:
-        async with fast_publishing(proxy.url, messages.stream) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all_fast(proxy.url, messages)
         assert len(forged) == 1
         counts = sendings(proxy)
         assert (counts[249], counts[250]) == (1, 2)
@@ -226,9 +215,7 @@ async def test_purged(shared_server: NatsServer) -> None:
     purged: list[int] = []
     purge = AtResponse(MIDDLE, lambda: purged.append(api(url, "STREAM.PURGE.PURGED")["purged"]))
     with Proxy(shared_server.port, purge) as proxy:
-        async with fast_publishing(proxy.url, messages.stream, request_timeout=0.3) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all_fast(proxy.url, messages, request_timeout=0.3)
     assert purged[0] >= 2 * FLOW
     numbers = [number for _, number in stored(url, messages.stream)]
     assert set(numbers) == set(range(min(numbers), COUNT))

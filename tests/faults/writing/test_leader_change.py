@@ -17,7 +17,6 @@ from tests.faults.writing.publisher_kinds import PublisherKind, each_publisher, 
 from tests.faults.writing.publishing import (
     AtPubAck,
     Messages,
-    publish,
 )
 from tests.support.nats.buckets import create_bucket
 from tests.support.nats.cluster import Cluster
@@ -63,11 +62,7 @@ async def test_publish(cluster: Cluster, fault: str, kind: PublisherKind, ids: b
         contextlib.closing(LeaderLoss(cluster, messages.stream, fault)) as goes,
         Proxy(goes.outside.port, at := kind.at_ack(kind.middle, goes)) as proxy,
     ):
-        async with kind.publishing(
-            proxy.url, messages.stream, request_timeout=1, retry_timeout=60
-        ) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await kind.publish_all(proxy.url, messages, request_timeout=1, retry_timeout=60)
         # The client knows the addresses of the other servers: it may have gone on at once.
         wait_until(lambda: at.done == 1, "another leader")
         assert goes.after not in (None, goes.before)

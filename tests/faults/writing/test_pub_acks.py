@@ -17,6 +17,7 @@ from tests.faults.writing.publishing import (
     create_stream,
     is_pub_ack,
     publish,
+    publish_all,
     publishing,
     sendings,
 )
@@ -41,9 +42,7 @@ async def test_lost(shared_server: NatsServer, which: str, ids: bool) -> None:
     create_stream(shared_server.url, messages.stream)
     lost = PubAcks(LOST[which])
     with Proxy(shared_server.port, lost) as proxy:
-        async with publishing(proxy.url, messages.stream, request_timeout=0.3) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        publisher = await publish_all(proxy.url, messages, request_timeout=0.3)
         # Of those that were stored, only the ones whose first PubAck was lost are duplicates.
         assert publisher.duplicates == (lost.done if ids else 0)
         assert lost.done
@@ -88,9 +87,7 @@ async def test_twice(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, messages.stream)
     twice = PubAcks(range(COUNT + 1), Twice())
     with Proxy(shared_server.port, twice) as proxy:
-        async with publishing(proxy.url, messages.stream, max_in_flight=100) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all(proxy.url, messages, max_in_flight=100)
         assert twice.done == COUNT
     assert messages.check(shared_server.url) == list(range(COUNT))
 
@@ -100,9 +97,7 @@ async def test_pub_acks_reordered(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, messages.stream)
     after = PubAcks(range(1, COUNT - 50, 7), After(40))
     with Proxy(shared_server.port, after) as proxy:
-        async with publishing(proxy.url, messages.stream, max_in_flight=200) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all(proxy.url, messages, max_in_flight=200)
         assert after.done > 100
     assert messages.check(shared_server.url) == list(range(COUNT))
 
@@ -117,9 +112,7 @@ async def test_lost_behind_a_repeated_message(shared_server: NatsServer) -> None
     pub_ack = PubAcks({6})
     again = Sending(2, range(6, messages.count))
     with Proxy(shared_server.port, pub_ack, again) as proxy:
-        async with publishing(proxy.url, messages.stream, request_timeout=0.3) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == messages.count
+        await publish_all(proxy.url, messages, request_timeout=0.3)
         assert (pub_ack.done, again.done) == (1, messages.count - 6)
         assert sendings(proxy)[6] == 3
     messages.check(shared_server.url)
@@ -159,9 +152,7 @@ async def test_late_pub_acks(shared_server: NatsServer) -> None:
         return True
 
     with Proxy(shared_server.port, verdict, again) as proxy:
-        async with publishing(proxy.url, messages.stream, request_timeout=0.3) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == messages.count
+        await publish_all(proxy.url, messages, request_timeout=0.3)
         assert again.done == messages.count - 1
         assert not b"".join(late)
         assert sendings(proxy)[1] == 3

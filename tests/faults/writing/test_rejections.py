@@ -31,6 +31,7 @@ from tests.faults.writing.publishing import (
     Messages,
     create_stream,
     publish,
+    publish_all,
     publishing,
     stored,
     stream_state,
@@ -56,11 +57,7 @@ async def test_purged(shared_server: NatsServer) -> None:
     purged: list[int] = []
     purge = AtPubAck(AT, lambda: purged.append(api(url, "STREAM.PURGE.PURGED")["purged"]))
     with Proxy(shared_server.port, purge) as proxy:
-        async with publishing(
-            proxy.url, messages.stream, max_in_flight=100, request_timeout=0.3
-        ) as publisher:
-            await publish(publisher, messages)
-            assert publisher.stored == COUNT
+        await publish_all(proxy.url, messages, max_in_flight=100, request_timeout=0.3)
     assert purged[0] >= AT
     numbers = [number for _, number in stored(url, messages.stream)]
     assert numbers[-1] == COUNT - 1
