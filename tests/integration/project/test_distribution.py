@@ -34,7 +34,7 @@ _NOT_IN_A_COPY = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "build", "dist", "site", "*.so", "*.pyd"
 )
 _BUILT = {".so", ".pyd"}  # files of the compiled modules in a tree where `make setup` built them
-COMPILED = [f"{name.replace('.', '/')}." for name in SETUP["COMPILED"]]
+COMPILED = sorted(f"{name.replace('.', '/')}." for name in SETUP["COMPILED"])
 SELECTED = (
     "from nats_stream_source.wire.framing import scanner as it; print(it.__file__, it.selected())"
 )
