@@ -242,7 +242,7 @@ def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
     from nats_stream_source.metrics.table import PROBLEM
     from nats_stream_source.spark.progress_metrics import Lag, record_lags
 
-    recorder, query = Recorder(), str(checkpoint.query_id)
+    recorder, query = Recorder(), checkpoint.query_id or str(checkpoint.path)
     lags: dict[str, dict[str, Lag]] = {}
     for source in checkpoint.sources:
         if source.other is not None:

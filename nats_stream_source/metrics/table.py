@@ -259,7 +259,12 @@ RETRIES = Metric(
     "event",
 )
 OUTAGES = Metric(
-    "outages", "counter", "outages", "Outages of servers that were waited out.", _PROCESS, "event"
+    "outages",
+    "counter",
+    "outages",
+    "Outages of servers that were waited out; those that end within connectTimeout do not count.",
+    _PROCESS,
+    "event",
 )
 OUTAGE_SECONDS = Metric(
     "outage_seconds", "counter", "seconds", "Duration of these outages.", _PROCESS, "event"

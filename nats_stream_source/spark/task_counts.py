@@ -12,6 +12,7 @@ attempt are lost with its worker.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -67,15 +68,14 @@ class TaskCounts:
             self._accumulator.add(Counter({(query, *key): n for key, n in counts.items()}))
 
 
+_lock = threading.Lock()
 _accumulators: weakref.WeakKeyDictionary[SparkContext, _Sums] = weakref.WeakKeyDictionary()
 _passed_on: weakref.WeakKeyDictionary[SparkContext, Counts] = weakref.WeakKeyDictionary()
 
 
 def counted_source(spark: SparkSession, source: type[DataSource]) -> type[DataSource]:
     """The class to register for ``source``: with the accumulator of the session's process."""
-    from pyspark.sql.utils import is_remote
-
-    if is_remote():
+    if not hasattr(spark, "_jvm"):  # a client of Spark Connect
         return source
     context = spark.sparkContext
     if context not in _accumulators:
@@ -93,11 +93,12 @@ def pass_on_task_counts() -> None:
     active = recorder()
     if active is None:
         return
-    for context, accumulator in list(_accumulators.items()):
-        passed = _passed_on.setdefault(context, Counter())
-        for key, total in accumulator.value.items():
-            query, *counted = key
-            label, new = active.label(query), total - passed[key]
-            if label is not None and new > 0:
-                passed[key] = total
-                active.add_counts(Counter({tuple(counted): new}), label, "executor")
+    with _lock:  # several exporters may read at a time
+        for context, accumulator in list(_accumulators.items()):
+            passed = _passed_on.setdefault(context, Counter())
+            for key, total in accumulator.value.items():
+                query, *counted = key
+                label, new = active.label(query), total - passed[key]
+                if label is not None and new > 0:
+                    passed[key] = total
+                    active.add_counts(Counter({tuple(counted): new}), label, "executor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import socket
 import threading
 import time
@@ -73,7 +74,7 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     bucket.write(("a", "PUT"), ("b", "PUT"), ("c", "PUT"))
     query = begin(
         lambda: follow(
-            changes(spark, bucket, failOnDataLoss="false"),
+            changes(spark, bucket, failOnDataLoss="false", connectTimeout="2"),
             str(table),
             checkpoint=f"{table}-checkpoint",
             prometheus=f"127.0.0.1:{port}",
@@ -112,9 +113,10 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     assert value(now, "outages_total", process="planner", **of) == 0
     assert "data_losses_accepted_total" not in now
 
-    # An outage, which the planner waits out; meanwhile the bucket is re-created.
+    # An outage, which the planner waits out; meanwhile the bucket is re-created. The planner waits
+    # for connectTimeout before it calls it one.
     nats_server.terminate()
-    wait(lambda: silent_seconds(port, of) > 20, "the planner to wait", query)
+    wait(lambda: silent_seconds(port, of) > 8, "the planner to wait", query)
     with NatsServer(store=nats_server.store) as other:
         again = Bucket(other.url, "fleet")
         again.delete()
@@ -129,10 +131,19 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     losses = value(now, "data_losses_accepted_total", stream="KV_fleet", process="planner", **of)
     assert losses == 1
 
+    # The table is removed under the query, which creates it again.
+    shutil.rmtree(table)
+    bucket.write(("f", "PUT"))
+    wait(lambda: (table / "_delta_log").exists() and live(table) == {"f": 2}, "the table", query)
+    wait(lambda: value(scrape(port), "index_keys", **merged) == 1, "the new table's index", query)
+    assert value(scrape(port), "table_files", **merged) == 1
+    assert value(scrape(port), "query_active", **of) == 1
+
     query.stop()
     wait_until(lambda: value(scrape(port), "query_active", **of) == 0, "the end of the query", 60)
     ended = scrape(port)
-    assert value(ended, "input_rows_total", **of) == 6
+    # Spark counts the rows of the batch twice that was read again for the new table.
+    assert value(ended, "input_rows_total", **of) == 8
     for gauge in ("offsets_behind_latest", "table_files", "last_report_timestamp_seconds"):
         assert value(ended, gauge, **of) is None
     assert value(ended, "query_failures_total", **of) is None
