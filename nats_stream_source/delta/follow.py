@@ -121,7 +121,7 @@ def follow(
     else:
         query = writer.start()
     if metrics is not None:
-        add_listener(query, None, metrics)
+        add_listener(query, None, metrics, lines=False)
     if refusal is not None:
         _log.warning(
             "Spark refused asynchronous logs, the query runs with synchronous ones",

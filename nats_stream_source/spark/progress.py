@@ -194,8 +194,14 @@ def add_listener(
     spark: SparkSession | StreamingQuery,
     callback: Callable[[BatchProgress], None] | None,
     metrics: ProgressMetrics | None,
+    *,
+    lines: bool = True,
 ) -> StreamingQueryListener:
-    """As :func:`watch_progress`, with what :func:`start_metrics` has returned."""
+    """As :func:`watch_progress`, with what :func:`start_metrics` has returned.
+
+    Args:
+        lines: whether to log a line for every micro-batch.
+    """
     try:
         from pyspark.sql.streaming.listener import StreamingQueryListener
     except ModuleNotFoundError as error:
@@ -218,7 +224,8 @@ def add_listener(
                 with metrics.fed():
                     metrics.progress(report)
             for record in _records(report):
-                log.info("micro-batch", **record.fields())  # type: ignore[arg-type]
+                if lines:
+                    log.info("micro-batch", **record.fields())  # type: ignore[arg-type]
                 if callback is not None:
                     callback(record)
 

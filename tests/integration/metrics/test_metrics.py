@@ -47,6 +47,17 @@ def queries(spark: SparkSession) -> Iterator[list[StreamingQuery]]:
         query.stop()
 
 
+@pytest.fixture
+def watch(
+    spark: SparkSession, port: int
+) -> Iterator[Callable[[SparkSession | StreamingQuery], None]]:
+    """``watch_progress`` with the test's port; the listeners are removed at the end."""
+    listeners = []
+    yield lambda watched: listeners.append(watch_progress(watched, prometheus=port))
+    for listener in listeners:
+        spark.streams.removeListener(listener)
+
+
 def changes(spark: SparkSession, bucket: Bucket, **options: Any) -> DataFrame:
     source = spark.readStream.format("nats_kv").options(servers=bucket.url, bucket=bucket.name)
     return source.options(**options).load()
@@ -166,6 +177,7 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
     shared_server: NatsServer,
     tmp_path: Path,
     port: int,
+    watch: Callable[[SparkSession | StreamingQuery], None],
     queries: list[StreamingQuery],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -173,7 +185,7 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
     bucket = Bucket(shared_server.url, "lagging").create()
     bucket.write(*((f"k{number}", "PUT") for number in range(10)))
     go_on = threading.Event()
-    watch_progress(spark, prometheus=port)
+    watch(spark)
 
     def hold(batch: DataFrame, batch_id: int) -> None:
         batch.count()
@@ -206,12 +218,12 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
     register(other, check=False)
     second = start(other, "second")
     wait(lambda: second.lastProgress is not None, "a micro-batch of the second query", second)
-    watch_progress(second, prometheus=port)
+    watch(second)
     label = f"twin {str(second.id)[:8]}"
     assert value(scrape(port), "offsets_behind_latest", query=label) == 6
     assert value(scrape(port), "input_rows_total", query=label) == 4
     assert any("two queries have one name" in one.getMessage() for one in caplog.records)
-    watch_progress(second, prometheus=port)  # a second listener counts nothing again
+    watch(second)  # a second listener counts nothing again
     go_on.set()
     for query, name in ((first, "twin"), (second, label)):
         wait(reached(port, "input_rows_total", 10, query=name), "all rows", query)
@@ -219,7 +231,7 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
     started = [one for one in caplog.records if one.getMessage().startswith("metrics are served")]
     assert len(started) == 1
     second.stop()
-    watch_progress(second, prometheus=port)  # a query that has ended
+    watch(second)  # a query that has ended
     wait_until(lambda: value(scrape(port), "query_active", query=label) == 0, "its end", 60)
 
 
@@ -228,13 +240,14 @@ def test_sink_counts_rows_acknowledgements_and_conflicts(
     shared_server: NatsServer,
     tmp_path: Path,
     port: int,
+    watch: Callable[[SparkSession | StreamingQuery], None],
     queries: list[StreamingQuery],
 ) -> None:
     source = Bucket(shared_server.url, "sink_source").create()
     target = Bucket(shared_server.url, "sink_target").create()
     source.write(*((f"k{number}", "PUT") for number in range(5)))
     target.write(("k1", "PUT"))
-    watch_progress(spark, prometheus=port)
+    watch(spark)
     rows = changes(spark, source).select(
         "key", "value", F.when(F.col("key") < "k4", F.lit(0)).alias("expected_revision")
     )
