@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import session
+from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.limits import NO_LIMITS, AutoLimits, LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.table import (
     EngineRefusedError,
     TableChangedError,
-    TableEngine,
     is_path,
 )
 from nats_stream_source.errors import ConfigurationError
@@ -73,7 +73,7 @@ class EngineSelector:
     def __repr__(self) -> str:
         return f"<EngineSelector {self.location!r}>"
 
-    def run(self, spark: SparkSession, work: Callable[[TableEngine], _T]) -> _T:
+    def run(self, spark: SparkSession, work: Callable[[EventEngine], _T]) -> _T:
         """The result of ``work`` with the selected engine; with Spark after a refusal.
 
         Raises:
@@ -118,9 +118,9 @@ class EngineSelector:
     def finish(self) -> None:
         """Wait for upkeep in the driver that still runs."""
         if self._opened is not None:
-            self._opened.upkeep.wait()
+            self._opened.wait()
 
-    def _driver_engine(self, limits: LimitCheck) -> TableEngine:
+    def _driver_engine(self, limits: LimitCheck) -> EventEngine:
         # Imported here: the other engine does not require deltalake.
         from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 
@@ -128,7 +128,7 @@ class EngineSelector:
             self._opened = opened_table(self.location)
         return DriverEngine(self._opened, limits, self._deletion_vectors)
 
-    def _spark_engine(self, spark: SparkSession) -> TableEngine:
+    def _spark_engine(self, spark: SparkSession) -> EventEngine:
         # Imported here: the other engine does not require delta-spark.
         from nats_stream_source.delta.spark.engine import SparkEngine
 

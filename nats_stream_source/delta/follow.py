@@ -20,14 +20,15 @@ query runs with Spark's own logs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from nats_stream_source.delta.cdc.rules import ScdType, SequenceBy
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine
 from nats_stream_source.delta.merge import merge_changes
@@ -57,6 +58,14 @@ _STATE = "state info ["
 class MergeArguments(TypedDict, total=False):
     """The keyword arguments of :func:`nats_stream_source.delta.merge_changes`."""
 
+    keys: Sequence[str] | str | None
+    sequence_by: SequenceBy | None
+    apply_as_deletes: str | Column | None
+    column_list: Sequence[str] | None
+    except_column_list: Sequence[str] | None
+    stored_as_scd_type: ScdType
+    track_history_column_list: Sequence[str] | None
+    track_history_except_column_list: Sequence[str] | None
     deletes: Deletes
     engine: Engine
     storage_options: Mapping[str, str] | None

@@ -52,6 +52,7 @@ class MergeResult:
         files: number of live data files; None if unknown.
         index_keys, index_bytes: size of the index of keys; 0 for an engine without it.
         maintained: the upkeep that has ended since the last result.
+        contradictions: how many sequences had events with different values.
     """
 
     engine: str
@@ -65,6 +66,7 @@ class MergeResult:
     index_keys: int = 0
     index_bytes: int = 0
     maintained: MaintenanceResult = field(default_factory=MaintenanceResult)
+    contradictions: int = 0
 
     @property
     def changed(self) -> int:

@@ -36,6 +36,8 @@ class NewestPerKey:
     Args:
         schema: of the batches.
         keys: columns that identify the key.
+        order: columns that order the entries of a key.
+        ties: whether all entries of a key that have its greatest order are kept.
         max_rows, max_bytes: limits of the reduced entries, None for no limit.
     """
 
@@ -44,11 +46,14 @@ class NewestPerKey:
         schema: pa.Schema,
         keys: Sequence[str],
         *,
+        order: Sequence[str] = ORDER_COLUMNS,
+        ties: bool = False,
         max_rows: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self.schema = schema
         self._keys = list(keys)
+        self._order, self._ties = order, ties
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -75,7 +80,7 @@ class NewestPerKey:
         return None if self._exceeds() else self._concatenated()
 
     def _reduce(self) -> None:
-        reduced = newest_per_key(self._concatenated(), self._keys)
+        reduced = newest_per_key(self._concatenated(), self._keys, self._order, ties=self._ties)
         self._batches = reduced.to_batches()
         self._rows, self._bytes = reduced.num_rows, reduced.nbytes
 
@@ -83,34 +88,77 @@ class NewestPerKey:
         return pa.Table.from_batches(self._batches, self.schema)
 
     def _exceeds(self) -> bool:
-        return (self._max_rows is not None and self._rows > self._max_rows) or (
-            self._max_bytes is not None and self._bytes > self._max_bytes
-        )
+        return exceeds(self._rows, self._max_rows) or exceeds(self._bytes, self._max_bytes)
 
 
-def newest_per_key(entries: pa.Table, keys: Sequence[str]) -> pa.Table:
+class AllRows:
+    """Collects batches, and returns all their rows.
+
+    Args:
+        schema: of the batches.
+        max_rows, max_bytes: limits of the rows, None for no limit.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, *, max_rows: int | None = None, max_bytes: int | None = None
+    ) -> None:
+        self.schema = schema
+        self._max_rows, self._max_bytes = max_rows, max_bytes
+        self._batches: list[pa.RecordBatch] = []
+        self._exceeds = False
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Add a batch; returns False if the rows exceed a limit."""
+        self._batches.append(batch)
+        rows, size = sum(b.num_rows for b in self._batches), sum(b.nbytes for b in self._batches)
+        self._exceeds = exceeds(rows, self._max_rows) or exceeds(size, self._max_bytes)
+        return not self._exceeds
+
+    def table(self) -> pa.Table | None:
+        """The rows; None if they exceed a limit."""
+        return None if self._exceeds else pa.Table.from_batches(self._batches, self.schema)
+
+
+def exceeds(value: int, limit: int | None) -> bool:
+    """Whether a value is beyond its limit, if there is one."""
+    return limit is not None and value > limit
+
+
+def newest_per_key(
+    entries: pa.Table,
+    keys: Sequence[str],
+    order: Sequence[str] = ORDER_COLUMNS,
+    *,
+    ties: bool = False,
+) -> pa.Table:
     """The newest entry of each key, with all columns of ``entries``.
 
     Args:
-        entries: any order; ``revision`` an integer, ``stream_created`` a timestamp.
+        entries: in any order.
         keys: columns that identify the key; nulls are equal to each other.
+        order: columns that order the entries of a key, compared one by one.
+        ties: whether all entries of a key that have its greatest order are returned; else one.
     """
     if entries.num_rows == 0:
         return entries
-    codes = _key_codes(entries, keys)
-    created, revision = (_order_values(entries[column]) for column in ORDER_COLUMNS)
-    later = (created[1:] > created[:-1]) | (
-        (created[1:] == created[:-1]) & (revision[1:] >= revision[:-1])
-    )
+    codes = key_codes(entries, keys)
+    parts = sequence_values(entries, order)
+    later, equal = np.zeros(len(codes) - 1, bool), np.ones(len(codes) - 1, bool)
+    for part in parts:
+        later |= equal & (part[1:] > part[:-1])
+        equal &= part[1:] == part[:-1]
     position = np.arange(len(codes))
-    if not later.all():
-        position = np.lexsort((revision, created))
-        codes = codes[position]
+    in_position = codes
+    if not (later | equal).all():
+        position = np.lexsort(parts[::-1])
+        in_position = codes[position]
     # For a repeated index, the assignment keeps the last value: the newest entry.
     last = np.full(int(codes.max()) + 1, -1)
-    last[codes] = position
+    last[in_position] = position
     newest = np.zeros(len(codes), bool)
     newest[last[last >= 0]] = True
+    if ties:
+        newest = np.all([part == part[last[codes]] for part in parts], axis=0)
     # A filter copies chunk by chunk; `take` would concatenate the chunks, at most 2 GiB of values.
     return entries.filter(pa.array(newest))
 
@@ -124,7 +172,7 @@ def invalid_entries(entries: pa.Table, keys: Sequence[str]) -> int:
     return int(pc.sum(pc.cast(invalid, pa.int64())).as_py() or 0)
 
 
-def _key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
+def key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
     """A number for each entry, equal for equal keys, from 0 to less than the number of entries."""
     codes: np.ndarray | None = None
     for column in keys:
@@ -140,6 +188,38 @@ def _key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
     return codes
 
 
-def _order_values(column: pa.ChunkedArray) -> np.ndarray:
-    values: np.ndarray = pc.fill_null(pc.cast(column, pa.int64()), int(_GREATEST)).to_numpy()
-    return values
+def order_values(column: pa.ChunkedArray) -> np.ndarray:
+    """A number for each value, in the order of the values; a null has the greatest."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
+        values = pc.cast(column, pa.int64())
+    else:
+        if pa.types.is_floating(kind):
+            column = pc.add(column, pa.scalar(0.0, kind))  # -0.0 equals 0.0
+        encoded = column.combine_chunks().dictionary_encode()
+        ranks = np.empty(len(encoded.dictionary), np.int64)
+        ranks[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
+        values = pa.array(ranks, pa.int64()).take(encoded.indices)
+    numbers: np.ndarray = pc.fill_null(values, int(_GREATEST)).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def sequence_values(entries: pa.Table, order: Sequence[str]) -> list[np.ndarray]:
+    """:func:`order_values` of each part of the sequence, the fields of a struct one by one."""
+    return [order_values(column) for column in sequence_parts(entries, order).columns]
+
+
+def sequence_parts(entries: pa.Table, order: Sequence[str]) -> pa.Table:
+    """The parts of the sequence, with the fields of structs as columns."""
+    parts = entries.select(list(order))
+    while any(pa.types.is_struct(field.type) for field in parts.schema):
+        parts = parts.flatten()
+    return parts
+
+
+def has_null(entries: pa.Table, columns: Sequence[str]) -> np.ndarray:
+    """Whether each entry has a null in one of these columns or in a field of theirs."""
+    nulls = np.zeros(len(entries), bool)
+    for column in sequence_parts(entries, columns).columns:
+        nulls |= pc.is_null(column).to_numpy()
+    return nulls

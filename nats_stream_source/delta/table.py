@@ -207,10 +207,20 @@ def verify_table(
             f"could not merge the batch into table {table!r}: the batch has no column 'bucket', "
             f"and the table identifies rows by 'bucket' and 'key'; keep the column 'bucket'"
         )
+    fields = [field for field in batch.fields if field.name not in DELIVERY_COLUMNS]
+    verify_columns(table, schema, StructType(fields))
+
+
+def verify_columns(table: str, schema: StructType, batch: StructType) -> None:
+    """Raise ConfigurationError if the table cannot store the columns of a batch.
+
+    Args:
+        table: path or name, for the message.
+        schema: the table's columns.
+        batch: the columns to store.
+    """
     for field in batch.fields:
-        if field.name in DELIVERY_COLUMNS:
-            continue
-        if field.name not in columns:
+        if field.name not in schema.names:
             raise ConfigurationError(
                 f"could not merge the batch into table {table!r}: the table has no column "
                 f"'{field.name}'; drop it from the batch, or add it to the table "

@@ -1,4 +1,4 @@
-"""Collect the newest entry of each key of a batch in the driver, for engine ``"delta-rs"``.
+"""Collect the newest entry of each key of a batch, or its events, for engine ``"delta-rs"``.
 
 **A batch of any size.** The executors reduce each partition to the newest entry of each key
 (``mapInArrow``), so no shuffle takes place and the driver receives at most one row per key and
@@ -9,6 +9,8 @@ the rest of a batch of some hundred rows. If the last batch was small, the drive
 the rows as they are, up to a limit. A batch that reaches the limit is read again, with the
 reduction: the rows of the first attempt are dropped, since they can be a part of a batch. The limit
 follows the size of the rows, so the memory of the driver stays bounded.
+
+**Events of SCD type 2** all decide, so the executors only count them.
 
 **Limits.** A partition that exceeds a limit stops reading and returns one row that reports it,
 instead of rows that the driver might not have the memory for.
@@ -23,8 +25,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
+from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.merge_events import require_valid
 from nats_stream_source.delta.limits import AutoLimits, LimitCheck
-from nats_stream_source.delta.newest import NewestPerKey, invalid_entries, newest_per_key
+from nats_stream_source.delta.newest import AllRows, NewestPerKey, invalid_entries, newest_per_key
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     DELIVERY_COLUMNS,
@@ -40,6 +44,8 @@ _EXCEEDED = -1  # in place of the rows: a limit is exceeded
 # Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
 _FEW_ROWS = 10_000
 _FEW_BYTES = 8 << 20
+
+_Reduction = Callable[[pa.Schema], "NewestPerKey | AllRows"]
 
 
 class BatchCollector:
@@ -62,19 +68,54 @@ class BatchCollector:
         Raises:
             EngineRefusedError: a column has a type that Arrow lacks, or a limit is exceeded.
         """
-        entries = batch.drop(*DELIVERY_COLUMNS)
-        collected = self._collect_few(entries)
+        enforced = limits.enforced
+
+        def reduction(schema: pa.Schema) -> NewestPerKey:
+            rows, size = enforced.batch_rows, enforced.batch_bytes
+            return NewestPerKey(schema, keys, max_rows=rows, max_bytes=size)
+
+        collected, read = self._collect(batch.drop(*DELIVERY_COLUMNS), reduction, enforced)
+        return self._within(newest_per_key(collected, keys), read, limits)
+
+    def events(self, events: Events, limits: LimitCheck) -> pa.Table:
+        """The events that decide: all, or with SCD type 1 those that are a key's last.
+
+        Args:
+            events: they are read as often as the batch of :meth:`newest`.
+            limits: ``batch_rows`` and ``batch_bytes`` apply to each partition and to the result.
+
+        Raises:
+            EngineRefusedError: a column has a type that Arrow lacks, or a limit is exceeded.
+            ConfigurationError: a key or sequence is null.
+        """
+        layout, enforced = events.layout, limits.enforced
+
+        def reduction(schema: pa.Schema) -> NewestPerKey | AllRows:
+            maximum = {"max_rows": enforced.batch_rows, "max_bytes": enforced.batch_bytes}
+            if layout.scd_type == 2:
+                return AllRows(schema, **maximum)
+            return NewestPerKey(schema, layout.keys, order=layout.order, ties=True, **maximum)
+
+        collected, read = self._collect(events.frame, reduction, enforced)
+        require_valid(collected, layout)
+        return self._within(collected, read, limits)
+
+    def _collect(
+        self, frame: DataFrame, reduction: _Reduction, limits: AutoLimits
+    ) -> tuple[pa.Table, int]:
+        """The rows as they are or reduced, and how many were read."""
+        collected = self._collect_few(frame)
         if collected is None:
-            collected, read = _collect_reduced(entries, keys, limits.enforced)
-        else:
-            read = collected.num_rows
-        newest = newest_per_key(collected, keys)
-        limits.validate("batch_rows", newest.num_rows)
-        limits.validate("batch_bytes", newest.nbytes)
-        if newest.num_rows:
-            few = min(_FEW_ROWS, _FEW_BYTES * newest.num_rows // newest.nbytes)
+            return _collect_reduced(frame, reduction, limits)
+        return collected, collected.num_rows
+
+    def _within(self, rows: pa.Table, read: int, limits: LimitCheck) -> pa.Table:
+        limits.validate("batch_rows", rows.num_rows)
+        limits.validate("batch_bytes", rows.nbytes)
+        if rows.num_rows:
+            few = min(_FEW_ROWS, _FEW_BYTES * rows.num_rows // max(1, rows.nbytes))
             self._few = few if read <= few else 0
-        return newest
+        return rows
 
     def _collect_few(self, entries: DataFrame) -> pa.Table | None:
         """All rows as they are; None if the batch may have more than a small one has."""
@@ -85,13 +126,12 @@ class BatchCollector:
 
 
 def _collect_reduced(
-    entries: DataFrame, keys: list[str], limits: AutoLimits
+    entries: DataFrame, reduction: _Reduction, limits: AutoLimits
 ) -> tuple[pa.Table, int]:
-    """The newest entries of each partition, and the number of rows read for them."""
+    """The reduced rows of each partition, and the number of rows read for them."""
     nullable = [StructField(field.name, field.dataType, True) for field in entries.schema.fields]
     schema = StructType([*nullable, StructField(_READ, LongType(), True)])
-    reduction = _reduction(keys, limits.batch_rows, limits.batch_bytes)
-    collected = entries.mapInArrow(reduction, schema).toArrow()
+    collected = entries.mapInArrow(_reducing(reduction), schema).toArrow()
     read = collected[_READ]
     if pc.any(pc.equal(read, _EXCEEDED)).as_py():
         raise EngineRefusedError(
@@ -114,15 +154,15 @@ def entries_to_merge(newest: pa.Table, keys: list[str], deletes: Deletes) -> pa.
     return newest.append_column(DELETED_COLUMN, pc.not_equal(newest["operation"], "PUT"))
 
 
-def _reduction(
-    keys: list[str], max_rows: int | None, max_bytes: int | None
+def _reducing(
+    reduction: _Reduction,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        newest: NewestPerKey | None = None
+        newest: NewestPerKey | AllRows | None = None
         read = 0
         for batch in batches:
             if newest is None:
-                newest = NewestPerKey(batch.schema, keys, max_rows=max_rows, max_bytes=max_bytes)
+                newest = reduction(batch.schema)
             read += batch.num_rows
             if not newest.add(batch):
                 break

@@ -17,14 +17,19 @@ the latter leaves data files that no version names; vacuum removes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.changes import Reader, RowChanges
+from nats_stream_source.delta.cdc.comparison import positions_in
+from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.driver.collect import BatchCollector, entries_to_merge
 from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
@@ -39,6 +44,8 @@ from nats_stream_source.delta.table import (
     verify_table,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+
+_REMOVED = "_nats_stream_source_removed"  # a name that does not occur in user tables
 
 # A row with a null in its order is older than each entry.
 _NEWER = (
@@ -98,6 +105,8 @@ class CopyOnWriteTable:
         self._found: DeltaTable | None = target
         self._limits = limits
         self.schema = schema_of(target)
+        self.table_id = str(target.metadata().id)
+        self._properties = dict(target.metadata().configuration)
         limits.validate("table_bytes", sum(file_sizes(target).values()))
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
@@ -122,6 +131,42 @@ class CopyOnWriteTable:
         return self._storage.changed(
             "merge the batch into", lambda: self._merge(entries, batch, deletes)
         )
+
+    @property
+    def layout(self) -> Layout | None:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        return Layout.of(self._properties)
+
+    def is_empty(self) -> bool:
+        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+        return self._storage.named("read", lambda: not self._target().count())
+
+    def read_rows(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+        return self._storage.named(
+            "read", lambda: _rows_of(self._target(), self.layout, keys, columns)
+        )
+
+    def change_rows(
+        self, select: Callable[[Reader], RowChanges], upkeep: Upkeep | None
+    ) -> MergeResult:
+        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+
+        def change() -> tuple[_Merged | None, RowChanges]:
+            target = self._target()
+            layout = self.layout
+            changes = select(lambda keys, columns: _rows_of(target, layout, keys, columns))
+            return _apply(target, layout, changes) if len(changes) else None, changes
+
+        merged, changes = self._storage.changed("merge the batch into", change)
+        if merged is None:
+            return MergeResult("copy-on-write", contradictions=changes.contradictions)
+        result = merged.result(changes.upserts)
+        result = replace(result, contradictions=changes.contradictions)
+        if not upkeep:
+            return result
+        name, before = self._storage.name, merged.version_before
+        return replace(result, maintained=upkeep_after_commit(merged.target, upkeep, before, name))
 
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         """See :class:`nats_stream_source.delta.table.Table`."""
@@ -195,6 +240,64 @@ class CopyOnWriteTable:
         unmarked = f"NOT coalesce(t.{DELETED_COLUMN}, false)"
         counts = merger.when_matched_update(assignments, unmarked).execute()
         return int(counts["num_target_rows_updated"])
+
+
+def _rows_of(
+    target: DeltaTable, layout: Layout | None, keys: pa.Table, columns: Sequence[str]
+) -> pa.Table:
+    """Columns of the rows of these keys."""
+    assert layout is not None
+    names = list(dict.fromkeys([*layout.keys, *columns]))
+    selected = ", ".join(_identifier(name) for name in names)
+    query = f"SELECT {selected} FROM t"
+    first = layout.keys[0]
+    bounds = pc.min_max(keys[first])
+    if len(keys) and (
+        pa.types.is_string(keys[first].type) or pa.types.is_integer(keys[first].type)
+    ):
+        low, high = (
+            _literal(value) if isinstance(value, str) else str(value)
+            for value in (bounds["min"].as_py(), bounds["max"].as_py())
+        )
+        query += f" WHERE {_identifier(first)} BETWEEN {low} AND {high}"
+    types = pa.schema(target.schema().to_arrow())
+    schema = pa.schema([types.field(name) for name in names])
+    rows = pa.table(QueryBuilder().register("t", target).execute(query)).cast(schema)
+    wanted = positions_in(rows, keys, layout.keys) >= 0
+    return rows.filter(pa.array(wanted)).select(list(columns))
+
+
+def _apply(target: DeltaTable, layout: Layout | None, changes: RowChanges) -> _Merged:
+    """Upsert and remove rows in one MERGE."""
+    assert layout is not None
+    before, files = target.version(), file_sizes(target)
+    upserts, removed = _cast(changes.upserts, target), _cast(changes.removed, target)
+    nulls = [
+        removed[field.name]
+        if field.name in removed.column_names
+        else pa.nulls(len(removed), field.type)
+        for field in upserts.schema
+    ]
+    flags = pa.array([False] * len(upserts) + [True] * len(removed))
+    source = pa.concat_tables([upserts, pa.table(nulls, schema=upserts.schema)])
+    columns = {quote(name): f"s.{quote(name)}" for name in upserts.column_names}
+    counts = (
+        target.merge(
+            source.append_column(_REMOVED, flags),
+            " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in layout.identity),
+            source_alias="s",
+            target_alias="t",
+        )
+        .when_matched_delete(f"s.{_REMOVED}")
+        .when_matched_update(columns)
+        .when_not_matched_insert(columns, f"NOT s.{_REMOVED}")
+        .execute()
+    )
+    return _Merged(target, before, files, counts)
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _cast(entries: pa.Table, target: DeltaTable) -> pa.Table:

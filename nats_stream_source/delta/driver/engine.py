@@ -8,11 +8,16 @@ does not keep; the log then has the reason.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.layout import missing_state_error
+from nats_stream_source.delta.cdc.tables import RowTable
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
+from nats_stream_source.delta.driver.event_merge import merge_collected
 from nats_stream_source.delta.driver.features import (
     DELETION_VECTORS,
     deletion_vectors_problem,
@@ -31,7 +36,13 @@ from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
-from nats_stream_source.delta.table import Deletes, EngineRefusedError, Table, table_schema
+from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.table import (
+    Deletes,
+    EngineRefusedError,
+    table_schema,
+    verify_columns,
+)
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from nats_stream_source.logs import field_logger
@@ -61,22 +72,58 @@ class DriverEngine:
         self._limits = limits
         self._deletion_vectors = deletion_vectors
 
-    def find(self) -> Table | None:
+    def find(self) -> RowTable | None:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         if self._opened.table is not None:
             return MergeOnReadTable(self._opened, None, self._limits)
         target = self._open()
         return None if target is None else self._table(target)
 
-    def find_or_create(self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None) -> Table:
+    def find_or_create(
+        self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None
+    ) -> RowTable:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         found = self.find()
         if found is not None:
             return found
-        schema = table_schema(batch, deletes)
+        return self._create(table_schema(batch, deletes), {}, upkeep)
+
+    def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
+        """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
+        layout, name = events.layout, self._storage.name
+        schema, found = layout.table_schema(events.schema), self.find()
+        table = found or self._create(schema, layout.properties, upkeep)
+        layout.verify(name, table.layout)
+        verify_columns(name, table.schema, schema)
+        state = None
+        if layout.has_state:
+            state = self._state().of_table(table, events, upkeep)
+        collected = self._opened.collector.events(events, self._limits)
+        return merge_collected(collected, layout, events.tracked, table, state, upkeep)
+
+    def of_table(self, table: RowTable, events: Events, upkeep: Upkeep | None) -> RowTable:
+        """The state table of a table, for an engine of its location; created if need be."""
+        layout = events.layout.state(table.table_id)
+        schema, found = layout.state_schema(events.schema), self.find()
+        if found is None:
+            if not table.is_empty():
+                raise missing_state_error(self._storage.name)
+            return self._create(schema, layout.properties, upkeep)
+        layout.verify_state(self._storage.name, found.layout)
+        verify_columns(self._storage.name, found.schema, schema)
+        return found
+
+    def _state(self) -> DriverEngine:
+        """The engine of the state table."""
+        return DriverEngine(self._opened.state(), self._limits, self._deletion_vectors)
+
+    def _create(
+        self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
+    ) -> RowTable:
+        """Create an empty table; ``layout`` is its property for a layout."""
         _refuse(unsupported_type(schema))
         vectors = self._deletion_vectors is not False and self._store_problem() is None
-        properties = upkeep.table_properties(vectors) if upkeep else {}
+        properties = {**layout, **(upkeep.table_properties(vectors) if upkeep else {})}
         storage = self._storage
         if not vectors:
             return self._table(
@@ -100,7 +147,7 @@ class DriverEngine:
                 damaged = DeltaLog(objects).damaged_entry()
             raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
-    def _table(self, target: DeltaTable) -> Table:
+    def _table(self, target: DeltaTable) -> RowTable:
         _refuse(unsupported_feature(target) or unsupported_type(schema_of(target)))
         if self._deletion_vectors is False:
             return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)

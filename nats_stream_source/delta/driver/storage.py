@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, PyFileSystem
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
 from nats_stream_source.delta.driver.features import is_unsupported
 from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
@@ -36,6 +37,10 @@ class TableStorage:
     name: str
     uri: str
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def state(self) -> TableStorage:
+        """The directory of the state table beside this one."""
+        return replace(self, name=state_name(self.name), uri=state_name(self.uri))
 
     def open(self) -> DeltaTable | None:
         """The newest version, or None if the table does not exist."""
@@ -81,6 +86,7 @@ class TableStorage:
             Schema.from_json(schema.json()),
             mode="ignore",
             configuration=dict(properties),
+            raise_if_key_not_exists=False,  # for the property of a layout
             storage_options=self._options,
         )
 

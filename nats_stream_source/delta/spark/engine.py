@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.layout import missing_state_error, state_name
+from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
 from nats_stream_source.delta.table import (
     Deletes,
-    Table,
     is_path,
     not_a_table_error,
     table_schema,
+    verify_columns,
 )
 from nats_stream_source.delta.upkeep import Upkeep
 
@@ -27,7 +33,7 @@ class SparkEngine:
         self._spark = spark
         self._name = name
 
-    def find(self) -> Table | None:
+    def find(self) -> SparkTable | None:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         spark, name = self._spark, self._name
         if is_path(name):
@@ -42,23 +48,57 @@ class SparkEngine:
                 raise
             return None
 
-    def find_or_create(self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None) -> Table:
+    def find_or_create(
+        self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None
+    ) -> SparkTable:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         found = self.find()
         if found is not None:
             return found
+        return self._create(table_schema(batch, deletes), {}, upkeep)
+
+    def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
+        """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
+        layout = events.layout
+        schema, found = layout.table_schema(events.schema), self.find()
+        table = found or self._create(schema, layout.properties, upkeep)
+        layout.verify(self._name, table.layout)
+        verify_columns(self._name, table.schema, schema)
+        state = None
+        if layout.has_state:
+            state = SparkEngine(self._spark, state_name(self._name))._of_table(
+                table, events, upkeep
+            )
+        return merge_by_spark(self._spark, self._name, events, table, state, upkeep)
+
+    def _of_table(self, table: SparkTable, events: Events, upkeep: Upkeep | None) -> SparkTable:
+        """The state table of a table, for an engine of its location; created if need be."""
+        layout = events.layout.state(table.table_id)
+        schema, found = layout.state_schema(events.schema), self.find()
+        if found is None:
+            if not table.is_empty():
+                raise missing_state_error(self._name)
+            return self._create(schema, layout.properties, upkeep)
+        layout.verify_state(self._name, found.layout)
+        verify_columns(self._name, found.schema, schema)
+        return found
+
+    def _create(
+        self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
+    ) -> SparkTable:
+        """Create an empty table; ``layout`` is its property for a layout."""
         name = self._name
         builder = DeltaTable.createIfNotExists(self._spark)
         builder = builder.location(name) if is_path(name) else builder.tableName(name)
-        properties = upkeep.table_properties(False) if upkeep else {}
+        properties = {**layout, **(upkeep.table_properties(False) if upkeep else {})}
         for key, value in properties.items():
             builder = builder.property(key, value)
         try:
-            return self._table(builder.addColumns(table_schema(batch, deletes)).execute())
+            return self._table(builder.addColumns(schema).execute())
         except AnalysisException as error:
             if error.getCondition() not in _NOT_A_TABLE:
                 raise
             raise not_a_table_error(name) from error
 
-    def _table(self, target: DeltaTable) -> Table:
+    def _table(self, target: DeltaTable) -> SparkTable:
         return SparkTable(self._spark, self._name, target)

@@ -28,6 +28,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.newest import OPERATIONS
@@ -58,6 +59,36 @@ class SparkTable:
         self._name = name
         self._spark = spark
         self._target = target
+
+    @property
+    def target(self) -> DeltaTable:
+        """The table for Delta's own functions."""
+        return self._target
+
+    @property
+    def layout(self) -> Layout | None:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        return Layout.of(self._detail().properties)
+
+    @property
+    def table_id(self) -> str:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        return str(self._detail().id)
+
+    def is_empty(self) -> bool:
+        """Whether the newest version has no rows."""
+        return self._target.toDF().isEmpty()
+
+    def version(self) -> int:
+        """The newest version."""
+        newest = self._target.history(1).select("version").head()
+        assert newest is not None  # a table has at least the version that created it
+        return int(newest.version)
+
+    def _detail(self) -> Row:
+        detail = self._target.detail().select("id", "properties").head()
+        assert detail is not None  # DESCRIBE DETAIL has one row
+        return detail
 
     @property
     def schema(self) -> StructType:

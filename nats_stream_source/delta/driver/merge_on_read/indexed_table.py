@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
+from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
     read_data_file,
@@ -54,9 +55,10 @@ from nats_stream_source.delta.driver.merge_on_read.live_files import (
     positions,
 )
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.merge_on_read.row_chains import RowChains
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.limits import LimitCheck
-from nats_stream_source.delta.newest import ORDER_COLUMNS
+from nats_stream_source.delta.newest import ORDER_COLUMNS, sequence_parts
 from nats_stream_source.delta.table import TableChangedError, key_columns
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
@@ -98,8 +100,13 @@ class IndexedTable:
         self.objects = objects
         self.log = DeltaLog(objects)
         self.name = name
-        self.keys = tuple(key_columns(target.schema().to_arrow().names))
         self.schema = pa.schema(target.schema().to_arrow())
+        self.table_id = str(target.metadata().id)
+        self.layout = Layout.of(target.metadata().configuration)
+        self.keys = self.layout.identity if self.layout else tuple(key_columns(self.schema.names))
+        # A layout compares sequences of any type, which it reads from the rows.
+        self.indexed_columns = (*self.keys, *(() if self.layout else ORDER_COLUMNS))
+        self._chains = RowChains() if self.layout and self.keys != self.layout.keys else None
         self.spark_schema = schema_of(target)
         self.partition_columns = tuple(target.metadata().partition_columns)
         properties = target.metadata().configuration
@@ -119,6 +126,14 @@ class IndexedTable:
         present = slots >= 0
         slots[present] = np.where(self.index.file[slots[present]] == NO_FILE, -1, slots[present])
         return slots
+
+    def rows_of(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Columns of the rows of these keys, in a table with a layout."""
+        assert self.layout is not None
+        encoded = self._encoded(keys, self.layout.keys)
+        slots = self._chains.slots(encoded) if self._chains else self.index.find(Keys(encoded))
+        slots = slots[slots >= 0]
+        return self.read_rows(slots[self.index.file[slots] != NO_FILE], columns)
 
     def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
         """Whether each entry is newer than the row of its slot, or its key does not have a row."""
@@ -237,14 +252,19 @@ class IndexedTable:
                 "built the index of keys",
                 table=self.name,
                 keys=len(self.index),
-                bytes=self.index.nbytes,
+                bytes=self.nbytes,
                 seconds=seconds,
             )
-        limits.validate("index_bytes", self.index.nbytes)
+        limits.validate("index_bytes", self.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the index in bytes."""
+        return self.index.nbytes + (self._chains.nbytes if self._chains else 0)
 
     def _add_file(self, add: Action) -> None:
         """Add the live rows of a data file to the index."""
-        table = read_data_file(self.objects, add, [*self.keys, *ORDER_COLUMNS], self.schema)
+        table = read_data_file(self.objects, add, self.indexed_columns, self.schema)
         file = LiveFile(add, table.num_rows, self._vector(add, table.num_rows))
         values, rows = self._encoded(table), file.live_positions()
         if values.null_count:  # a row with a null in its key never changes
@@ -254,7 +274,7 @@ class IndexedTable:
         self._insert(values, table, self.files.add(file), rows)
 
     def add_written(self, file: LiveFile, rows: pa.Table) -> None:
-        """Add a file that a commit has written, with its key and order columns."""
+        """Add a file that a commit has written, with its indexed columns."""
         self._insert(self._encoded(rows), rows, self.files.add(file), np.arange(file.rows))
 
     def _insert(
@@ -273,12 +293,23 @@ class IndexedTable:
                 f"could not use table {self.name!r}: it has several rows with {values}, expected "
                 f"one row per key; remove the duplicates"
             )
-        slots[~present] = index.insert(keys.take(np.flatnonzero(~present)))
+        new = np.flatnonzero(~present)
+        slots[new] = index.insert(keys.take(new))
         index.file[slots], index.row[slots] = number, rows
-        index.created[slots], index.revision[slots] = order_values(table)
+        if self.layout is None:
+            index.created[slots], index.revision[slots] = order_values(table)
+        elif self._chains is not None:
+            of_new = table.select(list(self.layout.keys)).take(pa.array(new))
+            self._chains.add(self._encoded(of_new, self.layout.keys), slots[new])
 
-    def _encoded(self, table: pa.Table) -> pa.LargeBinaryArray:
-        return encoded_keys([table[name].combine_chunks() for name in self.keys])
+    def _encoded(
+        self, table: pa.Table, columns: Sequence[str] | None = None
+    ) -> pa.LargeBinaryArray:
+        """The values of columns, by default those that identify a row, as one for each row."""
+        names = list(columns or self.keys)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        parts = sequence_parts(table.select(names).cast(schema), names)
+        return encoded_keys([part.combine_chunks() for part in parts.columns])
 
     def _vector(self, add: Action, rows: int) -> BitMap64:
         descriptor = add.get("deletionVector")

@@ -41,7 +41,7 @@ def encoded_keys(columns: list[pa.Array]) -> pa.LargeBinaryArray:
     Different keys have different values: in several columns, a zero byte is written as ``00 01``,
     and ``00 00`` separates columns.
     """
-    values = [column.cast(pa.large_string()).cast(pa.large_binary()) for column in columns]
+    values = [_binary(column) for column in columns]
     if len(values) == 1:
         return values[0]
     escaped = [
@@ -49,6 +49,15 @@ def encoded_keys(columns: list[pa.Array]) -> pa.LargeBinaryArray:
         for value in values
     ]
     return pc.binary_join_element_wise(*escaped, pa.scalar(b"\x00\x00", pa.large_binary()))
+
+
+def _binary(column: pa.Array) -> pa.LargeBinaryArray:
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return column.cast(pa.large_binary())
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.int64())
+    return column.cast(pa.large_string()).cast(pa.large_binary())
 
 
 def _has_zero_byte(values: pa.LargeBinaryArray) -> bool:

@@ -32,6 +32,19 @@ class OpenedTable:
         self.table: IndexedTable | None = None
         self.reason = ""
         self._reported_bytes = 0
+        self._state: OpenedTable | None = None
+
+    def state(self) -> OpenedTable:
+        """The state table beside the table."""
+        if self._state is None:
+            self._state = OpenedTable(self.storage.state())
+        return self._state
+
+    def wait(self) -> None:
+        """Wait for upkeep that still runs, of the table and its state table."""
+        self.upkeep.wait()
+        if self._state is not None:
+            self._state.wait()
 
     def open(self, target: DeltaTable | None, limits: LimitCheck) -> IndexedTable:
         """The table; its index is built if the table is not open.
@@ -47,7 +60,7 @@ class OpenedTable:
             self.table = IndexedTable(objects, newest, storage.name, limits)
             self._reported_bytes = 0
         else:
-            limits.validate("index_bytes", self.table.index.nbytes)
+            limits.validate("index_bytes", self.table.nbytes)
         return self.table
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ writer takes the next version first, the merge begins again with its commit, bou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
@@ -30,6 +30,8 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.changes import Reader, RowChanges
+from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.collect import entries_to_merge
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
@@ -84,6 +86,7 @@ class _Changes:
     slots: Integers
     removed: Integers
     newest: datetime | None = None
+    contradictions: int = 0
 
     def __len__(self) -> int:
         return len(self.slots) + len(self.removed)
@@ -97,6 +100,7 @@ class _Changes:
             len(self.removed),
             newest=self.newest,
             changed_bytes=self.rows.nbytes,
+            contradictions=self.contradictions,
         )
 
 
@@ -113,6 +117,16 @@ class MergeOnReadTable:
         self._opened = opened
         self._target = target
         self._limits = limits
+
+    @property
+    def layout(self) -> Layout | None:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        return self._opened.open(self._target, self._limits).layout
+
+    @property
+    def table_id(self) -> str:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        return self._opened.open(self._target, self._limits).table_id
 
     @property
     def schema(self) -> StructType:
@@ -153,6 +167,49 @@ class MergeOnReadTable:
             return _Changes(rows, slots[written], slots[removes], newest)
 
         return self._change("merge the batch into", select).result()
+
+    def is_empty(self) -> bool:
+        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+
+        def count(table: IndexedTable) -> bool:
+            with table.lock:
+                table.refresh()
+                return not len(table.live_slots())
+
+        return self._run("read", count)
+
+    def read_rows(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+
+        def read(table: IndexedTable) -> pa.Table:
+            with table.lock:
+                table.refresh()
+                return table.rows_of(keys, columns)
+
+        return self._run("read", read)
+
+    def change_rows(
+        self, select: Callable[[Reader], RowChanges], upkeep: Upkeep | None
+    ) -> MergeResult:
+        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+
+        def changes_of(table: IndexedTable) -> _Changes:
+            changes = select(table.rows_of)
+            slots, removed = table.slots(changes.upserts), table.slots(changes.removed)
+            rows = _rows_of(table, changes.upserts, slots)
+            return _Changes(
+                rows,
+                slots,
+                removed[removed >= 0],
+                newest_created(changes.upserts),
+                changes.contradictions,
+            )
+
+        changes = self._change("merge the batch into", changes_of)
+        result = self._opened.result(changes.result())
+        if result.changed:
+            self._opened.after_commit(upkeep)
+        return result
 
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         """See :class:`nats_stream_source.delta.table.Table`."""
@@ -285,7 +342,7 @@ def _commit(table: IndexedTable, changes: _Changes) -> None:
     )
     actions, replaced = table.removals(removed, data_change=True)
     actions += [{"add": add} for add, _ in written]
-    indexed = rows.select([*table.keys, *ORDER_COLUMNS])
+    indexed = rows.select(list(table.indexed_columns))
 
     def update() -> None:
         table.index.file[old] = NO_FILE

@@ -1,0 +1,292 @@
+"""The events of a batch: selected columns, sequence and delete flag, by one select of Spark.
+
+Expressions in ``sequence_by`` and ``apply_as_deletes`` see all columns of the batch. An event has
+the selected columns and these:
+
+- ``__SEQUENCE``: the sequence, unless the table has it in selected columns
+- ``__DELETE``: whether the event deletes its key; a condition that is null does not
+- ``__TIME``: with versions of a bucket's entries, the time of the entry
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from nats_stream_source.delta.cdc.layout import DELETE, SEQUENCE, TIME, Layout
+from nats_stream_source.delta.cdc.rules import ChangeRules
+from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.table import (
+    DELIVERY_COLUMNS,
+    REQUIRED_COLUMNS,
+    key_columns,
+    quote,
+)
+from nats_stream_source.errors import ConfigurationError
+
+_ORDER = ("stream_created", "revision")
+_PUT = "operation <> 'PUT'"
+_ENTRY = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
+_ORDERED = (
+    NumericType,
+    StringType,
+    BinaryType,
+    BooleanType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events of a batch, and how they change a table.
+
+    Attributes:
+        frame: see the module.
+        layout: of the table that they are merged into.
+        tracked: with SCD type 2, the columns whose changes make a version.
+    """
+
+    frame: DataFrame
+    layout: Layout
+    tracked: tuple[str, ...]
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of an event."""
+        return self.frame.schema
+
+
+def is_entries(columns: list[str]) -> bool:
+    """Whether these are the columns of a bucket's entries."""
+    return all(column in columns for column in REQUIRED_COLUMNS)
+
+
+def keeps_newest_entries(rules: ChangeRules, columns: list[str]) -> bool:
+    """Whether the rules are those of a bucket's newest entries, one row per key.
+
+    The engines have a shorter way for these: a stream's order cannot be late.
+    """
+    return (
+        rules.scd_type == 1
+        and rules.apply_as_deletes in (None, _PUT)
+        and (
+            rules.keys is None or list(rules.keys) == key_columns(selected_columns(rules, columns))
+        )
+        and rules.sequence_by in (None, _ORDER)
+    )
+
+
+def validate_columns(rules: ChangeRules, columns: list[str]) -> None:
+    """Raise ConfigurationError if the rules do not fit a batch with these columns.
+
+    A call for entries without keys and sequence is checked where these are merged.
+    """
+    for argument, names in (
+        ("keys", rules.keys),
+        ("column_list", rules.column_list),
+        ("except_column_list", rules.except_column_list),
+        ("track_history_column_list", rules.track_list),
+        ("track_history_except_column_list", rules.track_except_list),
+    ):
+        for name in names or ():
+            _require_column(argument, name, columns)
+    entries = is_entries(columns)
+    if not entries and not keeps_newest_entries(rules, columns):
+        for argument, given in (("keys", rules.keys), ("sequence_by", rules.sequence_by)):
+            if given is None:
+                raise ConfigurationError(
+                    f"could not merge the batch: {argument} is missing, and only rows of nats_kv "
+                    f"have a default; pass {argument}"
+                )
+    selected = selected_columns(rules, columns)
+    for name in rules.keys or (key_columns(selected) if entries else ()):
+        if name not in selected:
+            raise ConfigurationError(
+                f"could not merge the batch: the key {name!r} is not a selected column; keep it in "
+                f"the selection"
+            )
+    for argument, names in (
+        ("track_history_column_list", rules.track_list),
+        ("track_history_except_column_list", rules.track_except_list),
+    ):
+        for name in names or ():
+            if name not in selected:
+                raise ConfigurationError(
+                    f"could not merge the batch: {argument} has {name!r}, which is not a selected "
+                    f"column; select it, or remove it from the list"
+                )
+
+
+def selected_columns(rules: ChangeRules, columns: list[str]) -> list[str]:
+    """The columns of a batch that the rules select, in the order of the batch."""
+    delivery = DELIVERY_COLUMNS if is_entries(columns) else ()
+    excluded = {*(rules.except_column_list or ()), *delivery}
+    return [
+        name
+        for name in columns
+        if name not in excluded and (rules.column_list is None or name in rules.column_list)
+    ]
+
+
+def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
+    """The events of a batch.
+
+    Raises:
+        ConfigurationError: the rules do not fit the batch.
+    """
+    columns = batch.columns
+    validate_columns(rules, columns)
+    entries = is_entries(columns)
+    selected = selected_columns(rules, columns)
+    keys = rules.keys or tuple(key_columns(selected))
+    parts = rules.sequence_by or _ORDER
+    plain = [part for part in parts if isinstance(part, str) and part in selected]
+    order: tuple[str, ...] = (SEQUENCE,)
+    if rules.scd_type == 1 and len(plain) == len(parts):
+        order = tuple(plain)
+    deletes = rules.apply_as_deletes
+    if deletes is None and entries:
+        deletes = _PUT
+    times = rules.scd_type == 2 and entries and "created" in columns
+    own = [F.coalesce(_expression(deletes, columns), F.lit(False)).alias(DELETE)]
+    if deletes is None:
+        own = [F.lit(False).alias(DELETE)]
+    if order == (SEQUENCE,):
+        own.insert(0, _sequence(parts, columns).alias(SEQUENCE))
+    if times:
+        own.append(F.col("created").alias(TIME))
+    try:
+        frame = batch.select(*(F.col(quote(name)) for name in selected), *own)
+        schema = frame.schema
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"could not merge the batch: sequence_by or apply_as_deletes is invalid "
+            f"({first_line(error)}); the columns are {', '.join(columns)}"
+        ) from error
+    kinds = [schema[name].dataType for name in order]
+    layout = Layout(
+        scd_type=rules.scd_type,
+        keys=keys,
+        sequence=", ".join(kind.simpleString() for kind in kinds),
+        order=order,
+        deletes=rules.deletes,
+        times=times,
+    )
+    _validate_types(layout, schema)
+    _validate_names(layout, selected)
+    return Events(frame, layout, _tracked(rules, layout, selected, parts, entries))
+
+
+def _tracked(
+    rules: ChangeRules,
+    layout: Layout,
+    selected: list[str],
+    parts: tuple[str | Column, ...],
+    entries: bool,
+) -> tuple[str, ...]:
+    if rules.track_list is not None:
+        return rules.track_list
+    untracked = set(layout.keys)
+    if rules.track_except_list is not None:
+        untracked.update(rules.track_except_list)
+    else:
+        untracked.update(part for part in parts if isinstance(part, str))
+        # Each entry has its own of these, so that each put would be a version.
+        untracked.update(_ENTRY if entries else ())
+    return tuple(name for name in selected if name not in untracked)
+
+
+def _sequence(parts: tuple[str | Column, ...], columns: list[str]) -> Column:
+    if len(parts) == 1:
+        return _expression(parts[0], columns)
+    named = [
+        part if isinstance(part, str) and part in columns else f"_{number}"
+        for number, part in enumerate(parts, start=1)
+    ]
+    return F.struct(
+        *(_expression(part, columns).alias(name) for part, name in zip(parts, named, strict=True))
+    )
+
+
+def _expression(part: str | Column | None, columns: list[str]) -> Column:
+    """A column by its name, else an SQL expression."""
+    if part is None:
+        return F.lit(None)
+    if isinstance(part, Column):
+        return part
+    return F.col(quote(part)) if part in columns else F.expr(part)
+
+
+def _require_column(argument: str, name: str, columns: list[str]) -> None:
+    if name in columns:
+        return
+    near = difflib.get_close_matches(name, columns, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(columns)}"
+    raise ConfigurationError(
+        f"could not merge the batch: {argument} has {name!r}, which is not a column of it; {hint}"
+    )
+
+
+def _validate_types(layout: Layout, schema: StructType) -> None:
+    for name in layout.keys:
+        kind = schema[name].dataType
+        if not _is_atomic(kind):
+            raise ConfigurationError(
+                f"could not merge the batch: the key {name!r} is {kind.simpleString().upper()}, "
+                f"expected a number, text, binary, boolean, date or time; cast it or pick another"
+            )
+    for name in layout.order:
+        kind = schema[name].dataType
+        if not _is_ordered(kind):
+            raise ConfigurationError(
+                f"could not merge the batch: sequence_by is {kind.simpleString().upper()}, which "
+                f"cannot be ordered; expected numbers, texts, binaries, booleans, dates or times, "
+                f"or structs of them"
+            )
+    if not isinstance(schema[DELETE].dataType, BooleanType):
+        raise ConfigurationError(
+            f"could not merge the batch: apply_as_deletes is "
+            f"{schema[DELETE].dataType.simpleString().upper()}, expected a condition (BOOLEAN)"
+        )
+
+
+def _is_ordered(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return bool(kind.fields) and all(_is_ordered(field.dataType) for field in kind.fields)
+    return _is_atomic(kind)
+
+
+def _is_atomic(kind: DataType) -> bool:
+    # A string with a collation is compared by other rules than its bytes.
+    if isinstance(kind, StringType):
+        return kind == StringType()
+    return isinstance(kind, _ORDERED)
+
+
+def _validate_names(layout: Layout, selected: list[str]) -> None:
+    # Delta Lake and Spark compare names without case.
+    names = {name.lower(): name for name in selected}
+    for reserved in layout.reserved():
+        if reserved.lower() in names:
+            raise ConfigurationError(
+                f"could not merge the batch: it has a column {names[reserved.lower()]!r}, and "
+                f"{reserved!r} is reserved for the table's own; rename the column, or exclude it "
+                f"with except_column_list"
+            )

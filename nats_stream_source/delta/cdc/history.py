@@ -1,0 +1,194 @@
+"""SCD type 2: one row for each version of a key, from the set of its events.
+
+**Rules.** The events of a key in the order of their sequences, each sequence once:
+
+- An upsert without an open row opens a row at its sequence.
+- An upsert whose tracked columns equal those of the open row goes on with it: the row keeps its
+  start and takes the event's values.
+- Another upsert closes the open row at its sequence, and opens one.
+- A delete closes the open row at its sequence. Without an open row it shows nothing, and still
+  closes the row of an event before it that comes in later.
+
+**From rows back to events.** The rows are a pure function of the events, so a batch is merged in
+three steps: the events of its keys are read back from the rows and the state table, those of the
+batch are added, and the rows are computed again. A row gives back its first event (the start, with
+the row's values) and, if no row starts where it ends, a delete. That is all unless other events
+took part in the row, or a delete closed no row: the state table has these (all events of a row that
+several made, and such deletes). It has an event before a row is committed that hides it, and never
+loses one, so rows that are older than the state give back the same events. In short: whatever is
+read is a set of events that took place, and a repeat adds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.delta.cdc.changes import Reader, RowChanges
+from nats_stream_source.delta.cdc.comparison import (
+    Integers,
+    dense_groups,
+    one_per_sequence,
+    positions_in,
+    same_rows,
+)
+from nats_stream_source.delta.cdc.layout import (
+    DELETE,
+    END,
+    SEQUENCE,
+    START,
+    TIME,
+    VALID_FROM,
+    VALID_TO,
+    Layout,
+)
+from nats_stream_source.delta.newest import key_codes, sequence_values
+
+# Where an event comes from, in the order in which one of several equal events is taken.
+_STATE, _START, _BATCH, _END = range(4)
+
+
+def history_changes(
+    events: pa.Table,
+    layout: Layout,
+    tracked: Sequence[str],
+    read_rows: Reader,
+    read_state: Reader,
+) -> RowChanges:
+    """The changes of a table with one row per version.
+
+    Args:
+        events: with the columns of :mod:`nats_stream_source.delta.cdc.events`, none of their keys
+            and sequences null.
+        layout: of the table.
+        tracked: columns whose changes make a version.
+        read_rows: reads the table.
+        read_state: reads the state table.
+    """
+    keys = list(layout.keys)
+    values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]
+    affected = events.select(keys).group_by(keys).aggregate([])
+    times = [VALID_FROM, VALID_TO] if layout.times else []
+    rows = read_rows(affected, [*values, START, END, *times])
+    rows = rows.filter(pc.is_valid(rows[START]))
+    state = read_state(affected, events.column_names)
+    known, source = _known_events(events, rows, state, layout)
+    known, source, groups, keyed = _in_order(known, source, layout)
+    which, contradictions = one_per_sequence(known, groups, values)
+    has_state = np.bincount(groups, source == _STATE) > 0
+    known, source, codes = known.take(pa.array(which)), source[which], keyed[which]
+    versions, hidden = _versions(known, codes, tracked, values, times)
+    # A state event that counts no longer is replaced, since it would be read back instead.
+    recorded = known.filter(pa.array((hidden | has_state) & (source != _STATE)))
+    return _difference(versions, rows, recorded, layout, contradictions)
+
+
+def _known_events(
+    events: pa.Table, rows: pa.Table, state: pa.Table, layout: Layout
+) -> tuple[pa.Table, Integers]:
+    """All events that are known of the keys, with the table's types, and where each is from."""
+    closed = rows.filter(pc.is_valid(rows[END]))
+    fields = []
+    for field in events.schema:
+        name = {SEQUENCE: START, TIME: VALID_FROM}.get(field.name, field.name)
+        fields.append(field if name == DELETE else rows.schema.field(name).with_name(field.name))
+    schema = pa.schema(fields)
+
+    def given_back(of: pa.Table, sequence: str, time: str, delete: bool) -> pa.Table:
+        names = {SEQUENCE: sequence, TIME: time}
+        columns = []
+        for field in schema:
+            name = field.name
+            if name == DELETE:
+                columns.append(pa.repeat(pa.scalar(delete), len(of)))
+            elif delete and name not in names and name not in layout.keys:
+                columns.append(pa.nulls(len(of), field.type))
+            else:
+                columns.append(of[names.get(name, name)])
+        return pa.table(columns, schema=schema)
+
+    parts = [
+        state.cast(schema),
+        given_back(rows, START, VALID_FROM, delete=False),
+        events.cast(schema),
+        given_back(closed, END, VALID_TO, delete=True),
+    ]
+    return pa.concat_tables(parts), np.repeat(np.arange(4), [len(part) for part in parts])
+
+
+def _in_order(
+    known: pa.Table, source: Integers, layout: Layout
+) -> tuple[pa.Table, Integers, Integers, Integers]:
+    """The events by key and sequence, with their source, key and sequence, and key as numbers.
+
+    A row's start and end give back an event only if the state does not have that of the sequence,
+    and an end only if no row starts there.
+    """
+    codes = key_codes(known, layout.keys)
+    parts = sequence_values(known, layout.order)
+    groups = dense_groups([codes, *parts])
+    in_state = np.bincount(groups, source == _STATE) > 0
+    starts = np.bincount(groups, source == _START) > 0
+    kept = ~((source == _START) & in_state[groups])
+    kept &= ~((source == _END) & (in_state | starts)[groups])
+    position = np.flatnonzero(kept)
+    position = position[np.lexsort((source[position], groups[position]))]
+    groups = groups[position]
+    groups = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
+    return known.take(pa.array(position)), source[position], groups, codes[position]
+
+
+def _versions(
+    known: pa.Table,
+    codes: Integers,
+    tracked: Sequence[str],
+    values: Sequence[str],
+    times: Sequence[str],
+) -> tuple[pa.Table, np.ndarray]:
+    """The rows of events in order, and the events that the rows do not show."""
+    count = len(known)
+    deletes = np.asarray(known[DELETE].to_numpy(), bool)
+    unopened = np.ones(count, bool)  # whether the key has no open row before the event
+    unopened[1:] = (codes[1:] != codes[:-1]) | deletes[:-1]
+    same = np.zeros(count, bool)
+    same[1:] = same_rows(known.slice(1), known.slice(0, max(count - 1, 0)), tracked)
+    opens = ~deletes & (unopened | ~same)
+    boundary = np.flatnonzero(opens | deletes)
+    first = np.flatnonzero(opens)
+    end = np.append(boundary, count)[np.searchsorted(boundary, first) + 1]
+    closed = end < count
+    closed[closed] = codes[end[closed]] == codes[first[closed]]
+    ends = pa.array(np.where(closed, end, 0), mask=~closed)
+    last = known.take(pa.array(end - 1))
+    rows = last.select(list(values))
+    rows = rows.append_column(START, known[SEQUENCE].take(pa.array(first)))
+    rows = rows.append_column(END, known[SEQUENCE].take(ends))
+    for name, which in zip(times, (pa.array(first), ends), strict=False):
+        rows = rows.append_column(name, known[TIME].take(which))
+    hidden = deletes & unopened
+    several = end - first > 1
+    steps = np.zeros(count + 1, np.int64)
+    np.add.at(steps, first[several], 1)
+    np.add.at(steps, end[several], -1)
+    return rows, hidden | (np.cumsum(steps[:-1]) > 0)
+
+
+def _difference(
+    versions: pa.Table, rows: pa.Table, recorded: pa.Table, layout: Layout, contradictions: int
+) -> RowChanges:
+    """The changes from the table's rows to the versions."""
+    identity = list(layout.identity)
+    before = positions_in(versions, rows, identity)
+    old = rows.take(pa.array(np.maximum(before, 0), mask=before < 0))
+    changed = (before < 0) | ~same_rows(versions, old, versions.column_names)
+    removed = np.ones(len(rows), bool)
+    removed[before[before >= 0]] = False
+    return RowChanges(
+        versions.filter(pa.array(changed)),
+        rows.filter(pa.array(removed)).select(identity),
+        recorded,
+        contradictions,
+    )

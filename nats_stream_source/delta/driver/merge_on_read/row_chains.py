@@ -1,0 +1,73 @@
+"""The rows of each key in a table with several rows per key: a history, or its state table.
+
+The index finds one row by its identity, which is longer than the key. A chain leads from a key to
+the slots of all its rows: ``head`` has the last slot of a key, and ``next`` the slot before it. A
+slot whose row was removed stays in its chain, since the row with this identity takes it again.
+
+Memory: 68 bytes for each key plus its bytes, and 8 for each row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from nats_stream_source.delta.driver.merge_on_read.key_index import Integers, KeyIndex, Keys
+
+
+class RowChains:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._keys = KeyIndex()
+        self._head = np.empty(0, np.int64)
+        self._next = np.empty(0, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the chains in bytes."""
+        return self._keys.nbytes + int(self._head.nbytes + self._next.nbytes)
+
+    def add(self, keys: pa.LargeBinaryArray, slots: Integers) -> None:
+        """Add new slots.
+
+        Args:
+            keys: of each slot's row, as ``encoded_keys`` returns them.
+            slots: none of them in a chain yet.
+        """
+        if not len(slots):
+            return
+        encoded = keys.dictionary_encode()
+        distinct = Keys(encoded.dictionary)
+        numbers = self._keys.find(distinct)
+        missing = np.flatnonzero(numbers < 0)
+        numbers[missing] = self._keys.insert(distinct.take(missing))
+        self._head = _grown(self._head, len(self._keys))
+        self._next = _grown(self._next, int(slots.max()) + 1)
+        of_row = numbers[encoded.indices.to_numpy()]
+        order = np.argsort(of_row, kind="stable")
+        of_row, slots = of_row[order], slots[order]
+        first = np.diff(of_row, prepend=-1) != 0
+        self._next[slots] = np.where(first, self._head[of_row], np.roll(slots, 1))
+        last = np.append(first[1:], True)
+        self._head[of_row[last]] = slots[last]
+
+    def slots(self, keys: pa.LargeBinaryArray) -> Integers:
+        """The slots of the rows of these keys, each key given once; some have no row any more."""
+        numbers = self._keys.find(Keys(keys))
+        slots = self._head[numbers[numbers >= 0]]
+        found = [np.empty(0, np.int64)]
+        while len(slots):
+            found.append(slots)
+            slots = self._next[slots]
+            slots = slots[slots >= 0]
+        return np.concatenate(found)
+
+
+def _grown(array: Integers, size: int) -> Integers:
+    """The array with at least this size, filled with -1."""
+    if size <= len(array):
+        return array
+    grown = np.full(max(size, len(array) + len(array) // 4), -1, np.int64)
+    grown[: len(array)] = array
+    return grown

@@ -1,0 +1,293 @@
+"""Merges of events by Spark, of any size: the state table first, then the table.
+
+**Steps.** 1. Persist the events, so that the batch is read once. 2. Read the rows and the state of
+their keys. 3. Send all that belongs to a key to one partition, where
+:mod:`nats_stream_source.delta.cdc` computes the changes (``mapInArrow``), and keep these
+(a local checkpoint).
+4. MERGE the state, then the table. A MERGE without changes is left out.
+
+**Other writers.** Delta's MERGE does not compare with the version that step 2 has read. If another
+writer has committed in between, all is computed again from the newest version: the rows and the
+state have the events of both writers, so the second time is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import reduce
+from operator import and_, or_
+
+import numpy as np
+import pyarrow as pa
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+from nats_stream_source.delta.cdc.comparison import positions_in
+from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.layout import Layout
+from nats_stream_source.delta.cdc.merge_events import changes_of, invalid_event_error
+from nats_stream_source.delta.conflicts import retry_conflicts
+from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
+from nats_stream_source.delta.spark.conflicts import CONFLICTS
+from nats_stream_source.delta.spark.merge_into import SparkTable
+from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
+from nats_stream_source.delta.table import quote
+from nats_stream_source.delta.upkeep import Upkeep
+
+# What a row that goes to a partition, or comes from it, is. The names do not occur in user tables.
+_KIND, _COUNT = "_nats_stream_source_kind", "_nats_stream_source_count"
+_EVENT, _ROW, _STATE, _REMOVED, _CONTRADICTIONS = range(5)
+
+
+class _CommittedMeanwhileError(Exception):
+    """Another writer has committed since the rows were read."""
+
+
+def merge_by_spark(
+    spark: SparkSession,
+    name: str,
+    events: Events,
+    table: SparkTable,
+    state: SparkTable | None,
+    upkeep: Upkeep | None,
+) -> MergeResult:
+    """Merge events; returns what has changed in the table.
+
+    Args:
+        spark: the session of the tables.
+        name: path or name of the table.
+        events: they are read once.
+        table: the table.
+        state: its state table, if its layout has one.
+        upkeep: of the table.
+    """
+    frame = events.frame.persist()
+    try:
+        _require_valid(frame, events.layout)
+        merge = _Merge(frame, events, table, state)
+        conflicts = (*CONFLICTS, _CommittedMeanwhileError)
+        result, recorded = retry_conflicts(merge.run, name, conflicts)
+    finally:
+        frame.unpersist()
+    if upkeep and recorded and state is not None:
+        upkeep_after_spark_commit(spark, state.target, upkeep, name)
+    if not (upkeep and result.changed):
+        return result
+    maintained = upkeep_after_spark_commit(spark, table.target, upkeep, name)
+    return replace(result, maintained=maintained)
+
+
+class _Merge:
+    def __init__(
+        self, frame: DataFrame, events: Events, table: SparkTable, state: SparkTable | None
+    ) -> None:
+        self._frame = frame
+        self._events = events
+        self._table = table
+        self._state = state
+
+    def run(self) -> tuple[MergeResult, bool]:
+        """What has changed in the table, and whether the state table has changed."""
+        version = self._table.version()
+        # A persisted DataFrame would be computed again once the state table has changed.
+        changes = self._changes().localCheckpoint()
+        timed = (CREATED_COLUMN, "timestamp") in changes.select("row.*").dtypes
+        created = F.col(f"row.{CREATED_COLUMN}") if timed else F.lit(None).cast("timestamp")
+        kinds = changes.groupBy(_KIND).agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.sum(_COUNT).alias("contradictions"),
+            F.unix_micros(F.max(created)).alias("newest"),
+        )
+        counts = {row[_KIND]: row for row in kinds.collect()}
+        recorded = _STATE in counts and self._state is not None
+        if recorded and self._state is not None:
+            rows = changes.where(F.col(_KIND) == _STATE).select("state.*")
+            _upsert_state(self._state.target, rows, self._events.layout)
+        contradictions = counts[_CONTRADICTIONS].contradictions if _CONTRADICTIONS in counts else 0
+        result = MergeResult("spark", contradictions=contradictions)
+        if not {_ROW, _REMOVED}.isdisjoint(counts):
+            merged = self._merge(
+                changes.where(F.col(_KIND).isin(_ROW, _REMOVED)).select(_KIND, "row.*")
+            )
+            if self._table.version() != version + 1:
+                raise _CommittedMeanwhileError("another writer has committed meanwhile")
+            time = counts[_ROW].newest if _ROW in counts else None
+            result = replace(
+                result,
+                inserted=merged.num_inserted_rows,
+                updated=merged.num_updated_rows,
+                deleted=merged.num_deleted_rows,
+                newest=None if time is None else datetime.fromtimestamp(time / 1e6, timezone.utc),
+            )
+        return result, recorded
+
+    def _changes(self) -> DataFrame:
+        """The changes: of each kind, with its columns in the struct ``row`` or ``state``."""
+        layout, events = self._events.layout, self._frame
+        table = self._table.schema
+        columns = [f.name for f in layout.table_schema(self._events.schema).fields]
+        rows = self._of_keys(self._table.target.toDF().select(*map(quote, columns)))
+        state_schema = layout.state_schema(self._events.schema)
+        parts = [(_EVENT, "event", events), (_ROW, "row", rows)]
+        if self._state is not None:
+            state = self._state.target.toDF().select(*map(quote, state_schema.names))
+            parts.append((_STATE, "state", self._of_keys(state)))
+        row_schema = StructType([table[name] for name in columns])
+        kinds = {"event": events.schema, "row": row_schema, "state": state_schema}
+        frames = []
+        for kind, of, frame in parts:
+            structs = [
+                (F.struct(*map(quote, frame.columns)) if name == of else F.lit(None))
+                .cast(_nullable(schema))
+                .alias(name)
+                for name, schema in kinds.items()
+            ]
+            keys = [F.col(quote(key)) for key in layout.keys]
+            frames.append(frame.select(*keys, F.lit(kind).alias(_KIND), *structs))
+        united = reduce(DataFrame.unionByName, frames).repartition(
+            *(F.col(quote(key)) for key in layout.keys)
+        )
+        output = StructType(
+            [
+                StructField(_KIND, IntegerType()),
+                StructField(_COUNT, LongType()),
+                StructField("row", _nullable(row_schema)),
+                StructField("state", _nullable(state_schema)),
+            ]
+        )
+        work = _partition_work(layout, self._events.tracked, to_arrow_schema(output))
+        return united.select(_KIND, *kinds).mapInArrow(work, output)
+
+    def _of_keys(self, frame: DataFrame) -> DataFrame:
+        keys = [*self._events.layout.keys]
+        return frame.join(
+            self._frame.select(*map(quote, keys)).distinct(), keys, "left_semi"
+        ).select(*map(quote, frame.columns))
+
+    def _merge(self, rows: DataFrame) -> Row:
+        columns: dict[str, str | Column] = {
+            quote(name): F.col(f"s.{quote(name)}") for name in rows.columns if name != _KIND
+        }
+        removed = F.col(f"s.{_KIND}") == _REMOVED
+        counts = (
+            self._table.target.alias("t")
+            .merge(rows.alias("s"), _same(self._events.layout.identity))
+            .whenMatchedDelete(removed)
+            .whenMatchedUpdate(set=columns)
+            .whenNotMatchedInsert(~removed, columns)
+            .execute()
+            .first()
+        )
+        assert counts is not None  # Delta's MERGE returns one row of counts
+        return counts
+
+
+def _upsert_state(target: DeltaTable, rows: DataFrame, layout: Layout) -> None:
+    columns: dict[str, str | Column] = {
+        quote(name): F.col(f"s.{quote(name)}") for name in rows.columns
+    }
+    identity = layout.state("state").identity
+    greater = None
+    if layout.scd_type == 1:  # another writer can have recorded a greater delete
+        new, old = (F.struct(*(f"{of}.{quote(name)}" for name in layout.order)) for of in "st")
+        greater = new > old
+    (
+        target.alias("t")
+        .merge(rows.alias("s"), _same(identity))
+        .whenMatchedUpdate(greater, columns)
+        .whenNotMatchedInsert(values=columns)
+        .execute()
+    )
+
+
+def _same(columns: Sequence[str]) -> Column:
+    return reduce(and_, (F.col(f"t.{quote(c)}") == F.col(f"s.{quote(c)}") for c in columns))
+
+
+def _nullable(schema: StructType) -> StructType:
+    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
+
+
+def _require_valid(frame: DataFrame, layout: Layout) -> None:
+    names = [*layout.keys, *layout.order]
+    invalid = frame.where(reduce(or_, _nulls(frame.schema, names)))
+    first = invalid.limit(1).toArrow()
+    if len(first):
+        raise invalid_event_error(first, invalid.count(), layout)
+
+
+def _nulls(schema: StructType, names: Sequence[str], prefix: str = "") -> Iterator[Column]:
+    for name in names:
+        path = prefix + quote(name)
+        yield F.col(path).isNull()
+        kind = schema[name].dataType
+        if isinstance(kind, StructType):
+            yield from _nulls(kind, kind.names, f"{path}.")
+
+
+def _partition_work(
+    layout: Layout, tracked: Sequence[str], output: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts = [batch for batch in batches if batch.num_rows]
+        if not parts:
+            return
+        united = pa.Table.from_batches(parts)
+        kinds = united[_KIND].to_numpy()
+        of_kind = {
+            kind: _unpacked(united.filter(pa.array(kinds == kind))[name])
+            for kind, name in ((_EVENT, "event"), (_ROW, "row"), (_STATE, "state"))
+        }
+        if not len(of_kind[_EVENT]):
+            return
+
+        def reader(table: pa.Table) -> Callable[[pa.Table, Sequence[str]], pa.Table]:
+            def read(keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+                wanted = positions_in(table, keys, layout.keys) >= 0
+                return table.filter(pa.array(wanted)).select(list(columns))
+
+            return read
+
+        changes = changes_of(
+            of_kind[_EVENT], layout, tracked, reader(of_kind[_ROW]), reader(of_kind[_STATE])
+        )
+        for kind, field, rows in (
+            (_ROW, "row", changes.upserts),
+            (_REMOVED, "row", changes.removed),
+            (_STATE, "state", changes.state),
+        ):
+            if len(rows):
+                yield from _packed(kind, {field: rows}, len(rows), 0, output)
+        if changes.contradictions:
+            yield from _packed(_CONTRADICTIONS, {}, 1, changes.contradictions, output)
+
+    return work
+
+
+def _unpacked(column: pa.ChunkedArray) -> pa.Table:
+    names = [field.name for field in column.type]
+    return pa.table(column.flatten(), names=names)
+
+
+def _packed(
+    kind: int, structs: dict[str, pa.Table], count: int, total: int, output: pa.Schema
+) -> list[pa.RecordBatch]:
+    columns = [pa.array(np.full(count, kind, np.int32)), pa.array(np.full(count, total, np.int64))]
+    for field in list(output)[2:]:
+        table = structs.get(field.name)
+        if table is None:
+            columns.append(pa.nulls(count, field.type))
+            continue
+        arrays = [
+            table[inner.name].cast(inner.type).combine_chunks()
+            if inner.name in table.column_names
+            else pa.nulls(count, inner.type)
+            for inner in field.type
+        ]
+        columns.append(pa.StructArray.from_arrays(arrays, fields=list(field.type)))
+    return list(pa.table(columns, schema=output).to_batches())

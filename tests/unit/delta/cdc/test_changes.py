@@ -1,0 +1,88 @@
+"""Changes of SCD type 1 and 2: Spark's situations, and random batches against the rules."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.cdc.events import SITUATIONS, Event, events_of, history, latest
+from tests.unit.delta.cdc.memory_tables import MemoryTables
+
+UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"]]
+
+
+@pytest.mark.parametrize("situation", UNIQUE)
+@pytest.mark.parametrize(
+    ("scd_type", "tracked", "column"),
+    [(1, "ab", "scd1"), (2, "ab", "scd2_track_a_b"), (2, "a", "scd2_track_a")],
+)
+def test_situation_gives_rows_of_auto_cdc(
+    situation: str, scd_type: int, tracked: str, column: str
+) -> None:
+    tables = MemoryTables(scd_type, tracked)
+    for batch, after in zip(events_of(situation), SITUATIONS[situation]["after"], strict=True):
+        tables.merge(batch)
+        assert [list(row[1:]) for row in tables.rows()] == after[column]
+
+
+@pytest.mark.parametrize("situation", UNIQUE)
+def test_oracle_gives_rows_of_auto_cdc(situation: str) -> None:
+    # The oracle of the random batches, against what Spark gave.
+    events: list[Event] = []
+    for batch, after in zip(events_of(situation), SITUATIONS[situation]["after"], strict=True):
+        events += batch
+        assert [list(row[1:]) for row in latest(events)] == after["scd1"]
+        for tracked in ("ab", "a"):
+            rows = [list(row[1:]) for row in history(events, tracked)]
+            assert rows == after["scd2_track_a_b" if tracked == "ab" else "scd2_track_a"]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("scd_type", "tracked"), [(1, "ab"), (2, "ab"), (2, "a")])
+def test_random_batches_give_rows_of_rules(scd_type: int, tracked: str, ties: bool) -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        tables, seen = MemoryTables(scd_type, tracked), []
+        for batch in random_batches(rng, ties=ties):
+            seen += batch
+            if rng.random() < 0.3:
+                # A crash before the commit of the rows, or after it; the batch is repeated.
+                tables.merge(batch, crash=rng.random() < 0.7)
+            tables.merge(batch)
+            rows = latest(seen) if scd_type == 1 else history(seen, tracked)
+            keys = {event.key for event in batch}
+            assert of_keys(tables.rows(), keys) == of_keys(rows, keys), (seed, seen)
+        tables.merge(seen)
+        rows = latest(seen) if scd_type == 1 else history(seen, tracked)
+        assert tables.rows() == sorted(rows, key=lambda row: row[:2])
+
+
+def of_keys(rows: list[tuple[Any, ...]], keys: set[str]) -> list[tuple[Any, ...]]:
+    return sorted((row for row in rows if row[0] in keys), key=lambda row: row[:2])
+
+
+def random_batches(rng: random.Random, *, ties: bool) -> list[list[Event]]:
+    """Return events of a few keys in batches: late, repeated, without effect, and deletes."""
+    events = []
+    for key in "xyz"[: rng.randrange(1, 4)]:
+        for seq in rng.sample(range(1, 40), rng.randrange(1, 12)):
+            events.append(random_event(rng, key, seq))
+            if ties and rng.random() < 0.2:
+                events.append(random_event(rng, key, seq))
+    rng.shuffle(events)
+    batches = []
+    while events:
+        size = rng.randrange(1, 5)
+        batch, events = events[:size], events[size:]
+        batches.append([*batch, *rng.sample(batch, rng.randrange(len(batch)))])
+        if rng.random() < 0.3:
+            batches.append(rng.choice(batches))
+    return batches
+
+
+def random_event(rng: random.Random, key: str, seq: int) -> Event:
+    if rng.random() < 0.3:
+        return Event(key, seq, "D", None, None)
+    return Event(key, seq, "U", rng.choice([None, 1, 2]), rng.choice([None, "x"]))
