@@ -150,7 +150,8 @@ class Layout:
         if stored is None:
             raise ConfigurationError(
                 f"could not use table {table!r}: it was not created with keys and sequence_by, "
-                f"expected a table that was; name a new table, or replay the events into it"
+                f"expected a table that was; name a new table, or set the property {PROPERTY!r} of "
+                f"a new, empty one to {self.properties[PROPERTY]!r}"
             )
         for what, given, expected in (
             ("stored_as_scd_type", self.scd_type, stored.scd_type),
