@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.location import Engine, TableLocation
-from nats_stream_source.delta.table import TableEngine
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 
@@ -22,6 +22,8 @@ def maintain(
     upkeep: Upkeep = DEFAULT_UPKEEP,
 ) -> MaintenanceResult:
     """Compact and VACUUM a table, and shorten its log, whether that is due or not.
+
+    A state table beside it is maintained too; the result is the sum of both.
 
     For tables that were never maintained, and for a scheduled job in place of the upkeep of
     ``merge_changes(…, upkeep=None)``. A query can merge into the table meanwhile.
@@ -39,12 +41,16 @@ def maintain(
     """
     selector = EngineSelector(TableLocation(table, engine, storage_options))
 
-    def work(tables: TableEngine) -> MaintenanceResult:
+    def work(tables: EventEngine) -> MaintenanceResult:
         target = tables.find()
         if target is None:
             raise ConfigurationError(
                 f"could not maintain table {table!r}: no Delta table found; check the path or name"
             )
-        return target.maintain(upkeep)
+        result = target.maintain(upkeep)
+        if target.layout is not None and target.layout.has_state:
+            state = tables.find_state()
+            result += state.maintain(upkeep) if state is not None else MaintenanceResult()
+        return result
 
     return selector.run(spark, work)

@@ -37,13 +37,18 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from nats_stream_source.delta.cdc.bucket_history import closing_events, require_entries
+from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.layout import Layout, missing_state_error, state_name
+from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableLocation
 from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
-from nats_stream_source.delta.table import Deletes, TableEngine, validate_deletes, verify_table
+from nats_stream_source.delta.table import Deletes, validate_deletes, verify_table
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import kv_codec
 from nats_stream_source.jetstream.subjects import validate_bucket
@@ -55,7 +60,7 @@ class ReconcileResult:
     """The counts of one :func:`reconcile`.
 
     Attributes:
-        removed: rows removed or marked.
+        removed: rows removed, marked or closed.
         kept: rows whose keys have a value in the bucket.
         changed: rows whose keys were missing but which a query changed at the same time; they are
             not modified.
@@ -81,7 +86,9 @@ def reconcile(
     key_codec: str | None = None,
     **options: str,
 ) -> ReconcileResult:
-    """Remove or mark the rows of a table whose keys the bucket no longer has.
+    """Remove, mark or close the rows of a table whose keys the bucket no longer has.
+
+    In a history table (``stored_as_scd_type=2``) the open row of such a key is closed.
 
     Rows of an earlier bucket of this name are included. A row is changed only if its key had no
     value when the bucket's leader responded, and the row was not changed since. The driver holds
@@ -118,21 +125,27 @@ def reconcile(
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
     selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
 
-    def work(tables: TableEngine) -> ReconcileResult:
+    def work(tables: EventEngine) -> ReconcileResult:
         target = tables.find()
         if target is None:
             raise ConfigurationError(
                 f"could not reconcile table {table!r}: no Delta table found; check the path or name"
             )
-        verify_table(table, target.schema, deletes)
+        layout = target.layout
+        if layout is None:
+            verify_table(table, target.schema, deletes)
+        else:
+            require_entries(table, layout)
         rows = table_rows(target.rows(bucket, deletes))
         # In a separate thread, since the thread of a notebook already runs an event loop.
         with ThreadPoolExecutor(1) as thread:
             search = find_missing(rows, table, bucket, settings, codec)
             missing, last_seq = thread.submit(asyncio.run, search).result()
         removed = 0
-        if missing:
+        if missing and layout is None:
             removed = target.remove_or_mark(missing_table(missing), bucket, deletes)
+        elif missing and layout is not None:
+            removed = _close(spark, table, tables, layout, missing_table(missing), bucket)
         return ReconcileResult(
             removed=removed,
             kept=len(rows) - len(missing),
@@ -141,3 +154,20 @@ def reconcile(
         )
 
     return selector.run(spark, work)
+
+
+def _close(
+    spark: SparkSession,
+    table: str,
+    tables: EventEngine,
+    layout: Layout,
+    missing: pa.Table,
+    bucket: str,
+) -> int:
+    """Close the open rows of missing keys; returns their number."""
+    state = tables.find_state()
+    if state is None:
+        raise missing_state_error(state_name(table))
+    events = closing_events(missing, bucket, layout, state.schema)
+    frame = spark.createDataFrame(events)
+    return tables.merge_events(Events(frame, layout, None), None).updated

@@ -60,12 +60,13 @@ class Events:
     Attributes:
         frame: see the module.
         layout: of the table that they are merged into.
-        tracked: with SCD type 2, the columns whose changes make a version.
+        tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
+            close the open rows, see :mod:`nats_stream_source.delta.reconcile`.
     """
 
     frame: DataFrame
     layout: Layout
-    tracked: tuple[str, ...]
+    tracked: tuple[str, ...] | None
 
     @property
     def schema(self) -> StructType:

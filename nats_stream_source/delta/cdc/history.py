@@ -54,7 +54,7 @@ _STATE, _START, _BATCH, _END = range(4)
 def history_changes(
     events: pa.Table,
     layout: Layout,
-    tracked: Sequence[str],
+    tracked: Sequence[str] | None,
     read_rows: Reader,
     read_state: Reader,
 ) -> RowChanges:
@@ -64,7 +64,8 @@ def history_changes(
         events: with the columns of :mod:`nats_stream_source.delta.cdc.events`, none of their keys
             and sequences null.
         layout: of the table.
-        tracked: columns whose changes make a version.
+        tracked: columns whose changes make a version. None if all events are deletes that close the
+            open row of their key, whatever the table's query tracks.
         read_rows: reads the table.
         read_state: reads the state table.
     """
@@ -75,6 +76,9 @@ def history_changes(
     rows = read_rows(affected, [*values, START, END, *times])
     rows = rows.filter(pc.is_valid(rows[START]))
     state = read_state(affected, events.column_names)
+    if tracked is None:
+        rows = rows.filter(pc.is_null(rows[END]))
+        state, tracked = _since(state, rows, keys), ()
     known, source = _known_events(events, rows, state, layout)
     known, source, groups, keyed = _in_order(known, source, layout)
     which, contradictions = one_per_sequence(known, groups, values)
@@ -84,6 +88,22 @@ def history_changes(
     # A state event that counts no longer is replaced, since it would be read back instead.
     recorded = known.filter(pa.array((hidden | has_state) & (source != _STATE)))
     return _difference(versions, rows, recorded, layout, contradictions)
+
+
+def _since(state: pa.Table, rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The events of the state from the start of their key's open row on."""
+    at = positions_in(state, rows, keys)
+    state, at = state.filter(pa.array(at >= 0)), at[at >= 0]
+    starts = rows.select([START]).rename_columns([SEQUENCE]).take(pa.array(at))
+    both = pa.concat_tables(
+        [state.select([SEQUENCE]), starts.cast(state.select([SEQUENCE]).schema)]
+    )
+    later, equal = np.zeros(len(state), bool), np.ones(len(state), bool)
+    for part in sequence_values(both, [SEQUENCE]):
+        event, start = part[: len(state)], part[len(state) :]
+        later |= equal & (event > start)
+        equal &= event == start
+    return state.filter(pa.array(later | equal))
 
 
 def _known_events(

@@ -18,7 +18,7 @@ from nats_stream_source.errors import ConfigurationError
 def changes_of(
     events: pa.Table,
     layout: Layout,
-    tracked: Sequence[str],
+    tracked: Sequence[str] | None,
     read_rows: Reader,
     read_state: Reader,
 ) -> RowChanges:

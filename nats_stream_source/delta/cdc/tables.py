@@ -60,6 +60,9 @@ class EventEngine(TableEngine, Protocol):
     ) -> LayoutTable:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
 
+    def find_state(self) -> LayoutTable | None:
+        """The state table beside the table, or None if it does not exist."""
+
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """Merge events into the table and its state table, which are created if need be.
 

@@ -27,6 +27,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.layout import Layout
@@ -189,6 +190,11 @@ class CopyOnWriteTable:
 
     def _rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         target = self._target()
+        if self.layout is not None:
+            names = open_row_columns(self.schema.names)
+            query = f"SELECT {', '.join(map(_identifier, names))} FROM t"
+            rows = pa.table(QueryBuilder().register("t", target).execute(query))
+            return open_rows(rows, bucket)
         conditions = [f"{column} IS NOT NULL" for column in ("key", "stream_created", "revision")]
         if "bucket" in schema_of(target).names:
             conditions.append(f"bucket = {_literal(bucket)}")

@@ -88,6 +88,10 @@ class DriverEngine:
             return found
         return self._create(table_schema(batch, deletes), {}, upkeep)
 
+    def find_state(self) -> RowTable | None:
+        """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
+        return self._state().find()
+
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
         layout, name = events.layout, self._storage.name

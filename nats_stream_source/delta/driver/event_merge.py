@@ -24,7 +24,7 @@ from nats_stream_source.delta.upkeep import Upkeep
 def merge_collected(
     events: pa.Table,
     layout: Layout,
-    tracked: Sequence[str],
+    tracked: Sequence[str] | None,
     table: RowTable,
     state: RowTable | None,
     upkeep: Upkeep | None,
@@ -34,7 +34,8 @@ def merge_collected(
     Args:
         events: see :mod:`nats_stream_source.delta.cdc.events`.
         layout: of the table.
-        tracked: with SCD type 2, the columns whose changes make a version.
+        tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
+            close open rows.
         table: the table.
         state: its state table, if its layout has one.
         upkeep: of both tables.

@@ -57,6 +57,10 @@ class SparkEngine:
             return found
         return self._create(table_schema(batch, deletes), {}, upkeep)
 
+    def find_state(self) -> SparkTable | None:
+        """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
+        return self._state().find()
+
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
         layout = events.layout
@@ -66,12 +70,10 @@ class SparkEngine:
         verify_columns(self._name, table.schema, schema)
         state = None
         if layout.has_state:
-            state = SparkEngine(self._spark, state_name(self._name))._of_table(
-                table, events, upkeep
-            )
+            state = self._state().of_table(table, events, upkeep)
         return merge_by_spark(self._spark, self._name, events, table, state, upkeep)
 
-    def _of_table(self, table: SparkTable, events: Events, upkeep: Upkeep | None) -> SparkTable:
+    def of_table(self, table: SparkTable, events: Events, upkeep: Upkeep | None) -> SparkTable:
         """The state table of a table, for an engine of its location; created if need be."""
         layout = events.layout.state(table.table_id)
         schema, found = layout.state_schema(events.schema), self.find()
@@ -82,6 +84,10 @@ class SparkEngine:
         layout.verify_state(self._name, found.layout)
         verify_columns(self._name, found.schema, schema)
         return found
+
+    def _state(self) -> SparkEngine:
+        """The engine of the state table."""
+        return SparkEngine(self._spark, state_name(self._name))
 
     def _create(
         self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None

@@ -231,7 +231,7 @@ def _nulls(schema: StructType, names: Sequence[str], prefix: str = "") -> Iterat
 
 
 def _partition_work(
-    layout: Layout, tracked: Sequence[str], output: pa.Schema
+    layout: Layout, tracked: Sequence[str] | None, output: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [batch for batch in batches if batch.num_rows]

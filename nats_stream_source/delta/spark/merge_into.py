@@ -28,7 +28,8 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.cdc.layout import Layout
+from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
+from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.newest import OPERATIONS
@@ -116,6 +117,9 @@ class SparkTable:
     def rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         """See :class:`nats_stream_source.delta.table.Table`."""
         frame = self._target.toDF()
+        if self.layout is not None:
+            rows = frame.select(*map(quote, open_row_columns(frame.columns)))
+            return open_rows(rows.where(F.col(END).isNull()).toArrow(), bucket)
         if "bucket" in frame.columns:
             frame = frame.where(F.col("bucket") == bucket)
         if deletes == "mark":

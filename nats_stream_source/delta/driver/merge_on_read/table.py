@@ -30,6 +30,7 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
@@ -121,12 +122,18 @@ class MergeOnReadTable:
     @property
     def layout(self) -> Layout | None:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
-        return self._opened.open(self._target, self._limits).layout
+        if self._opened.table is not None:
+            return self._opened.table.layout
+        assert self._target is not None
+        return Layout.of(self._target.metadata().configuration)
 
     @property
     def table_id(self) -> str:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
-        return self._opened.open(self._target, self._limits).table_id
+        if self._opened.table is not None:
+            return self._opened.table.table_id
+        assert self._target is not None
+        return str(self._target.metadata().id)
 
     @property
     def schema(self) -> StructType:
@@ -299,6 +306,9 @@ class MergeOnReadTable:
 def _bucket_rows(table: IndexedTable, bucket: str, deletes: Deletes) -> pa.Table:
     with table.lock:
         table.refresh()
+        if table.layout is not None:
+            names = open_row_columns(table.schema.names)
+            return open_rows(table.read_rows(table.live_slots(), names), bucket)
         columns = ["key", *ORDER_COLUMNS]
         columns += [name for name in ("bucket",) if name in table.schema.names]
         columns += [DELETED_COLUMN] if deletes == "mark" else []

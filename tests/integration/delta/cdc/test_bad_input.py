@@ -1,0 +1,152 @@
+"""Rules and batches that are refused, with both tables unchanged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import merge, merge_changes
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.cdc.conftest import ENGINES, EventFrame, columns_of
+from tests.support.cdc.events import Event
+
+pytestmark = pytest.mark.delta
+RULES: dict[str, Any] = {
+    "keys": ["key"],
+    "sequence_by": "seq",
+    "apply_as_deletes": "op = 'D'",
+    "except_column_list": ["op"],
+}
+HISTORY = {**RULES, "stored_as_scd_type": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"column_list": ["a"], "except_column_list": ["b"]}, "column_list with except"),
+        (
+            {
+                "stored_as_scd_type": 2,
+                "track_history_column_list": ["a"],
+                "track_history_except_column_list": ["b"],
+            },
+            "track_history_column_list with track_history_except",
+        ),
+        ({"track_history_column_list": ["a"]}, "with stored_as_scd_type=1"),
+        ({"stored_as_scd_type": 3}, "stored_as_scd_type is 3, expected 1 or 2"),
+        ({"stored_as_scd_type": 2, "deletes": "mark"}, "deletes='mark' with stored_as_scd_type=2"),
+        ({"keys": []}, "keys is empty"),
+        ({"keys": ["a", "a"]}, "keys has 'a' twice"),
+        ({"column_list": "a"}, "column_list is 'a', expected a list"),
+        ({"sequence_by": []}, "sequence_by is \\[\\]"),
+        ({"sequence_by": 5}, "sequence_by is 5"),
+        ({"apply_as_deletes": ""}, "apply_as_deletes is ''"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        merge_changes("/lake/fleet", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"keys": ["kei"]}, "keys has 'kei', which is not a column of it; did you mean 'key'"),
+        ({"column_list": ["key", "c"], "except_column_list": None}, "column_list has 'c'"),
+        ({"except_column_list": ["c"]}, "except_column_list has 'c'"),
+        ({"except_column_list": ["key"]}, "the key 'key' is not a selected column"),
+        ({**HISTORY, "track_history_column_list": ["x"]}, "track_history_column_list has 'x'"),
+        ({**HISTORY, "track_history_except_column_list": ["op"]}, "not a selected column"),
+        ({"keys": None}, "keys is missing"),
+        ({"sequence_by": None}, "sequence_by is missing"),
+        ({"sequence_by": "nothing + 1"}, "sequence_by or apply_as_deletes is invalid"),
+        ({"sequence_by": "map(seq, seq)"}, "MAP<BIGINT,BIGINT>, which cannot be ordered"),
+        ({"sequence_by": "array(seq)"}, "cannot be ordered"),
+        ({"apply_as_deletes": "seq + 1"}, "apply_as_deletes is BIGINT, expected a condition"),
+    ],
+)
+def test_rules_that_do_not_fit_batch_are_refused(
+    event_frame: EventFrame, table: Path, arguments: dict[str, Any], error: str
+) -> None:
+    batch = event_frame([Event("a", 1, "U", 1, "x")])
+    with pytest.raises(ConfigurationError, match=error):
+        merge(batch, str(table), **{**RULES, **arguments})
+    assert not table.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("__START_AT", HISTORY), ("__end_at", HISTORY), ("deleted", {**RULES, "deletes": "mark"})],
+)
+def test_reserved_column_is_refused(
+    event_frame: EventFrame, table: Path, name: str, arguments: dict[str, Any]
+) -> None:
+    batch = event_frame([Event("a", 1, "U", 1, "x")]).withColumnRenamed("a", name)
+    with pytest.raises(ConfigurationError, match=f"column '{name}'.* is reserved"):
+        merge(batch, str(table), **arguments)
+    assert not table.exists()
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_null_key_or_sequence_names_row_and_changes_nothing(
+    event_frame: EventFrame, table: Path, engine: str, scd_type: int
+) -> None:
+    rules = {**RULES, **ENGINES[engine], "stored_as_scd_type": scd_type}
+    merge(event_frame([Event("a", 1, "U", 1, "x")]), str(table), **rules)
+    before = DeltaTable(table).version()
+    null: Any = None
+    for bad, row in (
+        (Event("b", null, "U", 2, "y"), "key='b', .*None"),
+        (Event(null, 3, "U", 2, "y"), "key=None, .*3"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"1 events have a null .* has {row}"):
+            merge(event_frame([Event("a", 2, "U", 2, "y"), bad]), str(table), **rules)
+    assert DeltaTable(table).version() == before
+    assert columns_of(table, "key", "seq") == [("a", 1)]
+
+
+def test_other_rules_for_existing_table_are_refused(
+    spark: SparkSession, event_frame: EventFrame, table: Path
+) -> None:
+    batch = event_frame([Event("a", 1, "U", 1, "x")])
+    merge(batch, str(table), **RULES)
+    for arguments, error in (
+        (HISTORY, "created with stored_as_scd_type 1, and this call has 2"),
+        ({**RULES, "keys": ["key", "b"]}, "created with keys"),
+        ({**RULES, "sequence_by": "cast(seq AS STRING)"}, "created with a sequence_by of type"),
+        ({**RULES, "sequence_by": "seq + 1"}, "its sequence in columns"),
+        ({**RULES, "deletes": "mark"}, "created with deletes 'remove'"),
+    ):
+        with pytest.raises(ConfigurationError, match=error):
+            merge(batch, str(table), **arguments)
+    entries = spark.createDataFrame(
+        [("a", 1, "PUT", None)],
+        "key STRING, revision BIGINT, operation STRING, stream_created TIMESTAMP",
+    )
+    with pytest.raises(ConfigurationError, match="rules of a bucket's newest entries"):
+        merge(entries, str(table))
+
+
+def test_table_created_without_rules_is_refused(event_frame: EventFrame, table: Path) -> None:
+    batch = event_frame([Event("a", 1, "U", 1, "x")])
+    DeltaTable.create(str(table), batch.limit(0).toArrow().schema)
+    with pytest.raises(ConfigurationError, match="not created with keys and sequence_by"):
+        merge(batch, str(table), **RULES)
+
+
+@pytest.mark.parametrize("damage", ["missing", "of another table"])
+def test_state_table_of_other_table_is_refused(
+    event_frame: EventFrame, table: Path, damage: str
+) -> None:
+    batch, state = event_frame([Event("a", 1, "U", 1, "x")]), table.with_name("fleet__cdc_state")
+    merge(batch, str(table), **HISTORY)
+    shutil.rmtree(state if damage == "missing" else table)
+    error = "does not exist beside" if damage == "missing" else "belongs to another table"
+    with pytest.raises(ConfigurationError, match=error):
+        merge(batch, str(table), **HISTORY)
