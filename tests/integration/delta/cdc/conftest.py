@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.delta import merge
@@ -30,7 +31,15 @@ def event_frame(spark: SparkSession) -> EventFrame:
     return lambda events: spark.createDataFrame(list(events), SCHEMA)
 
 
-@pytest.fixture(params=[*ENGINES, "alternating"])
+# Merges by Spark take seconds each: `make test-faults` has those of all situations.
+@pytest.fixture(
+    params=[
+        "merge-on-read",
+        "copy-on-write",
+        pytest.param("spark", marks=pytest.mark.faults),
+        pytest.param("alternating", marks=pytest.mark.faults),
+    ]
+)
 def engine_options(request: pytest.FixtureRequest) -> Callable[[], dict[str, Any]]:
     """Function that returns the arguments of the next merge's engine."""
     names = list(ENGINES) if request.param == "alternating" else [request.param]
@@ -59,7 +68,5 @@ def merge_events(
 
 def columns_of(table: Path, *columns: str) -> list[tuple[Any, ...]]:
     """Return columns of the table's rows, sorted by the first two."""
-    from deltalake import DeltaTable
-
     rows = rows_of(DeltaTable(table))
     return sorted((tuple(row[c] for c in columns) for row in rows), key=lambda row: row[:2])

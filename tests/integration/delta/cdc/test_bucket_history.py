@@ -1,0 +1,112 @@
+"""The history of a bucket's entries: versions with their times, reconcile and maintain."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import Upkeep, maintain, merge, reconcile
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.cdc.conftest import ENGINES
+from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.merge_model import Entry, Frame, delete, put
+from tests.support.delta import rows_of
+
+pytestmark = pytest.mark.delta
+
+
+def versions(table: Path) -> list[tuple[Any, ...]]:
+    """Return key, value, start and end by revision, and the times of each version."""
+    rows = [
+        (
+            row["key"],
+            row["value"],
+            row["__START_AT"]["revision"],
+            row["__END_AT"] and row["__END_AT"]["revision"],
+            row["valid_from"],
+            row["valid_to"],
+        )
+        for row in rows_of(DeltaTable(table))
+    ]
+    return sorted(rows, key=lambda row: (row[0], row[2]))
+
+
+def as_of(table: Path, time: datetime) -> dict[str, bytes]:
+    """Return the values at a time, by the query of the documentation."""
+    return {
+        key: value
+        for key, value, _, _, start, end in versions(table)
+        if start <= time and (end is None or end > time)
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_history_has_versions_with_times_of_entries(frame: Frame, table: Path, engine: str) -> None:
+    first, same, second = put("a", 1), put("a", 3, value=b"a@1"), put("a", 5)
+    removed, again = delete("a", 7), put("a", 9, value=b"a@5")
+    other = put("b", 2)
+    log: list[list[Entry]] = [[first, other], [same, second], [removed], [again, first, same]]
+    for batch in log:
+        merge(frame(*batch), str(table), stored_as_scd_type=2, **ENGINES[engine])
+    assert versions(table) == [
+        ("a", b"a@1", 1, 5, first.created, second.created),
+        ("a", b"a@5", 5, 7, second.created, removed.created),
+        ("a", b"a@5", 9, None, again.created, None),
+        ("b", b"b@2", 2, None, other.created, None),
+    ]
+    assert as_of(table, second.created) == {"a": b"a@5", "b": b"b@2"}
+    assert as_of(table, removed.created) == {"b": b"b@2"}
+
+
+@pytest.mark.parametrize(
+    "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
+)
+def test_reconcile_closes_open_rows_of_missing_keys(
+    spark: SparkSession, frame: Frame, table: Path, bucket: Bucket, engine: str
+) -> None:
+    options = {name: ENGINES[engine][name] for name in ("engine",)}
+    arguments = {"bucket": bucket.name, "servers": bucket.url, **options}
+    read = bucket.write(*((key, "PUT") for key in ("a", "b", "c", "d")))
+    again = bucket.write(("a", "PUT"))  # the same value: an entry that the rows do not show
+    merge(frame(*read, *again), str(table), stored_as_scd_type=2, **ENGINES[engine])
+    bucket.write(("b", "DEL"), ("d", "PUT"))
+    bucket.purge_subjects("a", "d")
+    last_seq = bucket.state()["last_seq"]
+    result = reconcile(spark, str(table), **arguments)
+    assert (result.removed, result.kept, result.changed, result.last_seq) == (3, 1, 0, last_seq)
+    ends = {row[0]: row[3] for row in versions(table)}
+    assert ends == {"a": last_seq, "b": 6, "c": None, "d": last_seq}
+    values = {row["key"]: (row["value"], row["revision"]) for row in rows_of(DeltaTable(table))}
+    assert values == {"a": (b"x", 5), "b": (b"x", 2), "c": (b"x", 3), "d": (b"x", 4)}
+    before = DeltaTable(table).version()
+    assert reconcile(spark, str(table), **arguments).removed == 0
+    assert DeltaTable(table).version() == before
+
+
+def test_reconcile_refuses_table_with_other_sequence(
+    spark: SparkSession, frame: Frame, table: Path, bucket: Bucket
+) -> None:
+    merge(frame(put("a", 1)), str(table), sequence_by="created")
+    with pytest.raises(ConfigurationError, match="expected those of a bucket's entries"):
+        reconcile(spark, str(table), bucket=bucket.name, servers=bucket.url)
+
+
+@pytest.mark.parametrize("engine", ["merge-on-read", "copy-on-write"])
+def test_maintain_compacts_table_and_state(
+    spark: SparkSession, frame: Frame, table: Path, engine: str
+) -> None:
+    state, options = table.with_name("fleet__cdc_state"), ENGINES[engine]
+    for number in range(1, 5):
+        batch = [put(f"key {number}", number), delete(f"gone {number}", number)]
+        merge(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, **options)
+    rows, recorded = versions(table), rows_of(DeltaTable(state))
+    assert len(DeltaTable(state).file_uris()) == len(recorded) == 4
+    result = maintain(spark, str(table), engine="delta-rs", upkeep=Upkeep(retention_hours=1000))
+    assert (result.compacted, result.written) == (8, 2)
+    assert len(DeltaTable(table).file_uris()) == len(DeltaTable(state).file_uris()) == 1
+    assert versions(table) == rows
