@@ -55,6 +55,7 @@ from nats_stream_source.delta.driver.merge_on_read.live_files import (
     positions,
 )
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.merge_on_read.row_cache import LARGEST_FILE, RowCache
 from nats_stream_source.delta.driver.merge_on_read.row_chains import RowChains
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.limits import LimitCheck
@@ -106,7 +107,10 @@ class IndexedTable:
         self.keys = self.layout.identity if self.layout else tuple(key_columns(self.schema.names))
         # A layout compares sequences of any type, which it reads from the rows.
         self.indexed_columns = (*self.keys, *(() if self.layout else ORDER_COLUMNS))
-        self._chains = RowChains() if self.layout and self.keys != self.layout.keys else None
+        several = self.layout is not None and self.keys != self.layout.keys
+        self._chains = RowChains() if several else None
+        self._cache = RowCache() if several else None
+        self.kept_columns = tuple(self.schema.names) if several else self.indexed_columns
         self.spark_schema = schema_of(target)
         self.partition_columns = tuple(target.metadata().partition_columns)
         properties = target.metadata().configuration
@@ -163,10 +167,20 @@ class IndexedTable:
                 nulls = [pa.nulls(len(which), field.type) for field in schema]
                 parts.append(pa.table(nulls, schema=schema))
                 continue
-            table = read_data_file(self.objects, self.files[number].add, columns, self.schema)
+            table = self._rows_in(self.files[number].add, columns)
             parts.append(table.take(pa.array(self.index.row[slots[which]])))
         positions = np.concatenate([np.empty(0, np.int64), *order])
         return pa.concat_tables(parts).take(pa.array(np.argsort(positions)))
+
+    def _rows_in(self, add: Action, columns: Sequence[str]) -> pa.Table:
+        """Columns of all rows of a data file."""
+        if self._cache is None or add["size"] > LARGEST_FILE:
+            return read_data_file(self.objects, add, columns, self.schema)
+        rows = self._cache.get(add["path"])
+        if rows is None:
+            rows = read_data_file(self.objects, add, self.schema.names, self.schema)
+            self._cache.put(add["path"], rows)
+        return rows.select(list(columns))
 
     # -- the newest version ---------------------------------------------------------------------
 
@@ -274,8 +288,11 @@ class IndexedTable:
         self._insert(values, table, self.files.add(file), rows)
 
     def add_written(self, file: LiveFile, rows: pa.Table) -> None:
-        """Add a file that a commit has written, with its indexed columns."""
-        self._insert(self._encoded(rows), rows, self.files.add(file), np.arange(file.rows))
+        """Add a file that a commit has written, with the kept columns of its rows."""
+        if self._cache is not None and file.add["size"] <= LARGEST_FILE:
+            self._cache.put(file.add["path"], rows)
+        indexed = rows.select(list(self.indexed_columns))
+        self._insert(self._encoded(rows), indexed, self.files.add(file), np.arange(file.rows))
 
     def _insert(
         self, values: pa.LargeBinaryArray, table: pa.Table, number: int, rows: Integers

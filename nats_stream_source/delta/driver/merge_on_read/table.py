@@ -352,11 +352,12 @@ def _commit(table: IndexedTable, changes: _Changes) -> None:
     )
     actions, replaced = table.removals(removed, data_change=True)
     actions += [{"add": add} for add, _ in written]
-    indexed = rows.select(list(table.indexed_columns))
+
+    kept = rows.select(list(table.kept_columns))
 
     def update() -> None:
         table.index.file[old] = NO_FILE
         for add, at in written:
-            table.add_written(LiveFile(add, len(at), BitMap64()), indexed.take(at))
+            table.add_written(LiveFile(add, len(at), BitMap64()), kept.take(at))
 
     table.commit("MERGE", actions, replaced, update)

@@ -38,7 +38,7 @@ def test_oracle_gives_rows_of_auto_cdc(situation: str) -> None:
             assert rows == after["scd2_track_a_b" if tracked == "ab" else "scd2_track_a"]
 
 
-@pytest.mark.parametrize(("ties", "count"), [(False, 500), (True, 100)])
+@pytest.mark.parametrize(("ties", "count"), [(False, 250), (True, 100)])
 @pytest.mark.parametrize(("scd_type", "tracked"), [(1, "ab"), (2, "ab"), (2, "a")])
 def test_random_batches_give_rows_of_rules(
     scd_type: int, tracked: str, ties: bool, count: int

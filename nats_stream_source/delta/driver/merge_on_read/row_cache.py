@@ -1,0 +1,39 @@
+"""The rows of small data files in memory, for tables whose rows are read before they change.
+
+A version of a history is closed by writing its row again, so each batch reads the open rows of its
+keys. These are mostly in files that were written lately. A data file never changes, so its rows can
+be kept as long as there is room; the file that was used the longest time ago goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pyarrow as pa
+
+LARGEST_FILE = 4 << 20
+"""Size of a data file up to which its rows are kept."""
+
+_MAX_BYTES = 64 << 20
+
+
+class RowCache:
+    """Rows by the path of their data file."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._files: OrderedDict[str, pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, path: str) -> pa.Table | None:
+        """The rows of a file, removed ones included; None if they are not kept."""
+        if path in self._files:
+            self._files.move_to_end(path)
+        return self._files.get(path)
+
+    def put(self, path: str, rows: pa.Table) -> None:
+        """Keep the rows of a file that is not kept."""
+        self._files[path] = rows
+        self._bytes += rows.nbytes
+        while self._bytes > self._max_bytes:
+            self._bytes -= self._files.popitem(last=False)[1].nbytes
