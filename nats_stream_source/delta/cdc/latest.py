@@ -1,6 +1,6 @@
 """SCD type 1: the event of each key with the greatest sequence; after a delete, no row.
 
-A row knows its sequence, and the state table has the greatest sequence of a key's deletes. The row
+A row has its sequence, and the state table the greatest sequence of a key's deletes. The row
 that results is that of the greatest of both and of the batch's events. It depends on the set of a
 key's events only, not on their order and batches.
 
