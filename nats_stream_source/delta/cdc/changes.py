@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 Reader = Callable[[pa.Table, Sequence[str]], pa.Table]
-"""Reads columns of the rows that have one of some keys: ``read(keys, columns)``."""
+"""Reads columns of the rows that have one of some keys: ``read(keys, columns)``.
+
+Where the keys have a column ``__SEQUENCE``, a reader can leave out rows of a history or a state
+table that are before the last one that begins at or before this sequence.
+"""
 
 
 @dataclass(frozen=True, slots=True)

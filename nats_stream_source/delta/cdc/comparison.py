@@ -77,9 +77,13 @@ def one_per_sequence(
 
 
 def dense_groups(parts: Sequence[Integers]) -> Integers:
-    """A number for each row, equal for rows that are equal in each part; dense and from 0."""
-    stacked = np.stack(parts, axis=1)
-    return np.unique(stacked, axis=0, return_inverse=True)[1].reshape(-1)
+    """A number for each row, in the order of the parts one by one; dense and from 0."""
+    groups = np.zeros(len(parts[0]), np.int64)
+    for part in parts:
+        numbers = np.unique(part, return_inverse=True)[1]
+        groups = groups * (int(numbers.max(initial=0)) + 1) + numbers
+        groups = np.unique(groups, return_inverse=True)[1]
+    return groups
 
 
 def positions_in(rows: pa.Table, others: pa.Table, columns: Sequence[str]) -> Integers:

@@ -261,11 +261,6 @@ def _validate_types(layout: Layout, schema: StructType) -> None:
                 f"cannot be ordered; expected numbers, texts, binaries, booleans, dates or times, "
                 f"or structs of them"
             )
-    if not isinstance(schema[DELETE].dataType, BooleanType):
-        raise ConfigurationError(
-            f"could not merge the batch: apply_as_deletes is "
-            f"{schema[DELETE].dataType.simpleString().upper()}, expected a condition (BOOLEAN)"
-        )
 
 
 def _is_ordered(kind: DataType) -> bool:

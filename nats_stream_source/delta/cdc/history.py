@@ -71,14 +71,16 @@ def history_changes(
     """
     keys = list(layout.keys)
     values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]
-    affected = events.select(keys).group_by(keys).aggregate([])
+    since = _first(events.select([*keys, SEQUENCE]), keys)
     times = [VALID_FROM, VALID_TO] if layout.times else []
-    rows = read_rows(affected, [*values, START, END, *times])
+    rows = read_rows(since, [*values, START, END, *times])
     rows = rows.filter(pc.is_valid(rows[START]))
-    state = read_state(affected, events.column_names)
     if tracked is None:
-        rows = rows.filter(pc.is_null(rows[END]))
-        state, tracked = _since(state, rows, keys), ()
+        rows, tracked = rows.filter(pc.is_null(rows[END])), ()
+    # Events of the state before the first row that is read belong to rows that are not.
+    starts = rows.select([*keys, START]).rename_columns([*keys, SEQUENCE])
+    begun = _first(pa.concat_tables([starts, since.cast(starts.schema)]), keys)
+    state = _from(read_state(begun, events.column_names), begun, keys)
     known, source = _known_events(events, rows, state, layout)
     known, source, groups, keyed = _in_order(known, source, layout)
     which, contradictions = one_per_sequence(known, groups, values)
@@ -90,20 +92,24 @@ def history_changes(
     return _difference(versions, rows, recorded, layout, contradictions)
 
 
-def _since(state: pa.Table, rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The events of the state from the start of their key's open row on."""
-    at = positions_in(state, rows, keys)
-    state, at = state.filter(pa.array(at >= 0)), at[at >= 0]
-    starts = rows.select([START]).rename_columns([SEQUENCE]).take(pa.array(at))
-    both = pa.concat_tables(
-        [state.select([SEQUENCE]), starts.cast(state.select([SEQUENCE]).schema)]
-    )
-    later, equal = np.zeros(len(state), bool), np.ones(len(state), bool)
+def _first(sequences: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The least sequence of each key."""
+    codes, parts = key_codes(sequences, keys), sequence_values(sequences, [SEQUENCE])
+    order = np.lexsort((*parts[::-1], codes))
+    return sequences.take(pa.array(order[np.diff(codes[order], prepend=-1) != 0]))
+
+
+def _from(events: pa.Table, sequences: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The events from the sequence of their key on."""
+    at = pa.array(positions_in(events, sequences, keys))
+    own = events.select([SEQUENCE])
+    both = pa.concat_tables([own, sequences.select([SEQUENCE]).cast(own.schema).take(at)])
+    later, equal = np.zeros(len(events), bool), np.ones(len(events), bool)
     for part in sequence_values(both, [SEQUENCE]):
-        event, start = part[: len(state)], part[len(state) :]
-        later |= equal & (event > start)
-        equal &= event == start
-    return state.filter(pa.array(later | equal))
+        event, first = part[: len(events)], part[len(events) :]
+        later |= equal & (event > first)
+        equal &= event == first
+    return events.filter(pa.array(later | equal))
 
 
 def _known_events(

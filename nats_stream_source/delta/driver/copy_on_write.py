@@ -191,10 +191,7 @@ class CopyOnWriteTable:
     def _rows(self, bucket: str, deletes: Deletes) -> pa.Table:
         target = self._target()
         if self.layout is not None:
-            names = open_row_columns(self.schema.names)
-            query = f"SELECT {', '.join(map(_identifier, names))} FROM t"
-            rows = pa.table(QueryBuilder().register("t", target).execute(query))
-            return open_rows(rows, bucket)
+            return open_rows(_read(target, open_row_columns(self.schema.names)), bucket)
         conditions = [f"{column} IS NOT NULL" for column in ("key", "stream_created", "revision")]
         if "bucket" in schema_of(target).names:
             conditions.append(f"bucket = {_literal(bucket)}")
@@ -254,23 +251,28 @@ def _rows_of(
     """Columns of the rows of these keys."""
     assert layout is not None
     names = list(dict.fromkeys([*layout.keys, *columns]))
-    selected = ", ".join(_identifier(name) for name in names)
-    query = f"SELECT {selected} FROM t"
     first = layout.keys[0]
-    bounds = pc.min_max(keys[first])
-    if len(keys) and (
-        pa.types.is_string(keys[first].type) or pa.types.is_integer(keys[first].type)
-    ):
+    condition = "true"
+    kind = keys[first].type
+    if len(keys) and (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        bounds = pc.min_max(keys[first])
         low, high = (
             _literal(value) if isinstance(value, str) else str(value)
             for value in (bounds["min"].as_py(), bounds["max"].as_py())
         )
-        query += f" WHERE {_identifier(first)} BETWEEN {low} AND {high}"
-    types = pa.schema(target.schema().to_arrow())
-    schema = pa.schema([types.field(name) for name in names])
-    rows = pa.table(QueryBuilder().register("t", target).execute(query)).cast(schema)
+        condition = f"{_identifier(first)} BETWEEN {low} AND {high}"
+    rows = _read(target, names, condition)
     wanted = positions_in(rows, keys, layout.keys) >= 0
     return rows.filter(pa.array(wanted)).select(list(columns))
+
+
+def _read(target: DeltaTable, columns: Sequence[str], condition: str = "true") -> pa.Table:
+    """Columns of a version's rows, with the table's types."""
+    selected = ", ".join(map(_identifier, columns))
+    query = f"SELECT {selected} FROM t WHERE {condition}"
+    types = pa.schema(target.schema().to_arrow())
+    rows = pa.table(QueryBuilder().register("t", target).execute(query))
+    return rows.cast(pa.schema([types.field(name) for name in columns]))
 
 
 def _apply(target: DeltaTable, layout: Layout | None, changes: RowChanges) -> _Merged:

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from nats_stream_source.delta.cdc.layout import Layout
+from nats_stream_source.delta.cdc.layout import SEQUENCE, Layout
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
     read_data_file,
@@ -110,6 +110,13 @@ class IndexedTable:
         several = self.layout is not None and self.keys != self.layout.keys
         self._chains = RowChains() if several else None
         self._cache = RowCache() if several else None
+        parts = sequence_parts(self.schema.empty_table(), self.keys[-1:]).schema.types
+        # Where a sequence is one or two of these, the index has it and finds late rows with it.
+        self._has_starts = (
+            several
+            and len(parts) <= 2
+            and all(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) for kind in parts)
+        )
         self.kept_columns = tuple(self.schema.names) if several else self.indexed_columns
         self.spark_schema = schema_of(target)
         self.partition_columns = tuple(target.metadata().partition_columns)
@@ -135,9 +142,44 @@ class IndexedTable:
         """Columns of the rows of these keys, in a table with a layout."""
         assert self.layout is not None
         encoded = self._encoded(keys, self.layout.keys)
-        slots = self._chains.slots(encoded) if self._chains else self.index.find(Keys(encoded))
-        slots = slots[slots >= 0]
-        return self.read_rows(slots[self.index.file[slots] != NO_FILE], columns)
+        if self._chains is None:
+            slots = self.index.find(Keys(encoded))
+            slots = slots[slots >= 0]
+            return self.read_rows(slots[self.index.file[slots] != NO_FILE], columns)
+        slots, of_key = self._chains.slots(encoded)
+        live = self.index.file[slots] != NO_FILE
+        slots, of_key = slots[live], of_key[live]
+        if self._has_starts and SEQUENCE in keys.column_names:
+            since = keys.select([SEQUENCE]).rename_columns([self.keys[-1]])
+            slots = self._since(slots, of_key, self._starts(since))
+        return self.read_rows(slots, columns)
+
+    def _since(
+        self, slots: Integers, of_key: Integers, since: tuple[Integers, Integers]
+    ) -> Integers:
+        """The slots from the last one of its key that starts at or before a sequence on.
+
+        Args:
+            slots: of several rows of each key.
+            of_key: the number of each slot's key.
+            since: the two parts of the sequence of each key.
+        """
+        first, second = self.index.created[slots], self.index.revision[slots]
+        limit, limit_second = since[0][of_key], since[1][of_key]
+        after = (first > limit) | ((first == limit) & (second > limit_second))
+        before = np.flatnonzero(~after)
+        before = before[np.lexsort((second[before], first[before], of_key[before]))]
+        last = before[np.diff(of_key[before], append=-1) != 0]
+        kept: Integers = slots[np.concatenate([np.flatnonzero(after), last])]
+        return kept
+
+    def _starts(self, table: pa.Table) -> tuple[Integers, Integers]:
+        """The order of rows of a key as two numbers, from the last column of their identity."""
+        name = self.keys[-1]
+        kind = pa.schema([self.schema.field(name)])
+        parts = sequence_parts(table.select([name]).cast(kind), [name]).columns
+        numbers = [pc.fill_null(part.cast(pa.int64()), _OLDEST).to_numpy() for part in parts]
+        return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(len(table), np.int64)
 
     def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
         """Whether each entry is newer than the row of its slot, or its key does not have a row."""
@@ -318,6 +360,8 @@ class IndexedTable:
         elif self._chains is not None:
             of_new = table.select(list(self.layout.keys)).take(pa.array(new))
             self._chains.add(self._encoded(of_new, self.layout.keys), slots[new])
+            if self._has_starts:
+                index.created[slots], index.revision[slots] = self._starts(table)
 
     def _encoded(
         self, table: pa.Table, columns: Sequence[str] | None = None

@@ -52,16 +52,24 @@ class RowChains:
         last = np.append(first[1:], True)
         self._head[of_row[last]] = slots[last]
 
-    def slots(self, keys: pa.LargeBinaryArray) -> Integers:
-        """The slots of the rows of these keys, each key given once; some have no row any more."""
+    def slots(self, keys: pa.LargeBinaryArray) -> tuple[Integers, Integers]:
+        """The slots of the rows of keys and the position of each one's key.
+
+        Slots whose row was removed are among them.
+
+        Args:
+            keys: each of them once.
+        """
         numbers = self._keys.find(Keys(keys))
-        slots = self._head[numbers[numbers >= 0]]
-        found = [np.empty(0, np.int64)]
+        of_key = np.flatnonzero(numbers >= 0)
+        slots = self._head[numbers[of_key]]
+        found, keys_found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         while len(slots):
             found.append(slots)
+            keys_found.append(of_key)
             slots = self._next[slots]
-            slots = slots[slots >= 0]
-        return np.concatenate(found)
+            slots, of_key = slots[slots >= 0], of_key[slots >= 0]
+        return np.concatenate(found), np.concatenate(keys_found)
 
 
 def _grown(array: Integers, size: int) -> Integers:

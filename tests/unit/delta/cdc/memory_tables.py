@@ -32,8 +32,20 @@ class MemoryTable:
     def read(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         wanted = set(keys["key"].to_pylist())
         rows = [row for row in self.rows.values() if row["key"] in wanted]
+        if SEQUENCE in keys.column_names:
+            since = {row["key"]: row[SEQUENCE] for row in keys.to_pylist()}
+            rows = self._since(rows, since)
         random.shuffle(rows)  # an engine has no order either
         return pa.Table.from_pylist(rows, self.schema).select(list(columns))
+
+    def _since(self, rows: list[dict[str, Any]], since: dict[str, int]) -> list[dict[str, Any]]:
+        """Leave out the rows that a reader can leave out."""
+        start = self.identity[-1]
+        first: dict[str, int] = {}
+        for row in rows:
+            if row[start] <= since[row["key"]]:
+                first[row["key"]] = max(first.get(row["key"], row[start]), row[start])
+        return [row for row in rows if row[start] >= first.get(row["key"], since[row["key"]])]
 
     def upsert(self, rows: pa.Table) -> None:
         for row in rows.to_pylist():
