@@ -16,16 +16,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.cdc.layout import SEQUENCE, Layout
-from nats_stream_source.delta.driver.merge_on_read.data_files import (
-    cast_column,
-    read_data_file,
-)
+from nats_stream_source.delta.driver.merge_on_read.data_files import order_values, read_data_file
 from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
     VectorError,
     VectorFile,
@@ -56,7 +52,12 @@ from nats_stream_source.delta.driver.merge_on_read.live_files import (
 )
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.row_cache import LARGEST_FILE, RowCache
-from nats_stream_source.delta.driver.merge_on_read.row_chains import RowChains
+from nats_stream_source.delta.driver.merge_on_read.row_chains import (
+    RowChains,
+    from_sequence,
+    has_starts,
+    starts_of,
+)
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.newest import ORDER_COLUMNS, sequence_parts
@@ -64,7 +65,6 @@ from nats_stream_source.delta.table import TableChangedError, key_columns
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
-_OLDEST = int(np.iinfo(np.int64).min)
 _LARGE = 1_000_000  # rows; building the index of such a table is logged
 _CHECKPOINT = 100  # commits, where the table does not have the property
 _PROGRESS_INTERVAL = 2.0  # seconds
@@ -110,13 +110,7 @@ class IndexedTable:
         several = self.layout is not None and self.keys != self.layout.keys
         self._chains = RowChains() if several else None
         self._cache = RowCache() if several else None
-        parts = sequence_parts(self.schema.empty_table(), self.keys[-1:]).schema.types
-        # Where a sequence is one or two of these, the index has it and finds late rows with it.
-        self._has_starts = (
-            several
-            and len(parts) <= 2
-            and all(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) for kind in parts)
-        )
+        self._has_starts = several and has_starts(self.schema.field(self.keys[-1]))
         self.kept_columns = tuple(self.schema.names) if several else self.indexed_columns
         self.spark_schema = schema_of(target)
         self.partition_columns = tuple(target.metadata().partition_columns)
@@ -151,35 +145,9 @@ class IndexedTable:
         slots, of_key = slots[live], of_key[live]
         if self._has_starts and SEQUENCE in keys.column_names:
             since = keys.select([SEQUENCE]).rename_columns([self.keys[-1]])
-            slots = self._since(slots, of_key, self._starts(since))
+            order = self.index.created[slots], self.index.revision[slots]
+            slots = slots[from_sequence(order, of_key, starts_of(since, self.schema))]
         return self.read_rows(slots, columns)
-
-    def _since(
-        self, slots: Integers, of_key: Integers, since: tuple[Integers, Integers]
-    ) -> Integers:
-        """The slots from the last one of its key that starts at or before a sequence on.
-
-        Args:
-            slots: of several rows of each key.
-            of_key: the number of each slot's key.
-            since: the two parts of the sequence of each key.
-        """
-        first, second = self.index.created[slots], self.index.revision[slots]
-        limit, limit_second = since[0][of_key], since[1][of_key]
-        after = (first > limit) | ((first == limit) & (second > limit_second))
-        before = np.flatnonzero(~after)
-        before = before[np.lexsort((second[before], first[before], of_key[before]))]
-        last = before[np.diff(of_key[before], append=-1) != 0]
-        kept: Integers = slots[np.concatenate([np.flatnonzero(after), last])]
-        return kept
-
-    def _starts(self, table: pa.Table) -> tuple[Integers, Integers]:
-        """The order of rows of a key as two numbers, from the last column of their identity."""
-        name = self.keys[-1]
-        kind = pa.schema([self.schema.field(name)])
-        parts = sequence_parts(table.select([name]).cast(kind), [name]).columns
-        numbers = [pc.fill_null(part.cast(pa.int64()), _OLDEST).to_numpy() for part in parts]
-        return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(len(table), np.int64)
 
     def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
         """Whether each entry is newer than the row of its slot, or its key does not have a row."""
@@ -304,12 +272,9 @@ class IndexedTable:
                 )
         if rows >= _LARGE:
             seconds = round(time.monotonic() - begin, 1)
+            keys, size = len(self.index), self.nbytes
             _log.info(
-                "built the index of keys",
-                table=self.name,
-                keys=len(self.index),
-                bytes=self.nbytes,
-                seconds=seconds,
+                "built the index of keys", table=self.name, keys=keys, bytes=size, seconds=seconds
             )
         limits.validate("index_bytes", self.nbytes)
 
@@ -361,7 +326,8 @@ class IndexedTable:
             of_new = table.select(list(self.layout.keys)).take(pa.array(new))
             self._chains.add(self._encoded(of_new, self.layout.keys), slots[new])
             if self._has_starts:
-                index.created[slots], index.revision[slots] = self._starts(table)
+                order = table.select([self.keys[-1]])
+                index.created[slots], index.revision[slots] = starts_of(order, self.schema)
 
     def _encoded(
         self, table: pa.Table, columns: Sequence[str] | None = None
@@ -431,12 +397,3 @@ class IndexedTable:
             for number, file in replaced:
                 self.files.replace(number, file)
             update()
-
-
-def order_values(table: pa.Table) -> tuple[Integers, Integers]:
-    """``stream_created`` in microseconds and ``revision``; a null is older than each value."""
-    created = cast_column(table["stream_created"], pa.timestamp("us", tz="UTC"))
-    return tuple(
-        pc.fill_null(column.cast(pa.int64()), _OLDEST).to_numpy()
-        for column in (created, table["revision"])
-    )

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers, KeyIndex, Keys
+from nats_stream_source.delta.newest import sequence_parts
+
+_OLDEST = int(np.iinfo(np.int64).min)
 
 
 class RowChains:
@@ -70,6 +74,48 @@ class RowChains:
             slots = self._next[slots]
             slots, of_key = slots[slots >= 0], of_key[slots >= 0]
         return np.concatenate(found), np.concatenate(keys_found)
+
+
+def has_starts(order: pa.Field) -> bool:
+    """Whether the order of rows of a key is one or two numbers or times, which the index keeps."""
+    parts = sequence_parts(pa.schema([order]).empty_table(), [order.name]).schema.types
+    return len(parts) <= 2 and all(
+        pa.types.is_integer(kind) or pa.types.is_timestamp(kind) for kind in parts
+    )
+
+
+def starts_of(order: pa.Table, schema: pa.Schema) -> tuple[Integers, Integers]:
+    """The order of rows of a key as two numbers.
+
+    Args:
+        order: its one column.
+        schema: of the table.
+    """
+    order = order.cast(pa.schema([schema.field(order.column_names[0])]))
+    first, *others = (
+        pc.fill_null(part.cast(pa.int64()), _OLDEST).to_numpy()
+        for part in sequence_parts(order, order.column_names).columns
+    )
+    return first, others[0] if others else np.zeros(len(order), np.int64)
+
+
+def from_sequence(
+    order: tuple[Integers, Integers], of_key: Integers, since: tuple[Integers, Integers]
+) -> Integers:
+    """The positions of rows, from the last one of a key that starts at or before a sequence on.
+
+    Args:
+        order: the two parts of the start of each row.
+        of_key: the number of each row's key.
+        since: the two parts of the sequence of each key.
+    """
+    first, second = order
+    limit, limit_second = since[0][of_key], since[1][of_key]
+    after = (first > limit) | ((first == limit) & (second > limit_second))
+    before = np.flatnonzero(~after)
+    before = before[np.lexsort((second[before], first[before], of_key[before]))]
+    last = before[np.diff(of_key[before], append=-1) != 0]
+    return np.concatenate([np.flatnonzero(after), last])
 
 
 def _grown(array: Integers, size: int) -> Integers:

@@ -37,6 +37,7 @@ from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.collect import entries_to_merge
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
+    order_values,
     partitions,
     write_data_file,
 )
@@ -45,10 +46,7 @@ from nats_stream_source.delta.driver.merge_on_read.delta_log import (
     DamagedLogError,
     VersionExistsError,
 )
-from nats_stream_source.delta.driver.merge_on_read.indexed_table import (
-    IndexedTable,
-    order_values,
-)
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import NO_FILE, Integers
 from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
