@@ -78,7 +78,7 @@ class Commits:
 def test_crash_at_each_commit_is_mended_by_repeated_batch(
     event_frame: EventFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    frames = [event_frame(batch).persist() for batch in BATCHES]
+    frames = [event_frame(batch) for batch in BATCHES]
     for point in itertools.count():
         table, commits = tmp_path / f"point{point}", Commits(monkeypatch, point)
         seen: list[Event] = []
@@ -100,7 +100,7 @@ def test_writers_at_same_time_merge_events_of_same_keys(
     events = random_events(rng, 30)
     merge(event_frame([]), str(table), stored_as_scd_type=scd_type, **RULES)
     batches = [events[start::6] for start in range(6)]
-    frames = [event_frame(batch).persist() for batch in batches]
+    frames = [event_frame(batch) for batch in batches]
     errors: list[BaseException] = []
 
     def write(part: int) -> None:
