@@ -66,6 +66,7 @@ class MergeArguments(TypedDict, total=False):
     stored_as_scd_type: ScdType
     track_history_column_list: Sequence[str] | None
     track_history_except_column_list: Sequence[str] | None
+    unavailable_columns: str | None
     deletes: Deletes
     engine: Engine
     storage_options: Mapping[str, str] | None

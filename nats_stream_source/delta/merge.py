@@ -58,6 +58,7 @@ def merge_changes(
     stored_as_scd_type: ScdType = 1,
     track_history_column_list: Sequence[str] | None = None,
     track_history_except_column_list: Sequence[str] | None = None,
+    unavailable_columns: str | None = None,
     deletes: Deletes = "remove",
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
@@ -80,6 +81,7 @@ def merge_changes(
         stored_as_scd_type: see :func:`merge`.
         track_history_column_list: see :func:`merge`.
         track_history_except_column_list: see :func:`merge`.
+        unavailable_columns: see :func:`merge`.
         deletes: ``"remove"`` or ``"mark"``, see :func:`merge`.
         engine: ``"auto"``, ``"delta-rs"`` or ``"spark"``, see :func:`merge`.
         storage_options: see :func:`merge`.
@@ -103,6 +105,7 @@ def merge_changes(
         stored_as_scd_type=stored_as_scd_type,
         track_history_column_list=track_history_column_list,
         track_history_except_column_list=track_history_except_column_list,
+        unavailable_columns=unavailable_columns,
     )
     location = TableLocation(table, engine, storage_options)
     location.require_engine(SparkSession.getActiveSession())
@@ -121,6 +124,7 @@ def merge(
     stored_as_scd_type: ScdType = 1,
     track_history_column_list: Sequence[str] | None = None,
     track_history_except_column_list: Sequence[str] | None = None,
+    unavailable_columns: str | None = None,
     deletes: Deletes = "remove",
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
@@ -159,6 +163,10 @@ def merge(
             all selected columns but keys and those of ``sequence_by``; of an entry also not
             ``created``, ``operation``, ``revision`` and ``stream_created``.
         track_history_except_column_list: with type 2, the columns that do not make a version.
+        unavailable_columns: a column ``ARRAY<STRING>`` with the names of the columns whose value an
+            event does not have and its row keeps; null or empty for an event that has all. The
+            table does not get this column. With type 1 only, and for events of a key that reach the
+            table in their order; a value that neither the batch nor the table has is null.
         deletes: the effect of a delete (DEL and PURGE) on the key's row. ``"remove"`` deletes the
             row; ``"mark"`` replaces it by the marker's own columns with ``deleted`` true. Not with
             type 2, where a delete closes the version.
@@ -196,6 +204,7 @@ def merge(
         stored_as_scd_type=stored_as_scd_type,
         track_history_column_list=track_history_column_list,
         track_history_except_column_list=track_history_except_column_list,
+        unavailable_columns=unavailable_columns,
     )
     location = TableLocation(table, engine, storage_options)
     selector = EngineSelector(location, limits, deletion_vectors)

@@ -38,6 +38,7 @@ class NewestPerKey:
         keys: columns that identify the key.
         order: columns that order the entries of a key.
         ties: whether all entries of a key that have its greatest order are kept.
+        lists: a column of lists. An entry whose list has elements is kept, too, and not compared.
         max_rows, max_bytes: limits of the reduced entries, None for no limit.
     """
 
@@ -48,12 +49,13 @@ class NewestPerKey:
         *,
         order: Sequence[str] = ORDER_COLUMNS,
         ties: bool = False,
+        lists: str | None = None,
         max_rows: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self.schema = schema
         self._keys = list(keys)
-        self._order, self._ties = order, ties
+        self._order, self._ties, self._lists = order, ties, lists
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -80,7 +82,14 @@ class NewestPerKey:
         return None if self._exceeds() else self._concatenated()
 
     def _reduce(self) -> None:
-        reduced = newest_per_key(self._concatenated(), self._keys, self._order, ties=self._ties)
+        entries = self._concatenated()
+        kept = entries[:0]
+        if self._lists is not None:
+            lengths = pc.fill_null(pc.list_value_length(entries[self._lists]), 0)
+            kept = entries.filter(pc.greater(lengths, 0))
+            entries = entries.filter(pc.equal(lengths, 0))
+        newest = newest_per_key(entries, self._keys, self._order, ties=self._ties)
+        reduced = pa.concat_tables([newest, kept])
         self._batches = reduced.to_batches()
         self._rows, self._bytes = reduced.num_rows, reduced.nbytes
 

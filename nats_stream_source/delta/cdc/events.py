@@ -6,6 +6,7 @@ the selected columns and these:
 - ``__SEQUENCE``: the sequence, unless the table has it in selected columns
 - ``__DELETE``: whether the event deletes its key; a condition that is null does not
 - ``__TIME``: with versions of a bucket's entries, the time of the entry
+- ``__UNAVAILABLE``: the columns whose value the row keeps, if the rules name a column of them
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from nats_stream_source.delta.cdc.layout import DELETE, SEQUENCE, TIME, Layout
+from nats_stream_source.delta.cdc.layout import DELETE, SEQUENCE, TIME, UNAVAILABLE, Layout
 from nats_stream_source.delta.cdc.rules import ChangeRules
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.table import (
@@ -42,6 +43,7 @@ from nats_stream_source.errors import ConfigurationError
 _ORDER = ("stream_created", "revision")
 _PUT = "operation <> 'PUT'"
 _ENTRY = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
+_NAMES = "array<string>"
 _ORDERED = (
     NumericType,
     StringType,
@@ -91,6 +93,7 @@ def keeps_newest_entries(rules: ChangeRules, columns: list[str]) -> bool:
             rules.keys is None or list(rules.keys) == key_columns(selected_columns(rules, columns))
         )
         and rules.sequence_by in (None, _ORDER)
+        and rules.unavailable_columns is None
     )
 
 
@@ -105,6 +108,7 @@ def validate_columns(rules: ChangeRules, columns: list[str]) -> None:
         ("except_column_list", rules.except_column_list),
         ("track_history_column_list", rules.track_list),
         ("track_history_except_column_list", rules.track_except_list),
+        ("unavailable_columns", _optional(rules.unavailable_columns)),
     ):
         for name in names or ():
             _require_column(argument, name, columns)
@@ -138,7 +142,7 @@ def validate_columns(rules: ChangeRules, columns: list[str]) -> None:
 def selected_columns(rules: ChangeRules, columns: list[str]) -> list[str]:
     """The columns of a batch that the rules select, in the order of the batch."""
     delivery = DELIVERY_COLUMNS if is_entries(columns) else ()
-    excluded = {*(rules.except_column_list or ()), *delivery}
+    excluded = {*(rules.except_column_list or ()), *delivery, rules.unavailable_columns}
     return [
         name
         for name in columns
@@ -173,6 +177,8 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
         own.insert(0, _sequence(parts, columns).alias(SEQUENCE))
     if times:
         own.append(F.col("created").alias(TIME))
+    if rules.unavailable_columns is not None:
+        own.append(F.col(quote(rules.unavailable_columns)).alias(UNAVAILABLE))
     try:
         frame = batch.select(*(F.col(quote(name)) for name in selected), *own)
         schema = frame.schema
@@ -235,6 +241,10 @@ def _expression(part: str | Column | None, columns: list[str]) -> Column:
     return F.col(quote(part)) if part in columns else F.expr(part)
 
 
+def _optional(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
+
+
 def _require_column(argument: str, name: str, columns: list[str]) -> None:
     if name in columns:
         return
@@ -261,6 +271,11 @@ def _validate_types(layout: Layout, schema: StructType) -> None:
                 f"cannot be ordered; expected numbers, texts, binaries, booleans, dates or times, "
                 f"or structs of them"
             )
+    if UNAVAILABLE in schema.names and schema[UNAVAILABLE].dataType.simpleString() != _NAMES:
+        raise ConfigurationError(
+            f"could not merge the batch: unavailable_columns is a column of type "
+            f"{schema[UNAVAILABLE].dataType.simpleString().upper()}, expected {_NAMES.upper()}"
+        )
 
 
 def _is_ordered(kind: DataType) -> bool:

@@ -24,7 +24,7 @@ from nats_stream_source.delta.cdc.comparison import (
     same_rows,
     winner,
 )
-from nats_stream_source.delta.cdc.layout import DELETE, SEQUENCE, TIME, Layout
+from nats_stream_source.delta.cdc.layout import DELETE, EVENT_COLUMNS, Layout
 from nats_stream_source.delta.newest import (
     has_null,
     key_codes,
@@ -48,7 +48,7 @@ def latest_changes(
     """
     keys, marked = list(layout.keys), layout.deletes == "mark"
     identified = list(dict.fromkeys([*keys, *layout.order]))
-    values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]
+    values = [name for name in events.column_names if name not in EVENT_COLUMNS]
     events, contradictions = _newest(events, layout, values)
     flags = [DELETED_COLUMN] if marked else []
     rows = read_rows(events.select(keys), [*identified, *flags])

@@ -45,6 +45,9 @@ STATE_SUFFIX = "__cdc_state"
 SEQUENCE = "__SEQUENCE"
 DELETE = "__DELETE"
 TIME = "__TIME"
+UNAVAILABLE = "__UNAVAILABLE"
+EVENT_COLUMNS = (SEQUENCE, DELETE, TIME, UNAVAILABLE)
+"""The columns of an event that are not columns of its row."""
 START, END = "__START_AT", "__END_AT"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
 
@@ -108,7 +111,7 @@ class Layout:
 
     def reserved(self) -> tuple[str, ...]:
         """The names of columns that the batch must not have."""
-        names = [SEQUENCE, DELETE, TIME]
+        names = list(EVENT_COLUMNS)
         if self.scd_type == 2:
             names += [START, END, *((VALID_FROM, VALID_TO) if self.times else ())]
         elif self.deletes == "mark":
@@ -117,7 +120,7 @@ class Layout:
 
     def table_schema(self, events: StructType) -> StructType:
         """The columns of the table for events of this schema."""
-        values = [field for field in events.fields if field.name not in (SEQUENCE, DELETE, TIME)]
+        values = [field for field in events.fields if field.name not in EVENT_COLUMNS]
         schema = table_schema(StructType(values), self.deletes)
         if self.scd_type == 2:
             kind = events[SEQUENCE].dataType

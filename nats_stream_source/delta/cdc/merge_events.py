@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.history import history_changes
+from nats_stream_source.delta.cdc.kept_values import with_kept_values
 from nats_stream_source.delta.cdc.latest import latest_changes
-from nats_stream_source.delta.cdc.layout import Layout
+from nats_stream_source.delta.cdc.layout import UNAVAILABLE, Layout
 from nats_stream_source.delta.newest import has_null, sequence_parts
 from nats_stream_source.errors import ConfigurationError
 
@@ -23,6 +24,8 @@ def changes_of(
     read_state: Reader,
 ) -> RowChanges:
     """The changes that events make; see :mod:`latest` and :mod:`history`."""
+    if UNAVAILABLE in events.column_names:
+        events = with_kept_values(events, layout, read_rows)
     if layout.scd_type == 2:
         return history_changes(events, layout, tracked, read_rows, read_state)
     return latest_changes(events, layout, read_rows, read_state)

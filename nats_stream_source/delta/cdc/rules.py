@@ -34,6 +34,7 @@ class ChangeRules:
         scd_type: 1 for one row per key, 2 for one row per version.
         track_list: with SCD type 2, the columns whose changes make a version; None for the default.
         track_except_list: with SCD type 2, the columns that do not make a version.
+        unavailable_columns: column with the names of the columns whose value the row keeps.
     """
 
     deletes: Deletes = "remove"
@@ -45,6 +46,7 @@ class ChangeRules:
     scd_type: ScdType = 1
     track_list: tuple[str, ...] | None = None
     track_except_list: tuple[str, ...] | None = None
+    unavailable_columns: str | None = None
 
     @staticmethod
     def of(
@@ -58,6 +60,7 @@ class ChangeRules:
         stored_as_scd_type: ScdType | str = 1,
         track_history_column_list: Iterable[str] | None = None,
         track_history_except_column_list: Iterable[str] | None = None,
+        unavailable_columns: str | None = None,
     ) -> ChangeRules:
         """The rules of the arguments of :func:`nats_stream_source.delta.merge`.
 
@@ -99,6 +102,17 @@ class ChangeRules:
                 "invalid arguments: deletes='mark' with stored_as_scd_type=2, where a delete "
                 "closes the key's row; remove deletes"
             )
+        if unavailable_columns is not None and not isinstance(unavailable_columns, str):
+            raise ConfigurationError(
+                f"invalid argument: unavailable_columns is {unavailable_columns!r}, expected the "
+                f"name of a column"
+            )
+        if scd_type == 2 and unavailable_columns is not None:
+            raise ConfigurationError(
+                "invalid arguments: unavailable_columns with stored_as_scd_type=2, which does not "
+                "keep values of another version; pass stored_as_scd_type=1, or have the source "
+                "send all values (REPLICA IDENTITY FULL in Postgres)"
+            )
         return ChangeRules(
             deletes,
             _names("keys", [keys] if isinstance(keys, str) else keys),
@@ -109,6 +123,7 @@ class ChangeRules:
             2 if scd_type == 2 else 1,
             _names("track_history_column_list", track_history_column_list),
             _names("track_history_except_column_list", track_history_except_column_list),
+            unavailable_columns,
         )
 
 

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
 from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.layout import UNAVAILABLE
 from nats_stream_source.delta.cdc.merge_events import require_valid
 from nats_stream_source.delta.limits import AutoLimits, LimitCheck
 from nats_stream_source.delta.newest import AllRows, NewestPerKey, invalid_entries, newest_per_key
@@ -94,7 +95,11 @@ class BatchCollector:
             maximum = {"max_rows": enforced.batch_rows, "max_bytes": enforced.batch_bytes}
             if layout.scd_type == 2:
                 return AllRows(schema, **maximum)
-            return NewestPerKey(schema, layout.keys, order=layout.order, ties=True, **maximum)
+            # An event without some values takes them from the events before it.
+            lists = UNAVAILABLE if UNAVAILABLE in schema.names else None
+            return NewestPerKey(
+                schema, layout.keys, order=layout.order, ties=True, lists=lists, **maximum
+            )
 
         collected, read = self._collect(events.frame, reduction, enforced)
         require_valid(collected, layout)

@@ -24,7 +24,6 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from nats_stream_source.delta.cdc.comparison import positions_in
@@ -160,7 +159,9 @@ class _Merge:
                 StructField("state", _nullable(state_schema)),
             ]
         )
-        work = _partition_work(layout, self._events.tracked, to_arrow_schema(output))
+        # Spark's own conversion, whose function in Python differs between versions.
+        arrow = united.sparkSession.createDataFrame([], output).toArrow().schema
+        work = _partition_work(layout, self._events.tracked, arrow)
         return united.select(_KIND, *kinds).mapInArrow(work, output)
 
     def _of_keys(self, frame: DataFrame) -> DataFrame:

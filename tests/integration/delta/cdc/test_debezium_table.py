@@ -1,0 +1,97 @@
+"""Debezium's events in a Delta table, merged by each engine and by all in turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from nats_stream_source.delta import debezium_changes, merge
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.cdc.conftest import columns_of
+from tests.integration.delta.cdc.test_debezium import CUSTOMERS, ROWS, read_events
+
+pytestmark = pytest.mark.delta
+
+RULES: dict[str, Any] = {
+    "keys": ["id"],
+    "sequence_by": ["_lsn", "_sequence"],
+    "apply_as_deletes": "_operation = 'd'",
+    "unavailable_columns": "_unavailable",
+    "except_column_list": ["_operation"],
+}
+Events = list[tuple[str, str, int]]
+
+
+@pytest.fixture
+def changes_of(spark: SparkSession) -> Callable[[Events, str], DataFrame]:
+    """Function that returns the changes of some events, for a table with some columns."""
+
+    def changes(events: Events, schema: str) -> DataFrame:
+        messages = spark.createDataFrame(events, "subject STRING, data STRING, sequence BIGINT")
+        found, corrupt = debezium_changes(messages, schema, keys=["id"])
+        assert corrupt.isEmpty()
+        return found
+
+    return changes
+
+
+def test_table_equals_rows_of_database(
+    changes_of: Callable[[Events, str], DataFrame],
+    table: Path,
+    engine_options: Callable[[], dict[str, Any]],
+) -> None:
+    events = read_events("key-tombstone-msgid-tx")
+    # After a crash, the connector publishes events again, and the query reads some again.
+    again = [(subject, data, sequence + 1000) for subject, data, sequence in events[10:30]]
+    batches = [events[:20], events[15:], again]
+    for batch in batches:
+        merge(changes_of(batch, CUSTOMERS), str(table), **engine_options(), **RULES)
+
+    rows = columns_of(table, "id", "name", "email", "phone")
+    assert {row[0]: row[1:] for row in rows} == ROWS
+
+
+def test_table_keeps_unavailable_values(
+    changes_of: Callable[[Events, str], DataFrame],
+    table: Path,
+    engine_options: Callable[[], dict[str, Any]],
+) -> None:
+    created, updated = read_events("types", "dbz.public.types")
+    value = json.loads(created[1])["after"]["big"]
+    again = updated[1].replace('"f":1.5', '"f":2.5').replace('"lsn":39085296', '"lsn":39085297')
+    other = created[1].replace('"id":1,', '"id":2,').replace('"lsn":39084816', '"lsn":39084817')
+
+    for batch in (
+        [created, (created[0], other, 4)],
+        [updated],
+        [(updated[0], again, 6), (updated[0], other, 5)],
+    ):
+        changes = changes_of(batch, "id INT, f DOUBLE, big STRING")
+        merge(changes, str(table), **engine_options(), **RULES)
+
+    assert columns_of(table, "id", "f", "big") == [(1, 2.5, value), (2, 0.5, value)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"unavailable_columns": "_lsn"}, "unavailable_columns is a column of type BIGINT"),
+        ({"unavailable_columns": "_absent"}, "unavailable_columns has '_absent', which is not"),
+        ({"stored_as_scd_type": 2}, "unavailable_columns with stored_as_scd_type=2"),
+        ({"unavailable_columns": ["_unavailable"]}, "unavailable_columns is .* expected the name"),
+    ],
+)
+def test_invalid_unavailable_columns_named(
+    changes_of: Callable[[Events, str], DataFrame], table: Path, rules: dict[str, Any], message: str
+) -> None:
+    changes = changes_of(read_events("snapshot-edge"), CUSTOMERS)
+
+    with pytest.raises(ConfigurationError, match=message):
+        merge(changes, str(table), engine="delta-rs", **{**RULES, **rules})
+
+    assert not table.exists()
