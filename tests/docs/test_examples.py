@@ -1,4 +1,4 @@
-"""The notebook and the plot of `examples/` run from their first line to their last."""
+"""The notebook, the plot and the Postgres table of `examples/` run from first line to last."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.postgres.engine import build
+from examples.postgres.local_postgres import MissingProgramError, server_programs
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.faults  # each starts a Spark session of its own
@@ -51,6 +53,15 @@ def test_notebook_runs(tmp_path: Path) -> None:
 def test_notebook_is_stored_without_outputs() -> None:
     cells = json.loads((EXAMPLES / "follow_a_bucket.ipynb").read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def test_postgres_table_followed(tmp_path: Path) -> None:
+    try:
+        server_programs()
+        build(tmp_path / "engine")
+    except MissingProgramError as error:
+        pytest.skip(str(error))
+    run(["-m", "examples.postgres", "--target", str(tmp_path / "engine")], tmp_path)
 
 
 def test_lag_plot_is_drawn(tmp_path: Path) -> None:
