@@ -47,8 +47,9 @@ _WRITING: tuple[Option, ...] = (
         converters.one_of("error", "create"),
         "error",
         "What to do if the bucket or stream does not exist. Default: `error`; `create` creates it "
-        "with the options `replicas`, `storage`, `ttl` and `duplicateWindow`, a bucket also with "
-        "`history` and `limitMarkerTtl`, a stream with `subjects`.",
+        "with the options `replicas`, `storage`, `maxBytes`, `compression`, `placementCluster`, "
+        "`placementTags`, `ttl` and `duplicateWindow`, a bucket also with `history` and "
+        "`limitMarkerTtl`, a stream with `subjects`.",
     ),
     Option(
         "replicas",
@@ -63,6 +64,37 @@ _WRITING: tuple[Option, ...] = (
         converters.one_of("file", "memory"),
         None,
         "Storage of a bucket or stream that is created. Default: `file`.",
+    ),
+    Option(
+        "maxBytes",
+        "size",
+        converters.byte_size,
+        None,
+        "Size of a bucket or stream that is created, in bytes or with `k`, `m` or `g`; an account "
+        "can require it. A full bucket refuses rows, a full stream removes its oldest messages. "
+        "Default: no limit.",
+    ),
+    Option(
+        "compression",
+        "`none` or `s2`",
+        converters.one_of("none", "s2"),
+        None,
+        "Compression of the files of a bucket or stream that is created. Default: `none`; requires "
+        "server 2.10.",
+    ),
+    Option(
+        "placementCluster",
+        "string",
+        converters.string,
+        None,
+        "Cluster of a bucket or stream that is created. Default: the connection's.",
+    ),
+    Option(
+        "placementTags",
+        "list of strings",
+        converters.string_list,
+        (),
+        "Tags that each server of a bucket or stream that is created has. Default: none.",
     ),
     Option(
         "ttl",
@@ -177,12 +209,17 @@ class CommonWriteOptions:
 
     Attributes:
         create: whether a missing bucket or stream is created.
+        max_bytes: its size; None for no limit.
+        placement: the server's ``placement`` object; None for the default.
         ttl, duplicate_window: seconds; None for the default.
     """
 
     create: bool
     replicas: int
     storage: str
+    max_bytes: int | None
+    compressed: bool
+    placement: Mapping[str, Any] | None
     ttl: float | None
     duplicate_window: float | None
     message_id: MessageId
@@ -191,10 +228,17 @@ class CommonWriteOptions:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommonWriteOptions:
         """From parsed values."""
+        cluster, tags = values["placementCluster"], values["placementTags"]
+        placement: dict[str, Any] = {"cluster": cluster} if cluster else {}
+        if tags:
+            placement["tags"] = list(tags)
         return cls(
             create=values["ifMissing"] == "create",
             replicas=values["replicas"] or 1,
             storage=values["storage"] or "file",
+            max_bytes=values["maxBytes"],
+            compressed=values["compression"] == "s2",
+            placement=placement or None,
             ttl=values["ttl"],
             duplicate_window=values["duplicateWindow"],
             message_id=MessageId(values["messageId"]),
@@ -236,6 +280,12 @@ class StreamWriteOptions:
     fast_ingest: bool = False
 
 
+_CREATION = (
+    *("replicas", "storage", "maxBytes", "compression", "placementCluster", "placementTags"),
+    *("ttl", "duplicateWindow"),
+)
+"""The properties of a bucket or stream that is created."""
+
 _QUERY_OPTIONS = (
     "checkpointlocation",
     "queryname",
@@ -269,6 +319,9 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
             ttl=common.ttl,
             storage="memory" if common.storage == "memory" else "file",
             replicas=common.replicas,
+            max_bytes=common.max_bytes,
+            compression=common.compressed,
+            placement=common.placement,
             limit_marker_ttl=values["limitMarkerTtl"],
             duplicate_window=common.duplicate_window,
         )
@@ -315,7 +368,7 @@ def _validate_creation(values: Mapping[str, Any], names: tuple[str, ...]) -> Non
     """Raise OptionError for a property of a new bucket or stream without ``ifMissing=create``."""
     if values["ifMissing"] == "create":
         return
-    for name in (*names, "replicas", "storage", "ttl", "duplicateWindow"):
+    for name in (*names, *_CREATION):
         if values[name] not in (None, ()):
             raise OptionError(
                 f"option {name!r} has no effect without ifMissing=create: the properties of an "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from nats_stream_source.errors import (
@@ -31,6 +32,17 @@ from nats_stream_source.spark.runner import Runner
 log = field_logger(__name__)
 
 _NANOSECONDS = 1_000_000_000  # per second
+_SMALLER = "set the option 'maxBytes' to a size that the account has left"
+_ACTIONS = {
+    10113: "set the option 'maxBytes', the size of the bucket or stream",  # the account requires it
+    10122: "set a smaller 'maxBytes'",  # beyond the account's limit of a stream
+    10002: _SMALLER,
+    10028: _SMALLER,
+    10047: _SMALLER,
+    10005: "set other 'placementCluster' or 'placementTags', or fewer 'replicas'",
+}
+"""What to do after an err_code of a creation."""
+
 _SHORT_WINDOW = 120 * _NANOSECONDS  # the server's default; a restart may take longer than less
 
 
@@ -66,7 +78,8 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
         if not options.common.create:
             raise
         # Another task may create it at the same time, with the same properties.
-        await KeyValue.create_bucket(jetstream, options.config)
+        with _creation():
+            await KeyValue.create_bucket(jetstream, options.config)
         info = await bucket_stream_info(jetstream, name)
     KeyValueConfig.of(info.config)  # raises UnsupportedStreamError for a stream that is no bucket
     bucket = Bucket.from_stream_config(name, info.config)
@@ -139,15 +152,34 @@ async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> N
         "duplicate_window": _nanoseconds(common.duplicate_window),
         "allow_direct": True,
     }
+    if common.max_bytes is not None:
+        config["max_bytes"] = common.max_bytes
+    if common.compressed:
+        config["compression"] = "s2"
+    if common.placement is not None:
+        config["placement"] = common.placement
     if options.fast_ingest:
         config["allow_batched"] = True
     # Another writer may create it at the same time. With other subjects than these, the first row
     # on a subject that it lacks is an error.
     try:
-        await jetstream.call(f"STREAM.CREATE.{options.stream}", config)
+        with _creation():
+            await jetstream.call(f"STREAM.CREATE.{options.stream}", config)
     except ApiError as error:
         if error.err_code != BucketExistsError.err_code:
             raise
+
+
+@contextmanager
+def _creation() -> Iterator[None]:
+    """Name the option of a property that the account or the cluster requires."""
+    try:
+        yield
+    except ApiError as error:
+        action = _ACTIONS.get(error.err_code or 0)
+        if action is None:
+            raise
+        raise ApiError(f"{error}; {action}", error.code, error.err_code) from error
 
 
 def _nanoseconds(seconds: float | None) -> int:

@@ -42,6 +42,10 @@ def test_bucket_to_create() -> None:
         "ttl": "600",
         "duplicateWindow": "300",
         "limitMarkerTtl": "60",
+        "maxBytes": "64m",
+        "compression": "s2",
+        "placementCluster": "east",
+        "placementTags": "ssd, large",
     }
     config = kv_write_options(KV | given).config.stream_config()
     assert config["max_msgs_per_subject"] == 5
@@ -50,6 +54,9 @@ def test_bucket_to_create() -> None:
     assert config["max_age"] == 600_000_000_000
     assert config["duplicate_window"] == 300_000_000_000
     assert config["subject_delete_marker_ttl"] == 60_000_000_000
+    assert config["max_bytes"] == 64 << 20
+    assert config["compression"] == "s2"
+    assert config["placement"] == {"cluster": "east", "tags": ["ssd", "large"]}
 
 
 def test_subjects_of_a_stream_to_create() -> None:
