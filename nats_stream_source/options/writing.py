@@ -24,6 +24,7 @@ from nats_stream_source.options.connection import CONNECTION, connection_setting
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.kv import CODECS
 from nats_stream_source.options.table import Option, parse
+from nats_stream_source.wire.publish.unsendable import Unsendable
 
 
 class OnConflict(Enum):
@@ -120,6 +121,25 @@ _WRITING: tuple[Option, ...] = (
         "Whether each message has a `Nats-Msg-Id` of the query, micro-batch, partition, row and "
         "content, so that a repeated task is stored once within the duplicate window. Default: "
         "`none`.",
+    ),
+    Option(
+        "asyncPersist",
+        "`warn` or `fail`",
+        converters.one_of("warn", "fail"),
+        "warn",
+        "What to do if the bucket or stream acknowledges a message before it is stored "
+        "(`persist_mode: async`, server 2.12): a crash of the server can lose written rows. "
+        "Default: `warn`, a log line; `fail` refuses to write.",
+    ),
+    Option(
+        "invalidHeaders",
+        "`fail`, `skip` or `encode`",
+        converters.one_of("fail", "skip", "encode"),
+        "fail",
+        "What to do with a header that cannot be sent: its name has characters other than visible "
+        "ASCII, or `:`; its value is null, begins with white space or has a line break. Default: "
+        "`fail`; `skip` leaves it out, `encode` writes such characters as `%XX`, and both log the "
+        "number.",
     ),
     Option(
         "maxInFlight",
@@ -223,6 +243,8 @@ class CommonWriteOptions:
     ttl: float | None
     duplicate_window: float | None
     message_id: MessageId
+    refuse_async_persist: bool
+    unsendable_headers: Unsendable
     max_in_flight: int
 
     @classmethod
@@ -242,6 +264,8 @@ class CommonWriteOptions:
             ttl=values["ttl"],
             duplicate_window=values["duplicateWindow"],
             message_id=MessageId(values["messageId"]),
+            unsendable_headers=Unsendable(values["invalidHeaders"]),
+            refuse_async_persist=values["asyncPersist"] == "fail",
             max_in_flight=values["maxInFlight"],
         )
 

@@ -45,6 +45,7 @@ from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
 from nats_stream_source.spark.planning.match_finder import MatchFinder, should_advance
+from nats_stream_source.spark.planning.other_subjects import warn_of_other_subjects
 from nats_stream_source.spark.planning.start_position import resolve_start
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -204,6 +205,7 @@ class StreamPlanner:
                 stream=info.name,
                 why=", ".join(scope.silent_removals),
             )
+        await warn_of_other_subjects(view)
         origin = await resolve_start(view, start or self._adapter.options.start_position)
         exists = 0 < origin <= info.last_seq
         return Position(

@@ -23,6 +23,7 @@ from nats_stream_source.wire.codec.columns import decode_keys, encode_keys, enco
 from nats_stream_source.wire.headers import KV_OPERATION
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
+from nats_stream_source.wire.publish.unsendable import Unsendable
 
 _BINARY, _STRING = pa.binary(), pa.string()
 _NO_BYTES = pa.scalar(b"", _BINARY)
@@ -49,8 +50,9 @@ class KvRowEncoder(RowEncoder):
         max_message_size: int | None,
         no_ttl: str = "",
         codec: KvCodec = NO_CODEC,
+        unsendable: Unsendable = Unsendable.FAIL,
     ) -> None:
-        super().__init__(f"bucket {bucket!r}", ids, max_message_size)
+        super().__init__(f"bucket {bucket!r}", ids, max_message_size, unsendable)
         self._codec = codec
         self._prefix = prefix
         self._no_ttl = no_ttl

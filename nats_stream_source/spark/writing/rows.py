@@ -21,6 +21,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.content_hash import combine, hash_column
 from nats_stream_source.wire.publish.frames import MessageColumns
+from nats_stream_source.wire.publish.unsendable import Unsendable
 
 _BINARY, _STRING = pa.binary(), pa.string()
 _NO_BYTES = pa.scalar(b"", _BINARY)
@@ -62,9 +63,21 @@ class RowEncoder:
     Args:
         target: the bucket or stream, for errors: ``bucket 'fleet'``.
         max_message_size: the stream's limit in bytes; None without one.
+        unsendable: what to do with headers that cannot be sent unchanged.
+
+    Attributes:
+        changed_headers: the number of those that were skipped or encoded.
     """
 
-    def __init__(self, target: str, ids: MessageIds, max_message_size: int | None) -> None:
+    def __init__(
+        self,
+        target: str,
+        ids: MessageIds,
+        max_message_size: int | None,
+        unsendable: Unsendable = Unsendable.FAIL,
+    ) -> None:
+        self.changed_headers = 0
+        self._unsendable = unsendable
         self._target = target
         self._ids = ids
         self._max_message_size = max_message_size
@@ -123,9 +136,12 @@ class RowEncoder:
         if maps is None or maps.null_count == len(maps):
             return []
         try:
-            return [headers.map_fields(maps)]
+            fields, changed = headers.map_fields(maps, self._unsendable)
         except headers.HeaderError as error:
-            raise self._error(error.row, position, names, f"header {error.problem}") from None
+            problem = f"header {error.problem}; set option 'invalidHeaders' to 'encode' or 'skip'"
+            raise self._error(error.row, position, names, problem) from None
+        self.changed_headers += changed
+        return [fields]
 
     def _message_ids(
         self, position: Position, names: pa.Array, payloads: pa.Array, fields: Sequence[pa.Array]

@@ -13,6 +13,7 @@ from nats_stream_source.jetstream.publish.pub_ack import MSG_ID
 from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
+from nats_stream_source.wire.publish.unsendable import Unsendable
 
 _BINARY, _STRING = pa.binary(), pa.string()
 _SUBJECT = r"^[^.*>\s\x00]+(?:\.[^.*>\s\x00]+)*$"
@@ -35,8 +36,9 @@ class StreamRowEncoder(RowEncoder):
         filters: Sequence[str],
         ids: MessageIds,
         max_message_size: int | None,
+        unsendable: Unsendable = Unsendable.FAIL,
     ) -> None:
-        super().__init__(f"stream {stream!r}", ids, max_message_size)
+        super().__init__(f"stream {stream!r}", ids, max_message_size, unsendable)
         self._subject = subject
         self._filters = _filter_pattern(filters) if filters else None
         self._expected = ", ".join(repr(one) for one in filters)

@@ -68,7 +68,7 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
 
     Raises:
         BucketNotFoundError: the bucket does not exist.
-        ConfigurationError: the bucket is a mirror, or sealed.
+        ConfigurationError: the bucket is a mirror or sealed, or ``asyncPersist`` refuses it.
         ApiError: the server rejected the creation.
     """
     name = options.bucket
@@ -98,7 +98,8 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
 
     Raises:
         StreamNotFoundError: the stream does not exist.
-        ConfigurationError: the stream is a mirror, sealed, or has no subjects.
+        ConfigurationError: the stream is a mirror, sealed or without subjects, or ``asyncPersist``
+            refuses it.
         FastIngestNotSupportedError: ``fastIngest``, and the stream does not have ``allow_batched``.
         ApiError: the server rejected the creation.
     """
@@ -192,6 +193,19 @@ def _verify_writable(info: StreamInfo, target: str, common: CommonWriteOptions) 
         raise ConfigurationError(
             f"could not write to {target}: its stream is sealed, which is read-only and permanent; "
             f"write to another one"
+        )
+    if config.get("persist_mode") == "async":
+        if common.refuse_async_persist:
+            raise ConfigurationError(
+                f"could not write to {target} with asyncPersist=fail: its persist_mode is 'async', "
+                f"expected the default, with which acknowledged rows are stored; write to another "
+                f"one, or remove the option"
+            )
+        log.warning(
+            "rows are acknowledged before they are stored",
+            target=target,
+            reason="persist_mode is async: a server that crashes can lose them",
+            action="write to a stream without persist_mode, or accept it",
         )
     window = config.get("duplicate_window", 0)
     if common.message_id is MessageId.AUTO and window < _SHORT_WINDOW:

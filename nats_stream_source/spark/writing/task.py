@@ -19,6 +19,7 @@ from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
+from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import (
     KvWriteOptions,
     MessageId,
@@ -35,6 +36,8 @@ from nats_stream_source.spark.writing.target import (
     open_stream,
     writable_subjects,
 )
+
+log = field_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,15 @@ def write_task(
                 position.row += batch.num_rows
                 yield
             await sink.writer.flush()
+            if changed := sink.encoder.changed_headers:
+                log.warning(
+                    "headers that cannot be sent were changed",
+                    target=options.bucket
+                    if isinstance(options, KvWriteOptions)
+                    else options.stream,
+                    headers=changed,
+                    how=options.common.unsendable_headers.value,
+                )
             results.append(
                 TaskResult(
                     sink.writer.stored,
@@ -117,6 +129,7 @@ async def _open(
             max_message_size(info, max_payload),
             no_ttl,
             options.codec,
+            common.unsendable_headers,
         )
         async with KvBatchWriter(
             jetstream,
@@ -133,6 +146,7 @@ async def _open(
         writable_subjects(info, options),
         ids,
         max_message_size(info, max_payload),
+        common.unsendable_headers,
     )
     publisher = FastIngestPublisher if options.fast_ingest else BatchPublisher
     async with publisher(jetstream, options.stream, max_in_flight=common.max_in_flight) as writer:

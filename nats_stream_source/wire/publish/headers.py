@@ -7,17 +7,20 @@ A block is ``NATS/1.0``, one line ``name: value`` for each value, and an empty l
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.wire.publish.unsendable import Unsendable
 
 _BINARY = pa.binary()
 _NAME = r"^[!-9;-~]+$"
 _VALUE = r"^(?:[^\s][^\r\n]*)?$"
+_NAME_CHARACTERS = "!\"#$&'()*+,-./;<=>?@[\\]^_`{|}~"
 _INTERPRETED = r"(?i)^(?:nats-|kv-operation$)"
 
 
@@ -48,20 +51,34 @@ class HeaderError(ValueError):
         self.problem = problem
 
 
-def map_fields(maps: pa.Array) -> pa.Array:
-    """The lines of the headers in ``MAP<STRING, ARRAY<STRING>>``: ``pa.binary()``.
+def map_fields(maps: pa.Array, unsendable: Unsendable = Unsendable.FAIL) -> tuple[pa.Array, int]:
+    """The lines of the headers in ``MAP<STRING, ARRAY<STRING>>``, and how many were changed.
 
-    Null where a row does not have a header. Headers that JetStream or a bucket interprets
-    (``Nats-...`` and ``KV-Operation``) are left out: those of a message that was read describe that
-    message, and would change what the stream does with the new one.
+    The lines are ``pa.binary()``, null where a row does not have a header. Headers that JetStream
+    or a bucket interprets (``Nats-...`` and ``KV-Operation``) are left out: those of a message that
+    was read describe that message, and would change what the stream does with the new one.
+
+    Args:
+        unsendable: ``ENCODE`` writes bytes of names and values that cannot be sent as ``%XX``, and
+            a value that is null as an empty one.
 
     Raises:
-        HeaderError: a name or a value cannot be sent.
+        HeaderError: a name or a value cannot be sent, with ``FAIL``.
     """
     rows, names, values = _flatten(maps)
     kept = pc.invert(pc.match_substring_regex(names, _INTERPRETED))
     if not pc.all(kept).as_py():
         rows, names, values = rows[kept.to_numpy(False)], names.filter(kept), values.filter(kept)
+    changed = 0
+    if unsendable is not Unsendable.FAIL:
+        good = pc.and_(_matches(names, _NAME), _matches(values, _VALUE)).to_numpy(False)
+        if changed := int((~good).sum()):
+            if unsendable is Unsendable.SKIP:
+                kept = pa.array(good)
+                rows, names, values = rows[good], names.filter(kept), values.filter(kept)
+            else:
+                names = _replaced(names, good, _encoded_name)
+                values = _replaced(values, good, _encoded_value)
     _validate(names, _NAME, rows, "a header's name must be visible ASCII characters without ':'")
     _validate(
         values,
@@ -74,7 +91,8 @@ def map_fields(maps: pa.Array) -> pa.Array:
     )
     borders = np.searchsorted(rows, np.arange(len(maps) + 1)).astype(np.int32)
     blocks = pc.binary_join(pa.ListArray.from_arrays(pa.array(borders), lines), _scalar(b""))
-    return pc.if_else(pa.array(borders[1:] > borders[:-1]), blocks, pa.scalar(None, _BINARY))
+    present = pa.array(borders[1:] > borders[:-1])
+    return pc.if_else(present, blocks, pa.scalar(None, _BINARY)), changed
 
 
 def blocks(fields: Sequence[pa.Array]) -> pa.Array | None:
@@ -145,8 +163,31 @@ def _offsets(maps: pa.Array) -> np.ndarray:
     return np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4)
 
 
+def _replaced(column: pa.Array, good: np.ndarray, encode: Callable[[str], str]) -> pa.Array:
+    """The column with the rows encoded that are not ``good``; there are few of them."""
+    values = column.to_pylist()
+    for row in np.flatnonzero(~good):
+        values[row] = encode(values[row] or "")
+    return pa.array(values, column.type)
+
+
+def _encoded_name(name: str) -> str:
+    return quote(name, safe=_NAME_CHARACTERS) or "%"
+
+
+def _encoded_value(value: str) -> str:
+    if re.fullmatch(_VALUE, value):
+        return value
+    text = value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return quote(text[:1], safe="%") + text[1:]
+
+
+def _matches(column: pa.Array, pattern: str) -> pa.Array:
+    return pc.match_substring_regex(column, pattern).fill_null(False)
+
+
 def _validate(column: pa.Array, pattern: str, rows: np.ndarray, expected: str) -> None:
-    good = pc.match_substring_regex(column, pattern).fill_null(False)
+    good = _matches(column, pattern)
     if pc.all(good).as_py() is not False:
         return
     first = pc.index(good, False).as_py()

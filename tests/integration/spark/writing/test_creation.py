@@ -1,4 +1,4 @@
-"""Buckets and streams that a sink creates, in an account that requires a size."""
+"""Targets of a sink: created in an account that requires a size; that acknowledge too early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ApiError, OptionError
+from nats_stream_source.errors import ApiError, ConfigurationError, OptionError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.writing.target import prepare_target
 from tests.support.nats.buckets import api
@@ -71,3 +71,17 @@ def test_creation_where_no_server_has_the_tags(cluster: Cluster) -> None:
 def test_option_of_creation_without_ifmissing(name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}' has no effect without ifMissing=create"):
         kv_write_options({"servers": "nats://x", "bucket": "b", name: CREATED[name]})
+
+
+@pytest.mark.parametrize("target", ["bucket", "stream"])
+def test_target_that_acknowledges_before_it_stores(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, target: str
+) -> None:
+    url = shared_server.url
+    name, subject = ("KV_b", "$KV.b.>") if target == "bucket" else ("S", "s")
+    config = {"name": name, "subjects": [subject], "max_msgs_per_subject": 1}
+    api(url, f"STREAM.CREATE.{name}", {**config, "persist_mode": "async"})
+    create(url, target)
+    assert "rows are acknowledged before they are stored" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"persist_mode is 'async'.*remove the option"):
+        create(url, target, asyncPersist="fail")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nats_stream_source.wire.header_columns import HEADERS, header_maps
 from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.publish.headers import blocks, field, map_fields, replace_value
+from nats_stream_source.wire.publish.unsendable import Unsendable
 
 Map: TypeAlias = "list[tuple[str, list[str] | None]] | None"
 NAMES = st.sampled_from(["A", "Trace-Id", "b", "Nats-Msg-Id", "nats-ttl", "KV-Operation", "KV-O"])
@@ -40,12 +41,12 @@ def lines(one: Map) -> bytes | None:
 @given(MAPS, st.integers(0, 3))
 def test_maps(maps: list[Map], start: int) -> None:
     column = pa.array(maps, HEADERS)[start:]
-    assert map_fields(column).to_pylist() == [lines(one) for one in maps[start:]]
+    assert map_fields(column)[0].to_pylist() == [lines(one) for one in maps[start:]]
 
 
 @given(MAPS)
 def test_headers_roundtrip(maps: list[Map]) -> None:
-    written = blocks([map_fields(pa.array(maps, HEADERS))])
+    written = blocks([map_fields(pa.array(maps, HEADERS))[0]])
     if written is None:
         assert all(lines(one) is None for one in maps)
         return
@@ -99,3 +100,24 @@ def test_value_is_replaced() -> None:
 def test_headers_unsendable(name: str, values: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=rf"^row 1: .*{problem}"):
         map_fields(pa.array([[("ok", ["fine"])], [(name, values)]], HEADERS))
+
+
+UNSENDABLE = [
+    [("ok", ["fine"]), ("Größe", ["1", "2"])],
+    None,
+    [("a b:%", ["x"]), ("ok", [" 1", "a\r\nb%", None])],
+]
+
+
+def test_headers_unsendable_are_skipped_and_counted() -> None:
+    fields, changed = map_fields(pa.array(UNSENDABLE, HEADERS), Unsendable.SKIP)
+    assert fields.to_pylist() == [b"ok: fine\r\n", None, None]
+    assert changed == 6
+
+
+def test_headers_unsendable_are_encoded_and_counted() -> None:
+    fields, changed = map_fields(pa.array(UNSENDABLE, HEADERS), Unsendable.ENCODE)
+    first = b"ok: fine\r\nGr%C3%B6%C3%9Fe: 1\r\nGr%C3%B6%C3%9Fe: 2\r\n"
+    third = b"a%20b%3A%25: x\r\nok: %201\r\nok: a%0D%0Ab%25\r\nok: \r\n"
+    assert fields.to_pylist() == [first, None, third]
+    assert changed == 6

@@ -1,0 +1,39 @@
+"""Warn of messages in a bucket's stream that are not entries of the bucket.
+
+A source without a subject transform stores messages under the subjects of its origin. No read of
+the bucket returns them, and no error reports them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from nats_stream_source.errors import PermissionDeniedError
+from nats_stream_source.jetstream.direct_get.count import count_messages
+from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.planning.stream_view import StreamView
+
+log = field_logger(__name__)
+
+
+async def warn_of_other_subjects(view: StreamView) -> None:
+    """Log the number of messages that a query of a bucket does not read.
+
+    Only a stream with sources is counted: no other message reaches a bucket.
+    """
+    info, prefix = view.info, view.scope.prefix
+    if not (prefix and info.messages and info.config.get("sources")):
+        return
+    with contextlib.suppress(PermissionDeniedError):
+        entries = await count_messages(view.jetstream, info.name, 1, (f"{prefix}>",))
+        # Messages that were removed meanwhile are not in both numbers.
+        now = await view.jetstream.stream_info(info.name)
+        others = min(info.messages, now.messages) - entries.messages
+        if others > 0:
+            log.warning(
+                "the stream has messages that are not entries of the bucket and are not read",
+                stream=info.name,
+                messages=others,
+                action=f"give each source of the stream a subject transform to {prefix}>, or read "
+                f"the stream with nats_stream",
+            )

@@ -1,0 +1,60 @@
+"""A bucket whose stream has messages that are not its entries: one warning, with their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.integration.spark.planning.planners import planning
+from tests.support.event_loop import run
+from tests.support.nats.buckets import api, bucket_config, create_bucket, put_many
+from tests.support.query_driver.batch import read_batch
+from tests.support.wait import wait_until
+
+TEXT = "messages that are not entries of the bucket"
+TRANSFORM = [{"src": "$KV.origin.>", "dest": "$KV.b.>"}]
+
+
+def create_with_source(url: str, **source: Any) -> None:
+    create_bucket(url, "origin")
+    put_many(url, "origin", [("a", b"1"), ("b", b"2"), ("c", b"3")])
+    config = bucket_config("b", sources=[{"name": "KV_origin", **source}])
+    api(url, "STREAM.CREATE.KV_b", config)
+    put_many(url, "b", [("own", b"4")])
+    wait_until(
+        lambda: api(url, "STREAM.INFO.KV_b")["state"]["messages"] == 4, "the sourced messages"
+    )
+
+
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+def test_source_without_transform_is_reported(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    create_with_source(nats_server.url)
+    start(nats_server.url, mode)
+    (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
+    assert "messages=3" in record.getMessage()
+    assert "subject transform to $KV.b.>" in record.getMessage()
+
+
+def test_source_with_transform_is_not_reported(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_with_source(nats_server.url, subject_transforms=TRANSFORM)
+    for mode in ("batch", "streaming"):
+        start(nats_server.url, mode)
+    assert TEXT not in caplog.text
+    assert len(read_batch(nats_server.url, bucket="b")) == 4
+
+
+def start(url: str, mode: str) -> None:
+    async def plan() -> None:
+        async with planning(url, "b") as planner:
+            await planner.initial_offset()
+
+    if mode == "batch":
+        read_batch(url, bucket="b")
+    else:
+        run(plan())
