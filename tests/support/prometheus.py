@@ -82,10 +82,17 @@ class Prometheus:
         result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return result
 
-    def firing(self) -> set[str]:
-        """The names of the alerts that fire."""
+    def firing(self, query: str) -> set[str]:
+        """The names of the alerts that fire for a query, by its label.
+
+        The process of the tests also exports the queries of tests before.
+        """
         alerts = self.get("alerts")["alerts"]
-        return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
+        return {
+            one["labels"]["alertname"]
+            for one in alerts
+            if one["state"] == "firing" and one["labels"].get("query") == query
+        }
 
     def rules(self) -> list[dict[str, Any]]:
         """The rules with their last evaluation."""

@@ -16,7 +16,8 @@ from nats_stream_source.delta.table import Deletes, validate_deletes
 from nats_stream_source.errors import ConfigurationError
 
 ScdType = Literal[1, 2]
-SequenceBy: TypeAlias = "str | Column | list[str | Column] | tuple[str | Column, ...]"
+# Not a string: `inspect.signature(merge, eval_str=True)` evaluates it.
+SequenceBy: TypeAlias = str | Column | list[str | Column] | tuple[str | Column, ...]
 
 
 @dataclass(frozen=True)

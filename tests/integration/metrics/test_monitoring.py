@@ -116,13 +116,17 @@ def test_prometheus_has_data_for_each_panel_and_an_alert_fires_in_an_outage(
         query = begin(start)
         stack.callback(query.stop)
         prometheus = stack.enter_context(Prometheus(tmp_path / "prometheus", port, _SILENT))
+
+        def firing() -> set[str]:
+            return prometheus.firing(str(query.id))
+
         with written(bucket):
             wait_for_data(prometheus)
-        assert "NatsQuerySilent" not in prometheus.firing()
+        assert "NatsQuerySilent" not in firing()
         nats_server.terminate()
-        wait_until(lambda: "NatsQuerySilent" in prometheus.firing(), "the alert", 120)
+        wait_until(lambda: "NatsQuerySilent" in firing(), "the alert", 120)
         nats_server.start()
-        wait_until(lambda: "NatsQuerySilent" not in prometheus.firing(), "its end", 120)
+        wait_until(lambda: "NatsQuerySilent" not in firing(), "its end", 120)
         assert query.isActive, query.exception()
 
 
