@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
@@ -22,6 +23,11 @@ hypothesis.settings.load_profile("without deadline")
 
 # Tests of the framer alone use the scanner that NATS_STREAM_SOURCE_SCANNER selects, too.
 select_frame_scanner()
+
+# These loggers of pyspark do not propagate, so pytest adds its handlers to them. They make every
+# handler that is added write JSON: `caplog.text` would be JSON for all later tests of the process.
+for _name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+    setattr(PySparkLogger.getLogger(_name), "addHandler", lambda _handler: None)  # noqa: B010
 
 pytest.register_assert_rewrite("tests.support.spark.scenario")
 

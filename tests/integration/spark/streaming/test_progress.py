@@ -153,13 +153,12 @@ class Watched:
     """Queries whose progress is watched."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self.seen: list[BatchProgress] = []
+        self._seen: list[BatchProgress] = []
         self._spark = spark
-        self._listener = watch_progress(spark, self.seen.append)
+        self._listener = watch_progress(spark, self._seen.append)
 
     def run(self, checkpoint: Path, format: str, **options: str) -> list[BatchProgress]:
         """Run a query to its end; its records, the same from its own reports and the listener."""
-        del self.seen[:]
         query = begin(
             self._spark.readStream.format(format)
             .options(**options)
@@ -172,8 +171,13 @@ class Watched:
         )
         assert query.awaitTermination(int(DEADLINE))
         found = [record for progress in query.recentProgress for record in records(progress)]
-        wait_until(lambda: len(self.seen) >= len(found), "the listener's records", deadline=600)
-        assert self.seen == found
+
+        def seen() -> list[BatchProgress]:
+            # The reports of a query of an earlier test can arrive late.
+            return [record for record in self._seen if record.query == query.name]
+
+        wait_until(lambda: len(seen()) >= len(found), "the listener's records", deadline=600)
+        assert seen() == found
         assert {record.query for record in found} == {query.name}
         return found
 
@@ -220,7 +224,8 @@ def test_lag_of_bucket(
     assert sum(record.compacted or 0 for record in found) == 20
     assert all(record.initial and record.stream == "KV_lag" for record in found)
     assert all(record.seconds > 0 for record in found)
-    lines = [r.getMessage() for r in caplog.records if r.name == "nats_stream_source.progress"]
+    messages = (r.getMessage() for r in caplog.records if r.name == "nats_stream_source.progress")
+    lines = [line for line in messages if f"query={found[0].query} " in line]
     assert len(lines) == 3
     assert "micro-batch" in lines[0]
     assert "stream=KV_lag start=0 end=24 rows=4" in lines[0]
