@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from docs.overview import overview
-from nats_stream_source import delta, errors, jetstream
+from nats_stream_source import delta, errors, jetstream, values
 from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
@@ -72,6 +72,7 @@ def public_names() -> str:
     for title, module, names in (
         ("Formats and progress", "nats_stream_source", ("configure", "register", "watch_progress")),
         ("Delta", "nats_stream_source.delta", delta.__all__),
+        ("Values", "nats_stream_source.values", values.__all__),
         ("JetStream for asyncio", "nats_stream_source.jetstream", jetstream.__all__),
         ("A server for tests", "nats_stream_source.embedded", ("NatsServer",)),
     ):

@@ -73,4 +73,6 @@ def _installed() -> list[str]:
         text=True,
     )
     lines = done.stdout.splitlines()
-    return [one for one in lines if "==" in one and not re.match(r"pyspark|delta|py4j", one)]
+    return [
+        one for one in lines if "==" in one and not re.match(r"pyspark|delta|py4j|protobuf", one)
+    ]

@@ -97,7 +97,7 @@ def program_environment(directory: Path) -> dict[str, str]:
 def delta_session(
     settings: Mapping[str, str] | None = None, master: str = "local[2]"
 ) -> SparkSession:
-    """A session on two local cores whose MERGEs take about a second.
+    """A session on two local cores whose MERGEs take about a second, with the jar of spark-avro.
 
     Args:
         settings: more of them; the warehouse is a temporary directory unless it is among them.
@@ -108,6 +108,7 @@ def delta_session(
     given = {**_DELTA, "spark.app.name": "nats-stream-source tests", **(settings or {})}
     if "spark.sql.warehouse.dir" not in given:
         given["spark.sql.warehouse.dir"] = str(Path(tempfile.mkdtemp(prefix="spark-"), "warehouse"))
-    spark = configure_spark_with_delta_pip(configured(given, master)).getOrCreate()
+    packages = [f"org.apache.spark:spark-avro_2.13:{pyspark.__version__}"]
+    spark = configure_spark_with_delta_pip(configured(given, master), packages).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
