@@ -103,6 +103,7 @@ _WRITE_COMMON = {
     "checkpointLocation": "it is an option of df.writeStream; remove it",
     "path": "write save() without a path",
     "includeHeaders": "the column 'headers' is written if the DataFrame has it",
+    "includeOrigin": _READ_ONLY,
     "maxRowsPerTrigger": _READ_ONLY,
     "maxBytesPerTrigger": _READ_ONLY,
     "minPartitions": "write df.repartition(...) for more tasks",

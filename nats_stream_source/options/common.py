@@ -100,6 +100,14 @@ COMMON: tuple[Option, ...] = (
         False,
         "Whether rows have the column `headers`. Default: `false`.",
     ),
+    Option(
+        "includeOrigin",
+        "boolean",
+        converters.boolean,
+        False,
+        "Whether rows have the columns `origin_stream` and `origin_sequence`, which name the "
+        "message that a stream with sources copied. Default: `false`.",
+    ),
 )
 
 
@@ -115,11 +123,13 @@ class CommonOptions:
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    include_origin: bool = False
 
     @property
     def added_columns(self) -> frozenset[str]:
         """The options that add a column and are set."""
-        return frozenset({"includeHeaders"}) if self.include_headers else frozenset()
+        set_options = {"includeHeaders": self.include_headers, "includeOrigin": self.include_origin}
+        return frozenset(name for name, is_set in set_options.items() if is_set)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommonOptions:
@@ -148,6 +158,7 @@ class CommonOptions:
             min_partitions=min_partitions,
             fail_on_data_loss=values["failOnDataLoss"],
             include_headers=values["includeHeaders"],
+            include_origin=values["includeOrigin"],
         )
 
 

@@ -17,6 +17,8 @@ module leaves out a line):
 - a line without a colon or without a name is not a field, nor is a status after ``NATS/1.0``;
 - bytes that do not start with ``NATS/1.0`` contain no fields;
 - bytes that are not UTF-8 become U+FFFD, since Spark's strings cannot contain them.
+
+:func:`origins` reads one field, ``Nats-Stream-Source``, without the others.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ _FIRST = _VERSION + _CRLF
 _LAST = _CRLF + _CRLF
 _CR, _LF, _COLON, _SPACE, _TAB = b"\r\n: \t"
 _BLANKS = 3  # blanks before a value that are skipped for all fields at once; more are unusual
+_ORIGIN = (
+    r"(?s)^NATS/1\.0.*\r\nNats-Stream-Source:[ \t]*"
+    r"(?P<stream>[^ \t\r\n]+) (?P<sequence>[0-9]{1,18})[ \r]"
+)
 _COMPARE_LIMIT = 12  # fields of a block; more are sorted, which is faster than comparing pairs
 
 Positions = NDArray[np.int64]
@@ -93,6 +99,28 @@ def header_maps(blocks: pa.Array) -> pa.Array:
     valid = None if present.all() else pa.array(present).buffers()[1]
     place = pa.py_buffer(offsets.astype(np.int32))
     return pa.Array.from_buffers(HEADERS, len(blocks), [valid, place], children=[entries])
+
+
+def origins(blocks: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return where a stream with sources has its messages from: streams and sequences.
+
+    A server writes ``Nats-Stream-Source: <stream> <sequence> <filter> <transform>`` behind the
+    publisher's fields, and later versions further words (docs/internals/measurements.md, "Sources
+    of a stream"). So the last field of that name counts.
+
+    Args:
+        blocks: ``pa.binary()``; null or empty for a message without headers.
+
+    Returns:
+        ``pa.string()`` and ``pa.int64()``; null for a message without the field, or with another
+        value.
+    """
+    # The regular expression is greedy: it matches the last such field.
+    found = pc.extract_regex(blocks, _ORIGIN)
+    if found.null_count == len(found):
+        return pa.nulls(len(blocks), pa.string()), pa.nulls(len(blocks), pa.int64())
+    streams, sequences = pc.struct_field(found, "stream"), pc.struct_field(found, "sequence")
+    return _text(streams), sequences.cast(pa.string()).cast(pa.int64())
 
 
 def _contiguous(blocks: pa.Array) -> tuple[NDArray[np.uint8], Positions]:
@@ -166,7 +194,10 @@ def _text(raw: pa.Array) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([value.decode(errors="replace") for value in raw.to_pylist()], pa.string())
+        values = (
+            None if value is None else value.decode(errors="replace") for value in raw.to_pylist()
+        )
+        return pa.array(values, pa.string(), size=len(raw))
 
 
 def _first_of_name(code: NDArray[np.int32], offsets: Positions) -> Positions | None:

@@ -9,9 +9,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import api, create_bucket, publish, put, stream_state
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import run_to_the_end
+from tests.support.wait import wait_until
 
 PAGE = (ROOT / "docs/streams.md").read_text()
 
@@ -27,7 +28,15 @@ def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path
             ("orders.us.1", b"three", None),
         ],
     )
-    first, traced, looked_up, replayed = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    create_bucket(url, "fleet")
+    transform = {"src": "$KV.fleet.>", "dest": "$KV.all-sites.fleet.>"}
+    sources = [{"name": "KV_fleet", "subject_transforms": [transform]}]
+    create_bucket(url, "all-sites", sources=sources)
+    put(url, "fleet", "v1", b"")
+    wait_until(lambda: stream_state(url, "all-sites")["messages"] == 1, "the sourced entry")
+    first, traced, everywhere, looked_up, replayed = re.findall(
+        r"```python\n(.*?)```", PAGE, re.DOTALL
+    )
     names: dict[str, Any] = {"spark": spark}
 
     def run(example: str, name: str) -> list[Row]:
@@ -36,6 +45,8 @@ def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path
 
     exec(first.replace("nats://127.0.0.1:4222", url), names)
     assert run(traced, "traced") == [Row(sequence=1, trace="x"), Row(sequence=3, trace=None)]
+    (entry,) = run(everywhere, "everywhere")
+    assert (entry.key, entry.origin_stream, entry.origin_sequence) == ("fleet.v1", "KV_fleet", 1)
     assert [row.sequence for row in run(looked_up, "orders")] == [1, 2, 3]
     assert [bytes(row.data) for row in run(replayed, "replayed")] == [b"three"]
 

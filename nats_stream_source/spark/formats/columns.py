@@ -53,6 +53,21 @@ _HEADERS = Column(
     Written(_MAP, "headers of the message"),
     option="includeHeaders",
 )
+_ORIGIN = (
+    Column(
+        "origin_stream",
+        "STRING",
+        "with `includeOrigin`: the stream from which a source copied the message, as the server "
+        "names it; null for a message that was published to this stream",
+        option="includeOrigin",
+    ),
+    Column(
+        "origin_sequence",
+        "BIGINT",
+        "with `includeOrigin`: the sequence of the message in `origin_stream`",
+        option="includeOrigin",
+    ),
+)
 
 COLUMNS = {
     "nats_kv": (
@@ -106,6 +121,7 @@ COLUMNS = {
             ),
         ),
         _HEADERS,
+        *_ORIGIN,
         Column(
             "raw_key",
             "STRING",
@@ -137,6 +153,7 @@ COLUMNS = {
         ),
         Column("stream_created", "TIMESTAMP", "when the stream was created"),
         _HEADERS,
+        *_ORIGIN,
         Column(
             "msg_id",
             written=Written(

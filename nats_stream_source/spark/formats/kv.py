@@ -29,7 +29,7 @@ from nats_stream_source.wire.codec.columns import decode_keys, decode_values
 from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.framing.frames import Frames
-from nats_stream_source.wire.header_columns import header_maps
+from nats_stream_source.wire.header_columns import header_maps, origins
 
 if TYPE_CHECKING:
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
@@ -141,6 +141,8 @@ class KvFormat(FormatAdapter):
         ]
         if options.common.include_headers:
             columns.append(header_maps(header_blocks(frames)))
+        if options.common.include_origin:
+            columns += origins(header_blocks(frames))
         if options.include_raw_key:
             columns.append(raw_key)
         schema = arrow_schema("nats_kv", options.added_columns)

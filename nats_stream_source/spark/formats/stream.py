@@ -38,7 +38,7 @@ from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.wire.columns import header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.framing.frames import Frames
-from nats_stream_source.wire.header_columns import header_maps
+from nats_stream_source.wire.header_columns import header_maps, origins
 
 if TYPE_CHECKING:
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
@@ -161,6 +161,8 @@ class StreamFormat(FormatAdapter):
         ]
         if self.options.common.include_headers:
             columns.append(header_maps(header_blocks(frames)))
+        if self.options.common.include_origin:
+            columns += origins(header_blocks(frames))
         schema = arrow_schema("nats_stream", self.options.added_columns)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 

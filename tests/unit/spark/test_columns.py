@@ -14,7 +14,9 @@ from nats_stream_source.spark.formats.rows import arrow_schema
 
 
 @pytest.mark.parametrize(
-    "added", [set(), {"includeHeaders"}, {"includeHeaders", "includeRawKey"}], ids=len
+    "added",
+    [set(), {"includeHeaders"}, {"includeHeaders", "includeOrigin", "includeRawKey"}],
+    ids=len,
 )
 @pytest.mark.parametrize("name", COLUMNS)
 def test_arrow_schema_equals_schema_of_ddl(spark: SparkSession, name: str, added: set[str]) -> None:

@@ -121,7 +121,9 @@ def test_codecs_decode_keys_and_values_of_puts() -> None:
     assert encoded("value", frames) == [b"one", None, b""]
     assert encoded("operation", frames) == ["PUT", "DEL", "PUT"]
     assert encoded("value", frames, metaOnly="true") == [None] * 3
-    raw = encoded("raw_key", frames, includeRawKey="true", includeHeaders="true")
+    raw = encoded(
+        "raw_key", frames, includeRawKey="true", includeHeaders="true", includeOrigin="true"
+    )
     assert raw == ["L2E.dXNlcjox", "L2E.dXNlcjox", "Yw"]
     assert column("value", frames=frames, keyCodec="base64") == [b"b25l", None, b""]
     assert column("key", frames=frames, valueCodec="base64") == raw

@@ -1,4 +1,4 @@
-"""The column of header maps, without a server: against a plain parser of ten lines, and by hand."""
+"""Columns of header fields, without a server: against a plain parser of ten lines, and by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.wire import header_columns
-from nats_stream_source.wire.header_columns import HEADERS, header_maps
+from nats_stream_source.wire.header_columns import HEADERS, header_maps, origins
 
 
 def plainly(block: bytes | None) -> dict[str, list[str]] | None:
@@ -137,3 +137,28 @@ def test_unusual_blocks_only_are_parsed_singly(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [odd]
     assert found[7] == {"A": ["7", "y"], "B": ["x"]}
     assert found[500] == {"A": ["1"]}
+
+
+_SOURCE = b"Nats-Stream-Source: "
+ORIGINS: list[tuple[bytes | None, tuple[str, int] | None]] = [
+    (None, None),
+    (b"", None),
+    (block("A: 1"), None),
+    (block(_SOURCE + b"ORDERS 1 > >"), ("ORDERS", 1)),  # 2.10
+    (block("A: 1", _SOURCE + b"A 22 a\x0cb c\x0cd a", "Nats-Msg-Size: 5"), ("A", 22)),  # 2.14
+    (block(_SOURCE + b"KV_de:mSx7q4yJ 3 > > $KV.de.k ZGIed6Oc"), ("KV_de:mSx7q4yJ", 3)),  # 2.15
+    (block(_SOURCE + b"OLD 1 > >", "B: x", _SOURCE + b"NEW 2 > >"), ("NEW", 2)),
+    (block(_SOURCE + b"\xff 9223372036854775807 > >"), None),
+    (block(_SOURCE + b"\xff 922337203685477580 > >"), ("\ufffd", 922337203685477580)),
+    (block(_SOURCE + b"ORDERS one > >"), None),
+    (block(_SOURCE + b"ORDERS"), None),
+    (block("nats-stream-source: A 1 > >", "Nats-Stream-SourceX: A 1 > >"), None),
+    (b"NATS/9\r\n" + _SOURCE + b"A 1 > >\r\n\r\n", None),
+]
+
+
+def test_origins() -> None:
+    streams, sequences = origins(pa.array([raw for raw, _ in ORIGINS], pa.binary()))
+    assert (streams.type, sequences.type) == (pa.string(), pa.int64())
+    found = zip(streams.to_pylist(), sequences.to_pylist(), strict=True)
+    assert list(found) == [expected or (None, None) for _, expected in ORIGINS]

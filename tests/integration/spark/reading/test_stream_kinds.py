@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import StreamNotFoundError, UnsupportedStreamError
 from tests.integration.spark.reading.streams import create, fill, read, state
+from tests.integration.spark.reading.test_headers import both_ways
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.topology import hub_and_leaf, make_mirror, wait_for_seq
-from tests.support.query_driver.driver import new_query, sequences
+from tests.support.query_driver.batch import read_batch
+from tests.support.query_driver.driver import Record, new_query, sequences
 from tests.support.wait import wait_until
 
 
@@ -83,12 +87,74 @@ def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
     assert row["subject"] == "changed.x"
 
 
+@pytest.mark.servers
+def test_origin_of_sourced_messages(shared_server: NatsServer, name: str) -> None:
+    """The stream that the source copied from, also where that one is an aggregate itself."""
+    url = shared_server.url
+    create(url, name)
+    fill(url, name, 3)
+    create(url, f"{name}A", sources=[{"name": name, "filter_subject": f"{name}.2"}])
+    wait_until(lambda: state(url, f"{name}A")["messages"] == 1, "the sourced message")
+    publish(url, [(f"{name}A.own", b"", {"Trace": "x"})])
+    create(url, f"{name}B", sources=[{"name": f"{name}A"}])
+    wait_until(lambda: state(url, f"{name}B")["messages"] == 2, "the sourced messages")
+
+    def origins(stream: str) -> list[tuple[str | None, int | None]]:
+        return [_origin(row) for row in read(url, stream, includeOrigin=True, headersOnly=True)]
+
+    assert origins(name) == [(None, None)] * 3
+    assert origins(f"{name}A") == [(name, 2), (None, None)]
+    assert origins(f"{name}B") == [(f"{name}A", 1), (f"{name}A", 2)]
+
+
+@pytest.mark.servers
+def test_origin_of_entries_of_an_aggregate_bucket(shared_server: NatsServer, name: str) -> None:
+    """Markers too, by both ways of reading."""
+    url = shared_server.url
+    for site in ("de", "us"):
+        buckets.create_bucket(url, name + site, history=5)
+        buckets.put_many(url, name + site, [("a", b"1"), ("b", b"2")])
+    buckets.delete(url, f"{name}de", "a")
+    sources = [
+        {
+            "name": f"KV_{name}{site}",
+            "subject_transforms": [{"src": f"$KV.{name}{site}.>", "dest": f"$KV.{name}.{site}.>"}],
+        }
+        for site in ("de", "us")
+    ]
+    buckets.create_bucket(url, name, history=5, sources=sources)
+    wait_until(lambda: state(url, f"KV_{name}")["messages"] == 5, "the sourced entries")
+    buckets.put(url, name, "own", b"3")
+    expected = {
+        ("de.a", "DEL", f"KV_{name}de", 3),
+        ("de.b", "PUT", f"KV_{name}de", 2),
+        ("us.a", "PUT", f"KV_{name}us", 1),
+        ("us.b", "PUT", f"KV_{name}us", 2),
+        ("own", "PUT", None, None),
+    }
+    for found in (
+        read_batch(url, bucket=name, includeOrigin=True),
+        both_ways(lambda: new_query(url, bucket=name, includeOrigin=True)),
+    ):
+        rows = [(row["key"], row["operation"], *_origin(row)) for row in found]
+        assert len(rows) == len(expected)
+        assert set(rows) == expected
+
+
+def _origin(row: Record) -> tuple[str | None, int | None]:
+    return row["origin_stream"], row["origin_sequence"]
+
+
 def test_stream_of_other_domain() -> None:
     with hub_and_leaf() as two:
         create(two.hub.url, "FAR")
         fill(two.hub.url, "FAR", 50)
         assert sequences(read(two.leaf.url, "FAR", domain="hub")) == list(range(1, 51))
         assert len(read(two.leaf.url, None, subject="FAR.1", domain="hub")) == 17
+        create(two.leaf.url, "ALL", sources=[{"name": "FAR", "external": {"api": "$JS.hub.API"}}])
+        wait_until(lambda: state(two.leaf.url, "ALL")["messages"] == 50, "the sourced messages")
+        (origin, _), *_ = map(_origin, read(two.leaf.url, "ALL", includeOrigin=True))
+        assert re.fullmatch(r"FAR:\w{8}", origin or "")  # with a hash of the API prefix
         with pytest.raises(StreamNotFoundError, match="'stream', 'servers' and 'domain'"):
             read(two.leaf.url, "FAR")
 

@@ -15,7 +15,7 @@ GOOD = [
     "key STRING, value BINARY",
     "key STRING, operation STRING",
     "key STRING, value BINARY, expected_revision INT, ttl SMALLINT",
-    columns_read("nats_kv", ("includeHeaders", "includeRawKey")),
+    columns_read("nats_kv", ("includeHeaders", "includeOrigin", "includeRawKey")),
 ]
 BAD = [
     ("value STRING", "column 'key' is missing, expected key STRING, value BINARY or STRING"),
