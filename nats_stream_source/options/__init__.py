@@ -7,7 +7,11 @@ the errors, the flags of the command line and the documentation use the same row
 from nats_stream_source.options.common import COMMON, CommonOptions
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.kv import KV, KvOptions, kv_options
-from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
+from nats_stream_source.options.start_position import (
+    DeliverPolicy,
+    StartPosition,
+    StartTimeStrategy,
+)
 from nats_stream_source.options.stream import STREAM, StreamOptions, stream_options
 from nats_stream_source.options.stream_set import StreamSet
 from nats_stream_source.options.table import Mode, Option, markdown_table, parse
@@ -23,6 +27,7 @@ __all__ = [
     "Mode",
     "Option",
     "StartPosition",
+    "StartTimeStrategy",
     "StreamOptions",
     "StreamSet",
     "connection_settings",

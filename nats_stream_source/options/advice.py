@@ -36,6 +36,8 @@ def _from_spark(format_name: str, stream_option: str, filter_option: str) -> dic
         "subscribePattern": f"write '{stream_option}Pattern'",
         "topic": f"write {stream_option!r}",
         "url": "write 'servers'",
+        "startingOffsetsByTimestamp": "write 'startTime'",
+        "startingOffsetsByTimestampStrategy": "write 'startTimeStrategy'",
         "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
         "minOffsetsPerTrigger": "write 'minRowsPerTrigger'",
         "filterPushdown": "Spark reuses one filtered plan for all uses of a DataFrame, so it was "

@@ -86,6 +86,15 @@ COMMON: tuple[Option, ...] = (
         only=Mode.STREAMING,
     ),
     Option(
+        "startTimeStrategy",
+        "`error` or `latest`",
+        converters.start_time_strategy,
+        None,
+        "What happens if all messages of a stream are older than `startTime`: `error` refuses to "
+        "start, `latest` starts with the next message, also if the time is in the future. Default: "
+        "the query starts with the next message, and a time in the future is an error.",
+    ),
+    Option(
         "failOnDataLoss",
         "boolean",
         converters.boolean,

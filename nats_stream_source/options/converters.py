@@ -6,12 +6,19 @@ never contains the value, which may be a secret.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.options.start_position import DeliverPolicy
+from nats_stream_source.options.start_position import (
+    START_WORDS,
+    DeliverPolicy,
+    NamedStarts,
+    StartTimeStrategy,
+)
 from nats_stream_source.wire.codec.definition import (
     KEY_CODECS,
     VALUE_CODECS,
@@ -168,6 +175,44 @@ def timestamp(value: str) -> int:
         ) from None
 
 
+def start_sequence(value: str) -> int | NamedStarts:
+    """A stream sequence, or a JSON object with one for each bucket or stream."""
+    if not value.lstrip().startswith("{"):
+        return integer(value)
+    return _named_starts(value, int, "a sequence", lambda number: integer(str(number)))
+
+
+def start_time(value: str) -> int | NamedStarts:
+    """A timestamp, or a JSON object with one for each bucket or stream."""
+    if not value.lstrip().startswith("{"):
+        return timestamp(value)
+    return _named_starts(value, str, "a timestamp", timestamp)
+
+
+def _named_starts(
+    value: str, kind: type, expected: str, convert: Callable[[Any], int]
+) -> NamedStarts:
+    try:
+        pairs: list[tuple[str, Any]] = json.loads(value, object_pairs_hook=list)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"is not a JSON object: {error}") from None
+    starts: dict[str, int | DeliverPolicy] = {}
+    for stream, start in pairs:
+        if stream in starts:
+            raise ValueError(f"names {stream!r} twice")
+        if isinstance(start, str) and start in START_WORDS:
+            starts[stream] = START_WORDS[start]
+            continue
+        if type(start) is not kind:
+            words = " or ".join(map(repr, START_WORDS))
+            raise ValueError(f"has {start!r} for {stream!r}, expected {expected}, {words}")
+        try:
+            starts[stream] = convert(start)
+        except ValueError as error:
+            raise ValueError(f"has {start!r} for {stream!r}, which {error}") from None
+    return starts
+
+
 def string_list(value: str) -> tuple[str, ...]:
     """Strings separated by commas."""
     elements = tuple(element.strip() for element in value.split(","))
@@ -219,6 +264,11 @@ def key_codec(value: str) -> Chain:
 def value_codec(value: str) -> Chain:
     """Codecs of values in the order in which they encode."""
     return parse_chain(value, VALUE_CODECS)
+
+
+def start_time_strategy(value: str) -> StartTimeStrategy:
+    """``error`` or ``latest``."""
+    return StartTimeStrategy(one_of(*StartTimeStrategy)(value))
 
 
 def deliver_policy(value: str) -> DeliverPolicy:

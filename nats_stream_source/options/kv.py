@@ -23,7 +23,12 @@ from nats_stream_source.options.common import (
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
-from nats_stream_source.options.stream_set import StreamSet, stream_set, validate_no_sequence
+from nats_stream_source.options.stream_set import (
+    StreamSet,
+    stream_set,
+    validate_named_starts,
+    validate_no_sequence,
+)
 from nats_stream_source.options.table import Mode, Option, parse
 
 CODECS: tuple[Option, ...] = (
@@ -131,20 +136,23 @@ KV: tuple[Option, ...] = (
     *READ_CODECS,
     Option(
         "startSequence",
-        "integer",
-        converters.integer,
+        "integer, or JSON object",
+        converters.start_sequence,
         None,
-        "First revision to read. Default: the last revision of each key.",
+        "First revision to read. Default: the last revision of each key. With several buckets a "
+        'JSON object with a revision, `"earliest"` or `"latest"` for each: '
+        '`{"a": 17, "b": "earliest"}`.',
         advice="write 1 or higher for the first revision to read, or updatesOnly=true for "
         "later writes only",
     ),
     Option(
         "startTime",
-        "timestamp",
-        converters.timestamp,
+        "timestamp, or JSON object",
+        converters.start_time,
         None,
         "The query starts with the first revision at or after this time. RFC 3339 with a time "
-        "zone. Excludes `startSequence`.",
+        "zone. Excludes `startSequence`. With several buckets also a JSON object, as for "
+        "`startSequence`.",
     ),
     Option(
         "minLastRevision",
@@ -236,6 +244,8 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
         validate_bucket(name)
     validate_mode(values, KV, mode)
     validate_no_sequence(values, buckets, "startSequence", "minLastRevision", "asOfSequence")
+    validate_named_starts(values, "bucket", buckets, mode)
+    validate_effect(values, "startTimeStrategy", "startTime")
     validate_exclusive(values, "asOfSequence", "asOfTime", reason="they name two states")
     for start in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):
@@ -276,7 +286,9 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
 
 
 def _start_position(values: Mapping[str, Any]) -> StartPosition:
-    explicit = StartPosition.at(values["startSequence"], values["startTime"])
+    explicit = StartPosition.at(
+        values["startSequence"], values["startTime"], values["startTimeStrategy"]
+    )
     if explicit is not None:
         return explicit
     if values["updatesOnly"]:

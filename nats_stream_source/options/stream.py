@@ -15,13 +15,19 @@ from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
     require_options,
+    validate_effect,
     validate_exclusive,
     validate_mode,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
-from nats_stream_source.options.stream_set import StreamSet, stream_set, validate_no_sequence
+from nats_stream_source.options.stream_set import (
+    StreamSet,
+    stream_set,
+    validate_named_starts,
+    validate_no_sequence,
+)
 from nats_stream_source.options.table import Mode, Option, parse
 
 STREAM: tuple[Option, ...] = (
@@ -74,20 +80,23 @@ STREAM: tuple[Option, ...] = (
     ),
     Option(
         "startSequence",
-        "integer",
-        converters.integer,
+        "integer, or JSON object",
+        converters.start_sequence,
         None,
-        "First sequence to read. The query waits for a sequence that the stream has not reached.",
+        "First sequence to read. The query waits for a sequence that the stream has not reached. "
+        'With several streams a JSON object with a sequence, `"earliest"` or `"latest"` for '
+        'each: `{"A": 17, "B": "earliest"}`.',
         advice="write 1 or higher for the first sequence to read, or deliverPolicy=new for "
         "later messages only",
     ),
     Option(
         "startTime",
-        "timestamp",
-        converters.timestamp,
+        "timestamp, or JSON object",
+        converters.start_time,
         None,
         "The query starts with the first message at or after this time. RFC 3339 with a time zone. "
-        "Excludes `startSequence`.",
+        "Excludes `startSequence`. With several streams also a JSON object, as for "
+        "`startSequence`.",
     ),
     Option(
         "endSequence",
@@ -183,6 +192,8 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
             values, name, "subject", reason="the stream is named, or looked up by its subject"
         )
     validate_no_sequence(values, streams, "startSequence", "minLastSequence", "endSequence")
+    validate_named_starts(values, "stream", streams, mode)
+    validate_effect(values, "startTimeStrategy", "startTime")
     validate_exclusive(values, "subject", "filterSubjects", reason="'subject' is the filter itself")
     validate_exclusive(values, "startSequence", "startTime", reason="they name two start positions")
     validate_exclusive(values, "endSequence", "endTime", reason="they name two ends")
@@ -204,7 +215,9 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
 
 def _start_position(values: Mapping[str, Any], mode: Mode | None) -> StartPosition:
     policy: DeliverPolicy | None = values["deliverPolicy"]
-    explicit = StartPosition.at(values["startSequence"], values["startTime"])
+    explicit = StartPosition.at(
+        values["startSequence"], values["startTime"], values["startTimeStrategy"]
+    )
     required = {
         DeliverPolicy.BY_START_SEQUENCE: "startSequence",
         DeliverPolicy.BY_START_TIME: "startTime",
@@ -234,7 +247,8 @@ def _start_position(values: Mapping[str, Any], mode: Mode | None) -> StartPositi
     first, last = explicit.sequence, values["endSequence"]
     if first is not None and last is not None and last < first:
         raise OptionError(f"option 'endSequence': {last} lies before startSequence={first}")
-    since, until = explicit.time, values["endTime"]
-    if since is not None and until is not None and until <= since:
-        raise OptionError("option 'endTime' does not lie after 'startTime'")
+    until = values["endTime"]
+    for start in (explicit, *(explicit.by_name or {}).values()):
+        if start.time is not None and until is not None and until <= start.time:
+            raise OptionError("option 'endTime' does not lie after 'startTime'")
     return explicit

@@ -9,6 +9,8 @@ from typing import Any
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options.common import DISCOVERY_INTERVAL
+from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy
+from nats_stream_source.options.table import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,52 @@ def stream_set(values: Mapping[str, Any], one: str) -> StreamSet | None:
 
 def validate_no_sequence(values: Mapping[str, Any], several: StreamSet | None, *names: str) -> None:
     """Raise OptionError for an option that is a sequence in a query of several streams."""
-    given = [name for name in names if values[name] is not None]
+    given = [
+        name for name in names if values[name] is not None and not isinstance(values[name], Mapping)
+    ]
     if several is not None and given:
+        each = """write one for each, such as {"<name>": 17, "<name>": "earliest"}, """
         raise OptionError(
             f"options {given[0]!r} and {several.option!r} contradict each other: a "
-            f"sequence belongs to one stream, and the query reads several; set a time, or start "
-            f"one query for each stream"
+            f"sequence belongs to one stream, and the query reads several; "
+            f"{each if given[0] == 'startSequence' else ''}set a time, or start one query for "
+            f"each stream"
         )
+
+
+def validate_named_starts(
+    values: Mapping[str, Any], one: str, several: StreamSet | None, mode: Mode | None
+) -> None:
+    """Raise OptionError for a start of each stream that does not fit the streams of the query.
+
+    Args:
+        one: the option that names one stream.
+    """
+    for option in ("startSequence", "startTime"):
+        starts = values[option]
+        if not isinstance(starts, Mapping):
+            continue
+        if several is None:
+            raise OptionError(
+                f"option {option!r} is a JSON object, and the query reads one {one}; write the "
+                f"start itself, or set '{one}s'"
+            )
+        invalid = f"invalid value for option {option!r}"
+        unknown = [name for name in starts if not several.selects(name)]
+        if unknown:
+            raise OptionError(
+                f"{invalid}: it names {unknown[0]!r}, which {several} does not select; remove it"
+            )
+        missing = [name for name in several.names if name not in starts]
+        if missing:
+            words = " or ".join(map(repr, START_WORDS))
+            raise OptionError(
+                f"{invalid}: {missing[0]!r} of {several} is missing; add its start, which may be "
+                f"{words}"
+            )
+        new = [name for name, start in starts.items() if start is DeliverPolicy.NEW]
+        if new and mode is Mode.BATCH:
+            raise OptionError(
+                f"{invalid}: it has 'latest' for {new[0]!r}, which is for spark.readStream: "
+                f"spark.read ends with the present last sequence, so it would return nothing"
+            )

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from nats_stream_source.errors import UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions, StreamSet
+from nats_stream_source.options import (
+    DeliverPolicy,
+    KvOptions,
+    StartPosition,
+    StreamOptions,
+    StreamSet,
+)
 from nats_stream_source.options.hints import add_option_hints, option_names
 from nats_stream_source.options.kv import READ_CODECS
 
@@ -117,6 +123,10 @@ class FormatAdapter(ABC):
     def selects(self, stream: str) -> bool:
         """Whether ``stream_set`` has the stream."""
         return self.stream_set is not None and self.stream_set.selects(stream)
+
+    def start_of(self, stream: str) -> StartPosition:
+        """The start position of a stream of the query."""
+        return self.options.start_position.of(stream)
 
     @abstractmethod
     async def stream_name(self, jetstream: JetStream) -> str:

@@ -14,7 +14,7 @@ from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.codec import OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, stream_of
-from nats_stream_source.options import DeliverPolicy, KvOptions
+from nats_stream_source.options import DeliverPolicy, KvOptions, StartPosition
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
 from nats_stream_source.spark.formats.rows import (
     arrow_schema,
@@ -78,6 +78,10 @@ class KvFormat(FormatAdapter):
         """Whether the query reads the bucket of a stream; False for a stream without a bucket."""
         bucket = bucket_of(stream)
         return bucket != stream and super().selects(bucket)
+
+    def start_of(self, stream: str) -> StartPosition:
+        """The start position of the bucket of a stream."""
+        return super().start_of(bucket_of(stream))
 
     async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
         """The bucket's stream; BucketNotFoundError if it does not exist."""

@@ -109,12 +109,10 @@ class BatchPlanner:
         return await self._plan_range(view, min_splits)
 
     def _validate_positions(self, info: StreamInfo) -> None:
-        options = self._adapter.options
+        options, start = self._adapter.options, self._adapter.start_of(info.name)
         # A batch that starts right after the last message is valid, and empty.
-        self._validate_sequence(
-            info, "startSequence", options.start_position.sequence, info.last_seq + 1
-        )
-        times = {"startTime": options.start_position.time}
+        self._validate_sequence(info, "startSequence", start.sequence, info.last_seq + 1)
+        times: dict[str, int | None] = {}
         if isinstance(options, KvOptions):
             self._validate_sequence(info, "asOfSequence", options.as_of_sequence)
             times["asOfTime"] = options.as_of_time
@@ -162,7 +160,7 @@ class BatchPlanner:
 
     async def _plan_range(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
         adapter, info = self._adapter, view.info
-        position = adapter.options.start_position
+        position = adapter.start_of(info.name)
         policy = position.policy
         start, end = await resolve_start(view, position), await self._range_end(view)
         if policy is DeliverPolicy.LAST and start >= end:

@@ -95,18 +95,18 @@ class DataLossCheck:
         Args:
             offset: an offset of the epoch of the range.
         """
-        required_after = max(start, self.expiry_allowed_through(start, offset))
+        required_after = max(start, self.expiry_allowed_through(info.name, start, offset))
         last = min(info.first_seq - 1, end)
         if last > required_after and self._adapter.missing_is_loss(self._adapter.read_scope(info)):
             report_aged_out(self._adapter, info, required_after + 1, last)
 
-    def expiry_allowed_through(self, start: int, offset: Position) -> int:
+    def expiry_allowed_through(self, stream: str, start: int, offset: Position) -> int:
         """The sequence up to which messages after ``start`` may age out without a data loss.
 
         Before its first row a query accepts the history as it is. Messages that were written since
         the query started are required, and so is a sequence that the user chose.
         """
-        chosen = self._adapter.options.start_position.policy is DeliverPolicy.BY_START_SEQUENCE
+        chosen = self._adapter.start_of(stream).policy is DeliverPolicy.BY_START_SEQUENCE
         return 0 if chosen or start > offset.origin else offset.initial_through
 
     async def readable_end(self, end: Position, info: StreamInfo) -> Position:

@@ -58,6 +58,7 @@ Views = Mapping[str, StreamView]
 """The streams of one poll, by name."""
 
 _FROM_FIRST = StartPosition(DeliverPolicy.ALL)
+_SKIPPING = (DeliverPolicy.NEW, DeliverPolicy.LAST, DeliverPolicy.BY_START_SEQUENCE)
 
 
 class QueryPlanner:
@@ -235,12 +236,11 @@ class QueryPlanner:
         Args:
             started: the time at which the query started; None if it starts now.
         """
-        policy = self._adapter.options.start_position.policy
-        skips = policy in (DeliverPolicy.NEW, DeliverPolicy.LAST)
 
         async def begin(name: str) -> Position | None:
             view = views[name]
             later = started is not None and nanoseconds(view.info.created) > nanoseconds(started)
+            skips = self._adapter.start_of(name).policy in _SKIPPING
             start = _FROM_FIRST if later and skips else None
             try:
                 return await self._planner(name).initial_position(view, start)

@@ -16,7 +16,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
-from nats_stream_source.options import DeliverPolicy, StartPosition
+from nats_stream_source.options import DeliverPolicy, StartPosition, StartTimeStrategy
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.offsets import Position
 from nats_stream_source.spark.planning.stream_view import StreamView
@@ -28,7 +28,8 @@ async def resolve_start(view: StreamView, position: StartPosition) -> int:
     """The sequence after which ``position`` starts.
 
     Raises:
-        OptionError: the start time is in the future.
+        OptionError: the start time is in the future, or with ``startTimeStrategy=error`` later than
+            the last message.
     """
     jetstream, info, policy = view.jetstream, view.info, position.policy
     if policy is DeliverPolicy.NEW:
@@ -42,8 +43,18 @@ async def resolve_start(view: StreamView, position: StartPosition) -> int:
         return position.sequence - 1
     if policy is DeliverPolicy.BY_START_TIME:
         assert position.time is not None
-        validate_past(info, position.time, "startTime")
-        return await seq_before_time(jetstream, info, position.time)
+        if position.time_strategy is None:
+            validate_past(info, position.time, "startTime")
+        before = await seq_before_time(jetstream, info, position.time)
+        if position.time_strategy is StartTimeStrategy.ERROR and before >= info.last_seq:
+            late = f"the last message of stream {info.name} is of {info.last_time}"
+            raise OptionError(
+                f"could not resolve option 'startTime': "
+                f"{late if info.last_time else f'stream {info.name} is empty'}, expected a message "
+                f"of {rfc3339(position.time)} or later; set an earlier time, or "
+                f"'startTimeStrategy' to 'latest' to start with the next message"
+            )
+        return before
     return 0
 
 
@@ -82,7 +93,7 @@ async def report_ignored_start(view: StreamView, adapter: FormatAdapter, resumed
     """
     if adapter.start_option is None:
         return
-    other = await _started_elsewhere(view, adapter.options.start_position, resumed)
+    other = await _started_elsewhere(view, adapter.start_of(view.info.name), resumed)
     if other is False:
         return
     (log.warning if other else log.info)(

@@ -165,7 +165,7 @@ class StreamPlanner:
         missing_is_loss = self._adapter.missing_is_loss(scope) and not last_per_subject
         if not planned and not last_per_subject:
             self._data_loss_check.verify_retained(info, first, end, last)
-        expiry_allowed_through = self._data_loss_check.expiry_allowed_through(first, end)
+        expiry_allowed_through = self._data_loss_check.expiry_allowed_through(info.name, first, end)
         ends = [last]
         if not last_per_subject:
             ends = await self._limits.split_ends(view, first, last, min_splits)
@@ -206,7 +206,7 @@ class StreamPlanner:
                 why=", ".join(scope.silent_removals),
             )
         await warn_of_other_subjects(view)
-        origin = await resolve_start(view, start or self._adapter.options.start_position)
+        origin = await resolve_start(view, start or self._adapter.start_of(info.name))
         exists = 0 < origin <= info.last_seq
         return Position(
             created=info.created,

@@ -79,3 +79,69 @@ def test_batch_has_no_discovery() -> None:
     given = {**SERVER, "bucketPattern": "a", "discoveryInterval": "5"}
     with pytest.raises(ConfigurationError, match="discoveryInterval"):
         kv_options(given, Mode.BATCH)
+
+
+STARTS: dict[str, tuple[dict[str, str], str]] = {
+    "not JSON": (
+        {"startSequence": '{"a": 17,'},
+        "'startSequence': .* is not a JSON object: Expect",
+    ),
+    "nested": ({"startSequence": '{"a": {"x": 1}}'}, "has .* for 'a', expected a sequence"),
+    "a name twice": ({"startSequence": '{"a": 1, "a": 2}'}, "names 'a' twice"),
+    "sequence 0": ({"startSequence": '{"a": 0, "b": 1}'}, "has 0 for 'a', which is smaller than 1"),
+    "a boolean": ({"startSequence": '{"a": true}'}, "has True for 'a', expected a sequence, 'earl"),
+    "another word": (
+        {"startSequence": '{"a": "first"}'},
+        "has 'first' for 'a', expected a sequence",
+    ),
+    "a time as a number": ({"startTime": '{"a": 5}'}, "has 5 for 'a', expected a timestamp, 'earl"),
+    "not a time": ({"startTime": '{"a": "noon"}'}, "has 'noon' for 'a', which is not an RFC 3339"),
+    "an unknown name": (
+        {"startSequence": '{"a": 1, "b": 1, "c": 1}'},
+        "it names 'c', which buckets=a,b does not select; remove it",
+    ),
+    "a missing name": (
+        {"startSequence": '{"a": 1}'},
+        "'b' of buckets=a,b is missing; add its start, which may be 'earliest' or 'latest'",
+    ),
+    "two options": (
+        {"startSequence": '{"a": 1, "b": 1}', "startTime": "2026-01-01T00:00:00Z"},
+        "'startSequence' and 'startTime' contradict",
+    ),
+    "with updatesOnly": (
+        {"startSequence": '{"a": 1, "b": 1}', "updatesOnly": "true"},
+        "'updatesOnly' and 'startSequence' contradict",
+    ),
+    "a strategy without a time": ({"startTimeStrategy": "error"}, "no effect without 'startTime'"),
+    "an unknown strategy": (
+        {"startTime": "2026-01-01T00:00:00Z", "startTimeStrategy": "earliest"},
+        "is not one of error, latest",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), STARTS.values(), ids=STARTS)
+def test_refused_starts_by_name(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        kv_options({**SERVER, "buckets": "a,b", **given}, Mode.STREAMING)
+
+
+def test_starts_by_name_need_several_buckets() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"the query reads one bucket; .* or set 'buckets'"
+    ):
+        kv_options({**SERVER, "bucket": "a", "startSequence": '{"a": 1}'}, Mode.STREAMING)
+
+
+def test_latest_is_for_streaming() -> None:
+    given = {**SERVER, "streams": "A", "startSequence": '{"A": "latest"}'}
+    with pytest.raises(
+        ConfigurationError, match=r"'latest' for 'A', which is for spark.readStream"
+    ):
+        stream_options(given, Mode.BATCH)
+
+
+def test_end_time_lies_after_each_start() -> None:
+    given = {"streams": "A", "startTime": '{"A": "2026-01-02T00:00:00Z"}'}
+    with pytest.raises(ConfigurationError, match="'endTime' does not lie after 'startTime'"):
+        stream_options({**SERVER, **given, "endTime": "2026-01-01T00:00:00Z"}, Mode.BATCH)

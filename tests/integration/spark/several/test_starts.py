@@ -1,0 +1,183 @@
+"""A start position for each stream, and start times that are later than the last message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import OptionError
+from tests.support.nats.buckets import api, create_bucket, publish, put, put_many
+from tests.support.query_driver.batch import read_batch
+from tests.support.query_driver.driver import new_query, sequences_by_stream
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def url(nats_server: NatsServer) -> str:
+    """The address of a server with the streams A, B and C, of four messages each."""
+    for name in ("A", "B", "C"):
+        _create(nats_server.url, name)
+        publish(nats_server.url, [(f"{name}.x", b"", None)] * 4)
+    return nats_server.url
+
+
+def _create(url: str, name: str) -> None:
+    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+
+
+def _time(url: str, stream: str, seq: int) -> str:
+    message = api(url, f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
+    return str(message["time"])
+
+
+def starts(**by_name: int | str) -> str:
+    return json.dumps(by_name)
+
+
+def test_sequences_by_name(url: str) -> None:
+    given = {"streams": "A,B,C", "startSequence": starts(A=3, B="earliest", C="latest")}
+    with new_query(url, **given) as query:
+        assert query.read_sequences() == {"A": [3, 4], "B": [1, 2, 3, 4]}
+        publish(url, [(f"{name}.x", b"", None) for name in ("A", "B", "C")])
+        assert query.read_sequences() == {"A": [5], "B": [5], "C": [5]}
+
+
+def test_times_by_name(url: str) -> None:
+    given = {
+        "streams": "A,B,C",
+        "startTime": starts(A=_time(url, "A", 2), B="latest", C="earliest"),
+    }
+    with new_query(url, **given) as query:
+        assert query.read_sequences() == {"A": [2, 3, 4], "C": [1, 2, 3, 4]}
+        publish(url, [("B.x", b"", None)])
+        assert query.read_sequences() == {"B": [5]}
+
+
+def test_revisions_by_name_of_buckets(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    for name in ("a", "b"):
+        create_bucket(url, name, history=5)
+        put_many(url, name, [("k", b"1"), ("k", b"2"), ("k", b"3")])
+    with new_query(url, buckets="a,b", startSequence=starts(a="earliest", b=2)) as query:
+        assert query.read_sequences() == {"a": [1, 2, 3], "b": [2, 3]}
+
+
+def test_pattern_with_starts_of_some_streams(url: str) -> None:
+    """Streams without a start begin with their first message, and so do later ones."""
+    given = {"streamPattern": ".", "discoveryInterval": 1}
+    with new_query(url, **given, startSequence=starts(A=3, B="latest", D=9)) as query:
+        assert query.read_sequences() == {"A": [3, 4], "C": [1, 2, 3, 4]}
+        _create(url, "D")
+        publish(url, [("D.x", b"", None)])
+        assert query.read_sequences() == {"D": [1]}
+
+
+def test_checkpoint_takes_precedence_over_starts(url: str) -> None:
+    with new_query(url, streams="A,B", startSequence=starts(A=3, B=2)) as query:
+        query.read_sequences()
+    publish(url, [("A.x", b"", None)])
+    given = {"streams": "A,B,C", "startSequence": starts(A=1, B=1, C=4)}
+    with new_query(url, offset=query.offset, **given) as restarted:
+        assert restarted.read_sequences() == {"A": [5], "C": [4]}
+
+
+def test_batch_with_starts_by_name(url: str, spark: SparkSession) -> None:
+    given = {"streams": "A,B", "startSequence": starts(A=3, B="earliest")}
+    assert sequences_by_stream(read_batch(url, **given)) == {"A": [3, 4], "B": [1, 2, 3, 4]}
+    with pytest.raises(
+        OptionError, match="read stream A with option 'startSequence': 6 lies beyon"
+    ):
+        read_batch(url, streams="A,B", startSequence=starts(A=6, B=1))
+    rows = spark.read.format("nats_stream").options(servers=url, **given).load().collect()
+    assert sorted((row.stream, row.sequence) for row in rows) == [
+        *(("A", 3), ("A", 4)),
+        *(("B", seq) for seq in range(1, 5)),
+    ]
+
+
+def test_chosen_sequence_that_aged_out_is_a_data_loss(url: str) -> None:
+    """As for one stream; a stream that begins with its earliest message has lost none."""
+    for name in ("A", "B"):
+        api(url, f"STREAM.PURGE.{name}", {"keep": 1})
+    with (
+        new_query(url, streams="A,B", startSequence=starts(A=2, B="earliest")) as query,
+        pytest.raises(Exception, match=r"A: .*2 to 3") as raised,
+    ):
+        query.read_sequences()
+    assert type(raised.value).__name__ == "DataLossError"
+    with new_query(url, streams="A,B", startSequence=starts(A=4, B="earliest")) as query:
+        assert query.read_sequences() == {"A": [4], "B": [4]}
+
+
+FUTURE = "2222-01-01T00:00:00Z"
+LATE: dict[str, tuple[dict[str, Any], str | None]] = {
+    "default": ({}, None),
+    "latest": ({"startTimeStrategy": "latest"}, None),
+    "future, latest": ({"startTimeStrategy": "latest", "startTime": FUTURE}, None),
+    "future, default": ({"startTime": FUTURE}, "is in the future, expected the server's time"),
+    "error": (
+        {"startTimeStrategy": "error"},
+        "the last message of stream A is of 20.*, expected a message of 20.* or later; set an "
+        "earlier time, or 'startTimeStrategy' to 'latest'",
+    ),
+    "future, error": (
+        {"startTimeStrategy": "error", "startTime": FUTURE},
+        "the last message of stream A is of 20.*, expected a message of 2222-01-01T00:00:00Z",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "problem"), LATE.values(), ids=LATE)
+def test_start_time_later_than_last_message(
+    url: str, given: dict[str, Any], problem: str | None
+) -> None:
+    """In a micro-batch and in a batch."""
+    publish(url, [("B.x", b"", None)])
+    options = {"stream": "A", "startTime": _time(url, "B", 5), **given}
+    if problem is not None:
+        with new_query(url, **options) as query, pytest.raises(OptionError, match=problem):
+            query.read_sequences()
+        with pytest.raises(OptionError, match=problem):
+            read_batch(url, **options)
+        return
+    with new_query(url, **options) as query:
+        assert query.read_sequences() == {}
+        publish(url, [("A.x", b"", None)])
+        assert query.read_sequences() == {"A": [5]}
+    if given:
+        assert len(read_batch(url, **options)) == (0 if FUTURE in given.values() else 1)
+
+
+def test_strategy_applies_to_each_stream(url: str) -> None:
+    late = starts(A=_time(url, "C", 1), C=_time(url, "C", 1))
+    given = {"streams": "A,C", "startTime": late}
+    with (
+        new_query(url, **given, startTimeStrategy="error") as query,
+        pytest.raises(OptionError, match="the last message of stream A is of"),
+    ):
+        query.read_sequences()
+    with new_query(url, **given, startTimeStrategy="latest") as query:
+        assert query.read_sequences() == {"C": [1, 2, 3, 4]}
+
+
+def test_strategy_error_and_empty_stream(url: str) -> None:
+    _create(url, "E")
+    options = {"stream": "E", "startTime": _time(url, "A", 1), "startTimeStrategy": "error"}
+    with new_query(url, **options) as query, pytest.raises(OptionError, match="stream E is empty"):
+        query.read_sequences()
+
+
+def test_put_after_late_start_of_bucket(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "a")
+    put(url, "a", "k", b"1")
+    options = {"bucket": "a", "startTime": FUTURE, "startTimeStrategy": "latest"}
+    with new_query(url, **options) as query:
+        assert query.read_sequences() == {}
+        put(url, "a", "k", b"2")
+        assert query.read_sequences() == {"a": [2]}
