@@ -27,30 +27,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from pyspark.sql.types import StructType
 
-from benchmarks.support.delta_merge import rows
+from benchmarks.support.delta_merge import create_with_vectors, rows
 from benchmarks.support.machine import machine
 from benchmarks.support.output import finish
 from nats_stream_source.delta import Upkeep
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+from nats_stream_source.delta.driver.engine import opened_table
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
-from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.delta.location import TableLocation
 
 CASES = ("100000:350:2000", "1000000:5000:300", "10000000:5000:200")
 _CHUNK = 1_000_000
-_BATCH = (
-    StructType()
-    .add("bucket", "string")
-    .add("key", "string")
-    .add("value", "binary")
-    .add("revision", "long")
-    .add("created", "timestamp")
-    .add("operation", "string")
-    .add("stream_created", "timestamp")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +103,7 @@ def _case(keys: int, count: int, commits: int) -> Result:
         opened = opened_table(TableLocation(path, "delta-rs"))
         upkeep = Upkeep()
 
-        def table() -> MergeOnReadTable:
-            engine = DriverEngine(opened, LimitCheck(NO_LIMITS), True)
-            found = engine.find_or_create(_BATCH, "remove", upkeep)
-            assert isinstance(found, MergeOnReadTable)
-            return found
-
-        table()
+        create_with_vectors(opened, upkeep)
         for start in range(0, keys, _CHUNK):
             part = rows(np.arange(start, min(keys, start + _CHUNK)), start + 1)
             write_deltalake(path, part, mode="append")
@@ -138,7 +120,7 @@ def _case(keys: int, count: int, commits: int) -> Result:
             batch = batch.set_column(5, "operation", pa.array(deletes))
             revision += count
             began = time.perf_counter()
-            table().merge_entries(batch, "remove")
+            create_with_vectors(opened, upkeep).merge_entries(batch, "remove")
             opened.after_commit(upkeep)
             seconds.append(1000 * (time.perf_counter() - began))
             changed += batch.nbytes

@@ -1,14 +1,15 @@
 """The freshness of a Delta table that follows a bucket: put → row visible to an independent reader.
 
-``python -m benchmarks.freshness [--rate 1000 ...] [--keys 4000 ...] [--seconds 20] [--json FILE]``
+``python -m benchmarks.freshness [--case WAY:KEYS:RATE ...] [--seconds 20] [--size KEYS ...]``
 
 One process puts entries at a constant rate and notes the time of each put. A query merges them into
-a table with ``merge_changes``. A third process, without Spark, opens each new version of the table
-with ``deltalake`` and reads its greatest revision: every put up to it is then visible. The bare
+a table with ``merge_changes``, in a session of ``configure`` and with asynchronous logs, as
+``follow`` starts it. A third process, without Spark, opens each new version of the table with
+``deltalake`` and reads its greatest revision: every put up to it is then visible. The bare
 ``foreachBatch`` of the same run, which collects the rows on the driver as Arrow, shows the part of
 the source and of Spark. The percentiles exclude the first quarter of the puts.
 
-The second part merges batches of one size into tables of 10^4 to 10^7 keys with both engines, each
+The second part merges batches of one size into tables of 10^4 to 10^7 keys with each engine, each
 in a process of its own, and records the time of the merge and the peak memory of the driver's
 Python process.
 """
@@ -16,7 +17,6 @@ Python process.
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import tempfile
@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,28 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
 from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.delta_merge import SIZES, MergeResult, measure_merge
+from benchmarks.support.delta_merge import ENGINES, SIZES, MergeResult, measure_merge
 from benchmarks.support.machine import OtherProcesses, machine, resident_bytes
 from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
-from nats_stream_source.delta import configure_delta, merge_changes
+from nats_stream_source.delta import configure, configure_delta, merge_changes
+from nats_stream_source.delta.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
-RATES = (100, 1_000, 5_000, 20_000)
-KEYS = (4_000, 100_000)
-WAYS = ("foreachBatch", "delta-rs", "spark")
+WAYS: dict[str, dict[str, Any]] = {
+    "foreachBatch": {},
+    **ENGINES,
+}
+"""Arguments of ``merge_changes``, by name; the first one does not merge."""
+
+CASES = (
+    *(f"{way}:{keys}:1000" for keys in (4_000, 100_000) for way in WAYS),
+    *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in list(WAYS)[:2]),
+    *(f"{way}:{keys}:20000" for keys in (4_000, 1_000_000) for way in list(WAYS)[:2]),
+)
+"""An engine that rewrites files does not keep up with a large table."""
+
 MAX_ROWS = 50_000  # of a micro-batch
 _SIZE = 128  # bytes of a value
 _TICK = 0.001  # seconds between two looks at the table's log
@@ -60,7 +70,7 @@ class Result:
     """Milliseconds from put to visible, and the work of the query.
 
     Attributes:
-        way: an engine of ``merge_changes``, or ``"foreachBatch"`` for the rows on the driver.
+        way: of ``WAYS``.
         behind: seconds from the last put until it was visible.
         memory: peak resident memory of the driver's Python process in bytes, since its start.
     """
@@ -148,8 +158,8 @@ def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float)
         frame = source.option("maxRowsPerTrigger", MAX_ROWS).load()
         follow: Callable[[DataFrame, int], None] = take
         if way != "foreachBatch":
-            follow = merge_changes(table, engine=way)
-        writer = frame.writeStream.foreachBatch(follow)
+            follow = merge_changes(table, **WAYS[way])
+        writer = frame.writeStream.foreachBatch(follow).options(**ASYNC_PROGRESS)
         query = writer.option("checkpointLocation", f"{scratch}/checkpoint").start()
         try:
             query.processAllAvailable()
@@ -210,12 +220,14 @@ def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]
         process.join()
 
 
+def _session(builder: SparkSession.Builder) -> SparkSession.Builder:
+    return configure(configure_delta(builder, small_machine=True))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print tables, write JSON if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rate", type=int, action="append", help="puts per second (repeatable)")
-    parser.add_argument("--keys", type=int, action="append", help="keys of the bucket (repeatable)")
-    parser.add_argument("--way", choices=WAYS, action="append", help="repeatable")
+    parser.add_argument("--case", action="append", help="WAY:KEYS:RATE (repeatable)")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--size", type=int, action="append", help="keys of a table (repeatable)")
     parser.add_argument("--json", type=Path)
@@ -223,17 +235,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(highlight=False)
     host = machine()
     console.print(str(host))
-    ways = options.way or WAYS
-    cases = list(itertools.product(options.keys or KEYS, options.rate or RATES, ways))
-    with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
+    cases = [case.split(":") for case in options.case or CASES]
+    with spark_session(configure=_session) as s:
         # The first micro-batches of a session are slow.
-        for way in ways:
+        for way in dict.fromkeys(way for way, _, _ in cases):
             measure(s, way, 500, 1_000, 4)
-        fresh = [measure(s, way, rate, keys, options.seconds) for keys, rate, way in cases]
+        fresh = [
+            measure(s, way, int(rate), int(keys), options.seconds) for way, keys, rate in cases
+        ]
     merges: list[MergeResult] = [
         measure_merge(engine, size)
         for size in (SIZES if options.size is None else options.size)
-        for engine in ("delta-rs", "spark")
+        for engine in ENGINES
     ]
     figures = {
         "freshness": [one.as_dict() for one in fresh],

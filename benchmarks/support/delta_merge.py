@@ -23,11 +23,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import WriterProperties, write_deltalake
+from pyspark.sql.types import StructType
+
+from benchmarks.support.spark_session import spark_session
+from nats_stream_source.delta import Upkeep, configure_delta, merge_changes
+from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
+from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
+from nats_stream_source.delta.driver.storage import TableStorage, file_sizes
+from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
+from nats_stream_source.delta.location import TableLocation
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+ENGINES: dict[str, dict[str, Any]] = {
+    "merge-on-read": {"engine": "delta-rs"},
+    "copy-on-write": {"engine": "delta-rs", "deletion_vectors": False},
+    "spark": {"engine": "spark"},
+}
+"""Arguments of ``merge`` and ``merge_changes``, by name."""
+
 BATCH = 5_000  # rows of a merge
 ROUNDS = 5
 _SPARK_ROUNDS = 2  # after one that is not counted
+SCHEMA = (
+    StructType()
+    .add("bucket", "string")
+    .add("key", "string")
+    .add("value", "binary")
+    .add("revision", "long")
+    .add("created", "timestamp")
+    .add("operation", "string")
+    .add("stream_created", "timestamp")
+)
 _CHUNK = 1_000_000
 _CREATED = datetime(2026, 1, 1, tzinfo=timezone.utc)
 _VALUE = 128  # bytes
@@ -38,6 +65,7 @@ class MergeResult:
     """Seconds of a merge of BATCH rows with random keys.
 
     Attributes:
+        engine: of ``ENGINES``.
         table_bytes: size of the table's live data files.
         memory: peak resident memory of the driver's Python process in bytes.
         before: the same before the first merge.
@@ -87,8 +115,18 @@ def measure_merge(engine: str, keys: int) -> MergeResult:
     return MergeResult(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _create(path: str, keys: int) -> None:
+def create_with_vectors(opened: OpenedTable, upkeep: Upkeep) -> MergeOnReadTable:
+    """The table of :func:`rows` with deletion vectors; created if it does not exist."""
+    engine = DriverEngine(opened, LimitCheck(NO_LIMITS), True)
+    found = engine.find_or_create(SCHEMA, "remove", upkeep)
+    assert isinstance(found, MergeOnReadTable)
+    return found
+
+
+def _create(engine: str, path: str, keys: int) -> None:
     """Create a table of so many keys."""
+    if engine == "merge-on-read":
+        create_with_vectors(opened_table(TableLocation(path, "delta-rs")), Upkeep())
 
     def parts() -> Iterator[pa.RecordBatch]:
         for start in range(0, keys, _CHUNK):
@@ -96,30 +134,30 @@ def _create(path: str, keys: int) -> None:
             yield from part.to_batches()
 
     source = pa.RecordBatchReader.from_batches(rows(np.arange(1), 1).schema, parts())
-    write_deltalake(path, source, writer_properties=WriterProperties(compression="SNAPPY"))
+    properties = WriterProperties(compression="SNAPPY")
+    write_deltalake(path, source, mode="append", writer_properties=properties)
 
 
 def _measure(engine: str, keys: int) -> MergeResult:
-    from benchmarks.support.spark_session import spark_session
-    from nats_stream_source.delta import configure_delta, merge
-    from nats_stream_source.delta.driver.storage import TableStorage, file_sizes
-
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
         # In another process: it needs more memory than a merge.
-        creation = multiprocessing.get_context("spawn").Process(target=_create, args=(path, keys))
+        creation = multiprocessing.get_context("spawn").Process(
+            target=_create, args=(engine, path, keys)
+        )
         creation.start()
         creation.join()
         before = _peak()
         chance = np.random.default_rng(2)
         with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
-            for turn in range(ROUNDS if engine == "delta-rs" else _SPARK_ROUNDS + 1):
+            merge = merge_changes(path, **ENGINES[engine])
+            for turn in range(_SPARK_ROUNDS + 1 if engine == "spark" else ROUNDS):
                 numbers = chance.choice(keys, BATCH, replace=False)
                 batch = s.createDataFrame(rows(numbers, (turn + 1) * keys)).persist()
                 batch.count()
                 began = time.perf_counter()
-                merge(batch, path, engine=engine)
+                merge(batch, turn)
                 seconds.append(time.perf_counter() - began)
             memory = _peak()
         size = sum(file_sizes(TableStorage("table", path).open_existing()).values())

@@ -16,6 +16,7 @@ from benchmarks.support.report import Figures
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9})
 
 _OURS, _OTHER, _THIRD = "#2b6cb0", "#a0aec0", "#dd6b20"
+_COLORS = _OTHER, _OURS, _THIRD, "#718096"
 
 
 def _reader(axes: Axes, figures: Figures) -> None:
@@ -43,19 +44,18 @@ def _spark(axes: Axes, figures: Figures) -> None:
 
 
 def _freshness(axes: Axes, figures: Figures) -> None:
-    colors = {"foreachBatch": _OTHER, "delta-rs": _OURS, "spark": _THIRD}
-    styles = {4_000: "-", 100_000: "--"}
-    cases: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    colors = dict(zip(("foreachBatch", "merge-on-read", "copy-on-write"), _COLORS, strict=False))
+    cases: dict[str, list[tuple[int, float]]] = {}
     for one in figures["freshness"]:
-        cases.setdefault((one["way"], one["keys"]), []).append((one["rate"], one["p50"] / 1000))
-    for (way, keys), points in cases.items():
-        rates, seconds = zip(*sorted(points), strict=True)
-        label = f"{way}, {keys:,} keys"
-        axes.plot(rates, seconds, f"o{styles.get(keys, ':')}", color=colors[way], label=label)
+        if one["rate"] == 1_000:
+            cases.setdefault(one["way"], []).append((one["keys"], one["p50"]))
+    for way, points in cases.items():
+        keys, latencies = zip(*sorted(points), strict=True)
+        axes.plot(keys, latencies, "o-", color=colors.get(way, _COLORS[-1]), label=way)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("puts per second")
-    axes.set_ylabel("put to visible, p50, seconds")
+    axes.set_xlabel("keys of the table, 1,000 puts per second")
+    axes.set_ylabel("put to visible, p50, ms")
     axes.legend(frameon=False)
 
 

@@ -184,14 +184,15 @@ def _freshness(figures: Figures) -> str:
     ways = list(dict.fromkeys(one["way"] for one in figures["freshness"]))
     rows = []
     for (keys, rate), found in cases.items():
-        cells = [f"{found[way]['p50']:,.0f} / {found[way]['p99']:,.0f} ms" for way in ways]
-        behind = ", ".join(f"{found[way]['behind']:.1f} s" for way in ways)
+        measured = [found.get(way) for way in ways]
+        cells = [f"{one['p50']:,.0f} / {one['p99']:,.0f} ms" if one else "" for one in measured]
+        behind = ", ".join(f"{one['behind']:.1f} s" for one in measured if one)
         rows.append([f"{keys:,}", f"{rate:,}", *cells, behind])
-    names = {"foreachBatch": "bare `foreachBatch`", "delta-rs": "delta-rs", "spark": "Spark MERGE"}
+    names = {"foreachBatch": "bare `foreachBatch`", "spark": "Spark MERGE"}
     head = [
         "keys",
         "puts/s",
-        *(f"{names[way]}, p50 / p99" for way in ways),
+        *(f"{names.get(way, way)}, p50 / p99" for way in ways),
         "last put visible after",
     ]
     merges = [
