@@ -110,7 +110,7 @@ docs: $(venv)/.extra-docs ## regenerate the generated pages and build the docume
 	@$(python) -m docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 
-workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of the repository
+workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of the repository, and docker/Dockerfile
 	@$(schema)workflows .github/workflows/*.yml
 	@$(schema)actions .github/actions/*/action.yml
 	@$(schema)issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
@@ -118,6 +118,7 @@ workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of t
 	@$(venv)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	@$(venv)/bin/zizmor --offline --quiet --config .github/zizmor.yml .github
 	@$(venv)/bin/pre-commit validate-config
+	@$(venv)/bin/hadolint docker/Dockerfile
 	@if command -v actionlint >/dev/null; then actionlint; else echo 'skipped actionlint: not on the PATH'; fi
 
 dist: $(venv)/.extra-release ## build the sdist and the wheel without the compiled modules, check both

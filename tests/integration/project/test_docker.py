@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 from nats_stream_source.embedded import NatsServer, server_binary
+from nats_stream_source.wire.framing import scanner
 from tests.support.event_loop import run
 from tests.support.nats.buckets import connected, flushed
 from tests.support.paths import ROOT
@@ -61,10 +64,12 @@ def test_image_can_be_built(name: str) -> None:
     build = SERVICES[name]["build"]
     context = (DOCKER / build["context"]).resolve()
     dockerfile = context / build["dockerfile"]
+    lines = dockerfile.read_text().splitlines()
+    assert any(line.endswith(f" AS {build['target']}") for line in lines)
     copied = [
         shlex.split(line)[1:-1]
-        for line in dockerfile.read_text().splitlines()
-        if line.startswith("COPY ")
+        for line in lines
+        if line.startswith("COPY ") and "--from=" not in line
     ]
     assert copied
     assert all((context / path).exists() for paths in copied for path in paths)
@@ -76,6 +81,27 @@ def test_command_exists_in_the_image(name: str) -> None:
     assert program == "python"
     assert (ROOT / script).is_file()
     assert "COPY docker docker\n" in (DOCKER / "Dockerfile").read_text()
+
+
+def test_stages_copy_from_stages() -> None:
+    text = (DOCKER / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+    for stage in re.findall(r"COPY --from=(\S+)", text):
+        assert stage in stages
+
+
+def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> None:
+    """`docker/require_compiled.py` ends the build of an image."""
+    check = [sys.executable, str(DOCKER / "require_compiled.py")]
+    pure = tmp_path / "nats_stream_source"
+    shutil.copytree(ROOT / "nats_stream_source", pure, ignore=shutil.ignore_patterns("*.so"))
+    for path, status in (
+        (str(ROOT), 0 if "compiled" in scanner.available() else 1),
+        (str(tmp_path), 1),
+    ):
+        environment = {**os.environ, "PYTHONPATH": path, "NATS_STREAM_SOURCE_SCANNER": ""}
+        done = subprocess.run(check, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
 
 
 @ours
