@@ -106,9 +106,10 @@ check: $(stamp) ## run ruff (lint and format), mypy, the import contracts and th
 	@$(venv)/bin/lint-imports --no-logo --no-cache
 	@$(python) -m pytest -q tests/unit/test_tree.py
 
-docs: $(venv)/.extra-docs ## regenerate the generated pages and build the documentation site into site/
+docs: $(stamp) ## regenerate the generated pages, build the site into site/, open it in Chromium if installed
 	@$(python) -m docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
+	@SITE=site $(python) -m pytest -q -m faults tests/docs/test_site_in_browser.py
 
 workflows: $(venv)/.extra-workflows ## check the workflows, forms and hooks of the repository, and docker/Dockerfile
 	@$(schema)workflows .github/workflows/*.yml

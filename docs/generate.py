@@ -2,7 +2,8 @@
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
 ``options.md``, the tables of columns and metrics, and below ``reference/`` the errors and the
-public names; the module ``docs.overview`` draws ``overview.svg``. A test compares them.
+public names; ``docs.front_page`` has the parts of ``index.md``, and ``docs.overview`` draws
+``overview.svg``. A test compares them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs.front_page import figure_table, program, promises
 from docs.overview import overview
 from nats_stream_source import delta, errors, jetstream, values
 from nats_stream_source.metrics.table import markdown_table as metrics_table
@@ -119,8 +121,16 @@ def documents() -> dict[Path, str]:
             ("python", public_names()),
         )
     }
+    index = (DOCS / "index.md").read_text()
+    for name, part in (
+        ("program", program()),
+        ("figures", figure_table()),
+        ("promises", promises()),
+    ):
+        index = replace_section(index, name, part)
     return {
         **reference,
+        DOCS / "index.md": index,
         COLUMNS_PAGE: reading,
         STREAMS: streams,
         WRITING: writing,

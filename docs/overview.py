@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from docs.front_page import figures, of_this_package
 
-FIGURES = Path(__file__).parent / "internals/performance.json"
 PUTS, KEYS = 1_000, 4_000  # the case that the picture shows
 _WIDTH, _HEIGHT = 880, 326
 _FIRST, _SPLIT = 1193, 4  # first sequence shown, sequences of a split
@@ -96,10 +94,8 @@ def _table() -> list[str]:
 
 def overview() -> str:
     """The picture as SVG."""
-    cases = json.loads(FIGURES.read_text())["freshness"]["freshness"]
-    (case,) = (
-        one for one in cases if (one["way"], one["rate"], one["keys"]) == ("delta-rs", PUTS, KEYS)
-    )
+    results = figures()["freshness"]["freshness"]
+    case = of_this_package(results, "way", rate=PUTS, keys=KEYS)
     caption = (
         "From a NATS key-value bucket to a Delta table: splits of the stream are read in parallel"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,28 @@ from matplotlib.figure import Figure
 
 from benchmarks.support.report import Figures
 
-# Text is not converted to paths, and equal figures produce equal files.
-matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9})
+INK, GRID = "#334155", "#e2e8f0"
+OURS, OTHER, THIRD, FOURTH = "#2b6cb0", "#a0aec0", "#dd6b20", "#2f9e6e"
+_DARK = {INK: "#cbd5e1", GRID: "#3b4656", OURS: "#63a4e8", OTHER: "#7b8798", THIRD: "#f0954a"}
+"""What a colour is on a dark page."""
 
-_OURS, _OTHER, _THIRD = "#2b6cb0", "#a0aec0", "#dd6b20"
-_COLORS = _OTHER, _OURS, _THIRD, "#718096"
+# Text is not converted to paths, and equal figures produce equal files.
+matplotlib.rcParams.update(
+    {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "bench",
+        "font.size": 9,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "grid.color": GRID,
+        "legend.frameon": False,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color"), INK),
+        "ytick.color": INK,
+    }
+)
 
 
 def _reader(axes: Axes, figures: Figures) -> None:
@@ -30,7 +49,6 @@ def _reader(axes: Axes, figures: Figures) -> None:
             "reader": [one["reader"]["rate"] for one in cases],
         },
     )
-    axes.set_yscale("log")
 
 
 def _spark(axes: Axes, figures: Figures) -> None:
@@ -44,23 +62,23 @@ def _spark(axes: Axes, figures: Figures) -> None:
 
 
 def _freshness(axes: Axes, figures: Figures) -> None:
-    colors = dict(zip(("foreachBatch", "merge-on-read", "copy-on-write"), _COLORS, strict=False))
-    cases: dict[str, list[tuple[int, float]]] = {}
-    for one in figures["freshness"]:
-        if one["rate"] == 1_000:
-            cases.setdefault(one["way"], []).append((one["keys"], one["p50"]))
-    for way, points in cases.items():
-        keys, latencies = zip(*sorted(points), strict=True)
-        axes.plot(keys, latencies, "o-", color=colors.get(way, _COLORS[-1]), label=way)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    _by_keys(
+        axes,
+        {
+            way: [
+                (one["keys"], one["p50"] / 1_000)
+                for one in figures["freshness"]
+                if (one["way"], one["rate"]) == (way, 1_000)
+            ]
+            for way in dict.fromkeys(one["way"] for one in figures["freshness"])
+        },
+    )
     axes.set_xlabel("keys of the table, 1,000 puts per second")
-    axes.set_ylabel("put to visible, p50, ms")
-    axes.legend(frameon=False)
+    axes.set_ylabel("put to visible, p50, seconds")
 
 
 def _latency(axes: Axes, figures: Figures) -> None:
-    colors = {"nats_kv": _OURS, "kafka": _OTHER, "nats_kv to table": _THIRD}
+    colors = {"nats_kv": OURS, "kafka": OTHER, "nats_kv to table": THIRD}
     styles = {"defaults": "--", "configured": "-"}
     cases: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for one in figures["latency"]:
@@ -73,41 +91,98 @@ def _latency(axes: Axes, figures: Figures) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("puts per second")
     axes.set_ylabel("p50 from the put, ms")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> None:
     width = 0.8 / len(series)
-    colors = dict(zip(series, (_OTHER, _OURS), strict=False))
+    colors = dict(zip(series, (OTHER, OURS), strict=False))
     if "nats_kv" in series:
-        colors = dict(zip(series, (_OURS, _OTHER, _THIRD), strict=False))
+        colors = dict(zip(series, (OURS, OTHER, THIRD), strict=False))
     for i, (label, rates) in enumerate(series.items()):
         places = [at + i * width for at in range(len(names))]
         axes.bar(places, rates, width, label=label, color=colors[label])
     axes.set_xticks([at + width * (len(series) - 1) / 2 for at in range(len(names))], names)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylabel("rows per second")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
-_PLOTS: dict[str, Callable[[Axes, Figures], None]] = {
-    "reader": _reader,
-    "spark": _spark,
-    "latency": _latency,
-    "freshness": _freshness,
+def _table_size(axes: Axes, figures: Figures) -> None:
+    results = figures["merge"]
+    engines = dict.fromkeys(one["engine"] for one in results)
+    _by_keys(
+        axes,
+        {
+            engine: [(one["keys"], one["median"]) for one in results if one["engine"] == engine]
+            for engine in engines
+        },
+    )
+    axes.set_xlabel("keys of the table")
+    axes.set_ylabel(f"merge of {results[0]['rows']:,} rows, seconds")
+
+
+_ENGINES = {
+    "merge-on-read": ("this package, deletion vectors", OURS),
+    "copy-on-write": ("this package, files rewritten", FOURTH),
+    "delta-rs": ("this package, files rewritten", FOURTH),
+    "spark": ("Spark's MERGE", THIRD),
+    "foreachBatch": ("read only, without a table", OTHER),
 }
+"""The label and the colour of an engine of ``merge``, and of the read alone."""
+
+
+def _by_keys(axes: Axes, series: Mapping[str, list[tuple[int, float]]]) -> None:
+    """Lines over the keys of the table, with the seconds at each point."""
+    for engine, points in series.items():
+        label, color = _ENGINES[engine]
+        keys, seconds = zip(*sorted(points), strict=True)
+        axes.plot(keys, seconds, "o-", color=color, label=label)
+        for point in points:
+            axes.annotate(
+                f"{point[1]:.2g} s", point, (0, 6), textcoords="offset points", ha="center"
+            )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(top=axes.get_ylim()[1] * 2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.legend(loc="upper left", ncols=2)
+
+
+_PLOTS: dict[str, dict[str, Callable[[Axes, Figures], None]]] = {
+    "reader": {"reader": _reader},
+    "spark": {"spark": _spark},
+    "latency": {"latency": _latency},
+    "freshness": {"freshness": _freshness, "table_size": _table_size},
+}
+"""The plots of each benchmark by the name of their file."""
 
 
 def plot(name: str, figures: Figures, directory: Path) -> list[Path]:
-    """Write the plot of one benchmark into ``directory``; empty for benchmarks without a plot."""
-    if name not in _PLOTS:
-        return []
-    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    _PLOTS[name](axes, figures)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.svg"
+    """Write the plots of one benchmark into ``directory``; empty for benchmarks without a plot."""
+    paths = []
+    for file, draw in _PLOTS.get(name, {}).items():
+        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+        draw(figure.subplots(), figures)
+        paths.append(directory / f"{file}.svg")
+        save(figure, paths[-1])
+    return paths
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG that is readable on a light and on a dark page."""
+    buffer = StringIO()
     metadata: dict[str, Any] = {"Date": None}
-    figure.savefig(path, metadata=metadata)
-    return [path]
+    figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+    rules = "".join(
+        f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important }} '
+        for light, dark in _DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    style = f"<style>@media (prefers-color-scheme: dark) {{ {rules}}}</style>"
+    text = buffer.getvalue().replace("'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial")
+    text = re.sub(r"(<svg [^>]*>)", rf"\1{style}", text, count=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # matplotlib leaves spaces at the ends of lines.
+    path.write_text("".join(f"{line.rstrip()}\n" for line in text.splitlines()))

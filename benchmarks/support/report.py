@@ -16,7 +16,8 @@ Figures = Mapping[str, Any]
 """The JSON of one benchmark: its results, ``machine``, ``others`` and ``date``."""
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
     lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
     return "\n".join(lines)
 
@@ -83,7 +84,7 @@ def _reader_table(results: Sequence[Mapping[str, Any]]) -> str:
         "CPU ns/row, reader + server",
         "CPU ns/row, reader with the definition + server",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _jetstream(figures: Figures) -> str:
@@ -99,7 +100,7 @@ def _jetstream(figures: Figures) -> str:
         ]
         for one in figures["jetstream"]["results"]
     ]
-    return _table(
+    return table(
         ["operation", "client", "messages", "rate", "÷ bare socket", "÷ nats-py", "lost"], rows
     )
 
@@ -111,7 +112,7 @@ def _spark(figures: Figures) -> str:
     rows = []
     for outcome in figures["spark"]:
         rates = {(one["source"], one["sink"]): one["rate"] for one in outcome["results"]}
-        executors = {(one["source"], one["sink"]): _executor_cpu(one) for one in outcome["results"]}
+        executors = {(one["source"], one["sink"]): executor_cpu(one) for one in outcome["results"]}
         for one in sorted(outcome["results"], key=lambda one: str(one["sink"])):
             ratio = rates["nats_kv", one["sink"]] / one["rate"]
             cold = _rate(one["rows"] / one["cold"]["seconds"]) if one["cold"] else ""
@@ -150,10 +151,10 @@ def _spark(figures: Figures) -> str:
         "÷ bare socket without Spark",
     ]
     head += ["CPU ns/row: server + planner + workers + JVM", "executor CPU ns/row: workers + JVM"]
-    return _table([*head, "nats_kv ÷ this source, executor CPU"], rows)
+    return table([*head, "nats_kv ÷ this source, executor CPU"], rows)
 
 
-def _executor_cpu(result: Mapping[str, Any]) -> float:
+def executor_cpu(result: Mapping[str, Any]) -> float:
     """CPU nanoseconds per row of Python workers and JVM."""
     cpu = result["cpu_ns_per_row"]
     return float(cpu.get("python", 0) + cpu.get("jvm", 0))
@@ -174,7 +175,7 @@ def _latency(figures: Figures) -> str:
         for one in figures["latency"]
     ]
     head = ["puts/s", "session", "source", "p50 / p99", "p50 ÷ Kafka's", "gap", "entries in it"]
-    return _table([*head, "parts of a micro-batch, medians in ms"], rows)
+    return table([*head, "parts of a micro-batch, medians in ms"], rows)
 
 
 def _freshness(figures: Figures) -> str:
@@ -209,9 +210,7 @@ def _freshness(figures: Figures) -> str:
     rows_merged = f"{figures['merge'][0]['rows']:,}"
     second = ["keys of the table", "data files", "engine", f"merge of {rows_merged} rows, median"]
     second += ["slowest", "driver's Python, peak memory: before + growth"]
-    return (
-        f"{_table(head, rows)}\n\nOne merge by the size of the table:\n\n{_table(second, merges)}"
-    )
+    return f"{table(head, rows)}\n\nOne merge by the size of the table:\n\n{table(second, merges)}"
 
 
 def _planner(figures: Figures) -> str:
@@ -246,7 +245,7 @@ def _planner(figures: Figures) -> str:
         "server CPU, of a core",
         "requests",
     ]
-    return _table(head, planned) + "\n\nAn idle query:\n\n" + _table(idle, resting)
+    return table(head, planned) + "\n\nAn idle query:\n\n" + table(idle, resting)
 
 
 def _writing(figures: Figures) -> str:
@@ -272,8 +271,8 @@ def _writing(figures: Figures) -> str:
             + [f"{run['own_cpu']:,.0f} + {run['server_cpu']:,.0f}" if run else "" for run in runs]
         )
     head = ["value size", "headers", "message ids"]
-    text = _table([*head, bare, *(f"{way} ÷ {bare}" for way in others)], rows)
-    text += "\n\nCPU ns/row, client + server:\n\n" + _table([*head, *ways], costs)
+    text = table([*head, bare, *(f"{way} ÷ {bare}" for way in others)], rows)
+    text += "\n\nCPU ns/row, client + server:\n\n" + table([*head, *ways], costs)
     if "spark" not in figures:
         return text
     rates = {(one["sink"], one["tasks"]): one["rate"] for one in figures["spark"]}
@@ -290,12 +289,12 @@ def _writing(figures: Figures) -> str:
     ]
     head = ["sink", "tasks", "rows", "rate", "nats_kv ÷ this sink"]
     head.append("CPU ns/row: server + Python + JVM")
-    return f"{text}\n\n`df.write` of a Parquet file, values of 128 bytes:\n\n{_table(head, sinks)}"
+    return f"{text}\n\n`df.write` of a Parquet file, values of 128 bytes:\n\n{table(head, sinks)}"
 
 
 def _several(figures: Figures) -> str:
     idle = figures["idle"]
-    rest = _table(
+    rest = table(
         ["idle query", "planner CPU, of a core", "server CPU, of a core", "requests"],
         [
             [
@@ -306,7 +305,7 @@ def _several(figures: Figures) -> str:
             ]
         ],
     )
-    plans = _table(
+    plans = table(
         ["planning after a write to", "p50", "worst", "requests", "tasks"],
         [
             [
@@ -319,7 +318,7 @@ def _several(figures: Figures) -> str:
             for one in figures["planned"]
         ],
     )
-    reads = _table(
+    reads = table(
         ["first read of", "rows", "rate", "planning", "tasks"],
         [
             [
@@ -335,7 +334,7 @@ def _several(figures: Figures) -> str:
     text = f"{rest}\n\n{plans}\n\n{reads}"
     ratios = f"Many buckets ÷ one, medians of the rounds: without Spark **{figures['ratio']:.2f}**"
     if figures.get("spark_reads"):
-        in_spark = _table(
+        in_spark = table(
             ["first read in Spark of", "rows", "query", "its micro-batch"],
             [
                 [
@@ -381,7 +380,7 @@ def _commits(figures: Figures) -> str:
         "index: built in, for each key",
         "peak memory",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.diagrams import wanted
 from docs.generate import error_table, public_names
+from docs.pictures import DIAGRAMS, copies, in_both_colours
 from docs.site_hook import on_page_content, outside
 from nats_stream_source import delta, errors, jetstream
 from tests.support.paths import ROOT
@@ -106,6 +108,24 @@ def test_errors_are_in_reference_with_numbers() -> None:
 def test_public_functions_that_share_a_name_with_a_module_are_shown() -> None:
     assert "::: nats_stream_source.delta.merge.merge\n" in public_names()
     assert "::: nats_stream_source.jetstream.KeyValue\n" in public_names()
+
+
+def test_diagrams_have_pictures_in_both_colours() -> None:
+    names = {f"{name}.{colour}.svg" for name in wanted() for colour in ("light", "dark")}
+    drawn = {path.name for path in (DOCS / DIAGRAMS).iterdir()}
+    assert drawn == names, "run `python -m docs.diagrams`"
+
+
+def test_copies_of_a_picture_have_the_colours_of_one_page() -> None:
+    style = ".a { fill: red } @media (prefers-color-scheme: dark) { .a { fill: blue } } .b { x: 1 }"
+    assert copies(f"<style>{style}</style>") == {
+        "light": "<style>.a { fill: red }  .b { x: 1 }</style>",
+        "dark": "<style>.a { fill: red }  .a { fill: blue }  .b { x: 1 }</style>",
+    }
+    assert in_both_colours('<img alt="b" src="../a.svg" />') == (
+        '<span class="picture"><img alt="b" src="../a.light.svg#only-light">'
+        '<img alt="b" src="../a.dark.svg#only-dark"></span>'
+    )
 
 
 def test_diagrams_name_modules_that_exist() -> None:

@@ -1,0 +1,123 @@
+"""The generated parts of ``index.md``: the program and the promises of the README, and the figures.
+
+``make docs`` writes them, so that the front page repeats the README and the last benchmarks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.report import environment, executor_cpu, table
+
+DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
+FIGURES = DOCS / "internals/performance.json"
+
+Figures = Mapping[str, Any]
+
+
+def figures() -> Figures:
+    """The figures of all benchmarks, by name."""
+    known: Figures = json.loads(FIGURES.read_text())
+    return known
+
+
+def one_of(results: Sequence[Figures], **values: object) -> Figures:
+    """The only result with these values."""
+    (found,) = (one for one in results if values.items() <= one.items())
+    return found
+
+
+def of_this_package(results: Sequence[Figures], name: str, **values: object) -> Figures:
+    """The only result of the engine that a new table has."""
+    names = {one[name] for one in results}
+    return one_of(
+        results, **{name: "merge-on-read" if "merge-on-read" in names else "delta-rs"}, **values
+    )
+
+
+def program() -> str:
+    """The README's program."""
+    (block,) = re.findall(r"^```python\n.*?^```\n", README.read_text(), re.DOTALL | re.MULTILINE)
+    return block
+
+
+def promises() -> str:
+    """The README's promises, with links from ``docs/``."""
+    (text,) = re.findall(r"^## What it promises\n\n(.*?)^## ", README.read_text(), re.DOTALL | re.M)
+    return re.sub(r"\]\(docs/", "](", text).rstrip() + "\n"
+
+
+def figure_table() -> str:
+    """The figures that decide whether the package fits, each beside its alternatives."""
+    known = figures()
+    rows = [
+        *(_fresh(known["freshness"], keys) for keys in (4_000, 100_000)),
+        *(_merged(known["freshness"], keys) for keys in (1_000_000, 10_000_000)),
+        _read(known["reader"]),
+        *_in_spark(known["spark"]),
+    ]
+    head = ["", "this package", "beside it"]
+    machine = environment(known["freshness"]).partition(";")[0].strip("*")
+    return (
+        f"{table(head, rows)}\n\n"
+        f"*{machine}. Server, Spark and writer share the cores; both sides of a line were measured "
+        "in turns.*\n"
+    )
+
+
+def _fresh(known: Figures, keys: int) -> list[str]:
+    results, case = known["freshness"], {"keys": keys, "rate": 1_000}
+    ours = of_this_package(results, "way", **case)
+    spark = one_of(results, way="spark", **case)
+    return [
+        f"from put to visible row, p50 / p99: 1,000 puts/s, table of {keys:,} keys",
+        f"**{ours['p50']:,.0f} / {ours['p99']:,.0f} ms**",
+        f"Spark's MERGE: {spark['p50']:,.0f} / {spark['p99']:,.0f} ms",
+    ]
+
+
+def _merged(known: Figures, keys: int) -> list[str]:
+    ours = of_this_package(known["merge"], "engine", keys=keys)
+    spark = one_of(known["merge"], engine="spark", keys=keys)
+    return [
+        f"merge of {ours['rows']:,} rows into a table of {keys:,} keys",
+        f"**{ours['median']:.2g} s**",
+        f"Spark's MERGE: {spark['median']:.2g} s",
+    ]
+
+
+def _read(known: Figures) -> list[str]:
+    case = one_of(known["reader"], size=128, headers=False)
+    return [
+        "one reader into Arrow, values of 128 bytes",
+        f"**{case['reader']['rate']:,.0f} rows/s**",
+        f"a bare socket that discards them: {case['bare']['rate']:,.0f}/s; "
+        f"nats-py: {case['callback']:,.0f}/s",
+    ]
+
+
+def _in_spark(known: Figures) -> list[list[str]]:
+    outcomes = [
+        one
+        for outcome in known["spark"]
+        for one in outcome["results"]
+        if (outcome["size"], one["rows"], one["sink"]) == (128, 10_000_000, "noop")
+    ]
+    ours, kafka = (one_of(outcomes, source=name) for name in ("nats_kv", "kafka, 1 partition"))
+    return [
+        [
+            "a Spark query of ten million such rows",
+            f"**{ours['rate']:,.0f} rows/s**",
+            f"Spark's Kafka source, one partition: {kafka['rate']:,.0f}/s",
+        ],
+        [
+            "CPU of the executor for a row",
+            f"**{executor_cpu(ours):,.0f} ns**",
+            f"Spark's Kafka source: {executor_cpu(kafka):,.0f} ns",
+        ],
+    ]
