@@ -1,4 +1,4 @@
-"""The notebook, the plot and the Postgres table of `examples/` run from first line to last."""
+"""The programs of `examples/` run from first line to last; their assertions compare the results."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from pyspark.sql import SparkSession
 
+from examples import alerts, copy_bucket, history
 from examples.postgres.engine import build
 from examples.postgres.local_postgres import MissingProgramError, server_programs
+from nats_stream_source import register
+from nats_stream_source.embedded import NatsServer
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.faults  # each starts a Spark session of its own
+own_session = pytest.mark.faults  # slow: starts a Spark session of its own
 
 EXAMPLES = ROOT / "examples"
 
@@ -33,6 +38,20 @@ def run(program: list[str], directory: Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
+@pytest.mark.parametrize("example", [alerts, copy_bucket, history], ids=lambda one: one.__name__)
+def test_example_runs(
+    example: ModuleType, spark: SparkSession, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    register(spark, check=False)
+    example.main(spark, nats_server.url, tmp_path)
+
+
+@own_session
+def test_example_runs_as_a_program(tmp_path: Path) -> None:
+    run(["-m", "examples.copy_bucket"], tmp_path)
+
+
+@own_session
 @pytest.mark.delta
 def test_notebook_runs(tmp_path: Path) -> None:
     """Headless, with a kernel of this Python; its own assertions compare table and bucket."""
@@ -55,6 +74,7 @@ def test_notebook_is_stored_without_outputs() -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
+@own_session
 def test_postgres_table_followed(tmp_path: Path) -> None:
     try:
         server_programs()
@@ -64,6 +84,7 @@ def test_postgres_table_followed(tmp_path: Path) -> None:
     run(["-m", "examples.postgres", "--target", str(tmp_path / "engine")], tmp_path)
 
 
+@own_session
 def test_lag_plot_is_drawn(tmp_path: Path) -> None:
     run([str(EXAMPLES / "plot_lag.py"), "lag.svg", "--phase", "1"], tmp_path)
     assert "query stopped" in (tmp_path / "lag.svg").read_text()
