@@ -137,7 +137,8 @@ def merge(
     Without ``keys`` and ``sequence_by``, the batch has entries of a bucket, and the table one row
     per key. The first batch creates the table, even if the batch is empty. Merging a batch again
     changes nothing and does not create a new table version. A commit that conflicts with that of
-    another writer is merged again, ten times at most.
+    another writer is merged again, ten times at most. Columns and fields of structs that the table
+    lacks are added to it; those that the batch lacks keep their values.
 
     Args:
         batch: entries as ``nats_kv`` delivers them, or any rows with ``keys`` and ``sequence_by``.
@@ -185,11 +186,10 @@ def merge(
 
     Raises:
         ConfigurationError: an argument is invalid, a required column is missing in the batch or the
-            table, the table lacks a column of the batch, has it with another type or was created
-            for other ``deletes``, the key, revision, operation or ``stream_created`` of an entry is
-            null, a key or a sequence is null, the table was created for other keys or another
-            sequence or type, the path has files that are not a Delta table, or neither engine can
-            change the table.
+            table, the table has a column with another type or was created for other ``deletes``,
+            the key, revision, operation or ``stream_created`` of an entry is null, a key or a
+            sequence is null, the table was created for other keys or another sequence or type, the
+            path has files that are not a Delta table, or neither engine can change the table.
         MissingPackageError: the engine's package is not installed.
         TableConflictError: other writers changed the table during each attempt.
         TableError: delta-rs or its storage failed; the table is unchanged.

@@ -19,15 +19,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
-    ByteType,
     DataType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
     MapType,
     NullType,
-    ShortType,
     StructField,
     StructType,
 )
@@ -65,6 +59,7 @@ class Table(Protocol):
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """Merge a batch, then do the upkeep that is due; returns what has changed.
 
+        Columns that the table lacks are added by a commit before.
         See :func:`nats_stream_source.delta.merge`.
 
         Raises:
@@ -134,15 +129,35 @@ def is_path(table: str) -> bool:
 
 
 def table_schema(batch: StructType, deletes: Deletes) -> StructType:
-    """The columns of a table for batches of this schema; all columns are nullable."""
+    """The columns of a table for batches of this schema; all of them are nullable.
+
+    A column without a type (VOID) is not one of them.
+    """
     fields = [
-        StructField(field.name, field.dataType, True, field.metadata)
+        StructField(field.name, stored_type(field.dataType), True, field.metadata)
         for field in batch.fields
-        if field.name not in DELIVERY_COLUMNS
+        if field.name not in DELIVERY_COLUMNS and not isinstance(field.dataType, NullType)
     ]
     if deletes == "mark":
         fields.append(StructField(DELETED_COLUMN, BooleanType(), True))
     return StructType(fields)
+
+
+def stored_type(of: DataType) -> DataType:
+    """A type as a table has it: all parts nullable, and structs without fields of no type."""
+    if isinstance(of, StructType):
+        return StructType(
+            [
+                StructField(field.name, stored_type(field.dataType), True, field.metadata)
+                for field in of.fields
+                if not isinstance(field.dataType, NullType)
+            ]
+        )
+    if isinstance(of, ArrayType):
+        return ArrayType(stored_type(of.elementType), True)
+    if isinstance(of, MapType):
+        return MapType(stored_type(of.keyType), stored_type(of.valueType), True)
+    return of
 
 
 def key_columns(columns: list[str]) -> list[str]:
@@ -200,66 +215,11 @@ def verify_table(
             f"'{DELETED_COLUMN}', so rows of deleted keys are marked in it; use deletes='mark', or "
             f"replay the bucket into a new table"
         )
-    if batch is None:
-        return
-    if "bucket" in columns and "bucket" not in batch_columns:
+    if batch is not None and "bucket" in columns and "bucket" not in batch_columns:
         raise ConfigurationError(
             f"could not merge the batch into table {table!r}: the batch has no column 'bucket', "
             f"and the table identifies rows by 'bucket' and 'key'; keep the column 'bucket'"
         )
-    fields = [field for field in batch.fields if field.name not in DELIVERY_COLUMNS]
-    verify_columns(table, schema, StructType(fields))
-
-
-def verify_columns(table: str, schema: StructType, batch: StructType) -> None:
-    """Raise ConfigurationError if the table cannot store the columns of a batch.
-
-    Args:
-        table: path or name, for the message.
-        schema: the table's columns.
-        batch: the columns to store.
-    """
-    for field in batch.fields:
-        if field.name not in schema.names:
-            raise ConfigurationError(
-                f"could not merge the batch into table {table!r}: the table has no column "
-                f"'{field.name}'; drop it from the batch, or add it to the table "
-                f"(ALTER TABLE … ADD COLUMN)"
-            )
-        wanted = schema[field.name].dataType
-        if not _fits(field.dataType, wanted):
-            raise ConfigurationError(
-                f"could not merge the batch into table {table!r}: column '{field.name}' is "
-                f"{_type_name(field.dataType)} in the batch, expected {_type_name(wanted)} as in "
-                f"the table; cast the column"
-            )
-
-
-# A value of a type can be stored as each later type of its row without a change.
-_WIDER = ((ByteType, ShortType, IntegerType, LongType), (FloatType, DoubleType))
-
-
-def _fits(given: DataType, wanted: DataType) -> bool:
-    """Whether each value of ``given`` is a value of ``wanted``, nullability aside."""
-    if isinstance(given, StructType) and isinstance(wanted, StructType):
-        return given.names == wanted.names and all(
-            _fits(one.dataType, other.dataType)
-            for one, other in zip(given.fields, wanted.fields, strict=True)
-        )
-    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        return _fits(given.elementType, wanted.elementType)
-    if isinstance(given, MapType) and isinstance(wanted, MapType):
-        return _fits(given.keyType, wanted.keyType) and _fits(given.valueType, wanted.valueType)
-    if isinstance(given, NullType):
-        return True
-    for types in _WIDER:
-        if type(given) in types and type(wanted) in types:
-            return types.index(type(given)) <= types.index(type(wanted))
-    return given == wanted
-
-
-def _type_name(of: DataType) -> str:
-    return of.simpleString().upper()
 
 
 def not_a_table_error(table: str) -> ConfigurationError:

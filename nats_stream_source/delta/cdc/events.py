@@ -24,12 +24,21 @@ from pyspark.sql.types import (
     DateType,
     NumericType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
 )
 
-from nats_stream_source.delta.cdc.layout import DELETE, SEQUENCE, TIME, UNAVAILABLE, Layout
+from nats_stream_source.delta.cdc.columns import conformed
+from nats_stream_source.delta.cdc.layout import (
+    DELETE,
+    EVENT_COLUMNS,
+    SEQUENCE,
+    TIME,
+    UNAVAILABLE,
+    Layout,
+)
 from nats_stream_source.delta.cdc.rules import ChangeRules
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.table import (
@@ -64,16 +73,48 @@ class Events:
         layout: of the table that they are merged into.
         tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
             close the open rows, see :mod:`nats_stream_source.delta.reconcile`.
+        untracked: the columns that do not; None if the rules name those that do.
     """
 
     frame: DataFrame
     layout: Layout
     tracked: tuple[str, ...] | None
+    untracked: frozenset[str] | None = None
 
     @property
     def schema(self) -> StructType:
         """The columns of an event."""
         return self.frame.schema
+
+    @property
+    def columns(self) -> list[StructField]:
+        """The columns of the table for these events."""
+        return self.layout.table_schema(self.schema).fields
+
+    def conformed(self, schema: StructType, state: StructType | None) -> Events:
+        """The events with the columns of a table, in their order and with their types.
+
+        With SCD type 2, an event has a null for each column of an earlier batch that its batch
+        lacks: its version is computed from it again and again, and must not depend on its batch.
+
+        Args:
+            schema: of the table.
+            state: of its state table, which has the columns of earlier batches; None if the table
+                is new.
+        """
+        layout = self.layout
+        names = [f.name for f in schema.fields if f.name not in layout.reserved()]
+        earlier = set(state.names) if state is not None and layout.scd_type == 2 else set()
+        added = [n for n in names if n in earlier and n not in self.schema.names]
+        own = [self.schema[name] for name in EVENT_COLUMNS if name in self.schema.names]
+        fields = [schema[name] for name in names if name in self.schema.names or name in added]
+        frame = conformed(self.frame, StructType([*fields, *own]), added)
+        tracked, untracked = self.tracked, self.untracked
+        if tracked is not None:
+            known = [name for name in tracked if name in frame.columns]
+            more = [n for n in added if untracked is not None and n not in untracked]
+            tracked = (*known, *more)
+        return Events(frame, layout, tracked, untracked)
 
 
 def is_entries(columns: list[str]) -> bool:
@@ -198,18 +239,14 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
     )
     _validate_types(layout, schema)
     _validate_names(layout, selected)
-    return Events(frame, layout, _tracked(rules, layout, selected, parts, entries))
+    untracked = _untracked(rules, layout, parts, entries)
+    tracked = rules.track_list or tuple(name for name in selected if name not in untracked)
+    return Events(frame, layout, tracked, None if rules.track_list else untracked)
 
 
-def _tracked(
-    rules: ChangeRules,
-    layout: Layout,
-    selected: list[str],
-    parts: tuple[str | Column, ...],
-    entries: bool,
-) -> tuple[str, ...]:
-    if rules.track_list is not None:
-        return rules.track_list
+def _untracked(
+    rules: ChangeRules, layout: Layout, parts: tuple[str | Column, ...], entries: bool
+) -> frozenset[str]:
     untracked = set(layout.keys)
     if rules.track_except_list is not None:
         untracked.update(rules.track_except_list)
@@ -217,7 +254,7 @@ def _tracked(
         untracked.update(part for part in parts if isinstance(part, str))
         # Each entry has its own of these, so that each put would be a version.
         untracked.update(_ENTRY if entries else ())
-    return tuple(name for name in selected if name not in untracked)
+    return frozenset(untracked)
 
 
 def _sequence(parts: tuple[str | Column, ...], columns: list[str]) -> Column:

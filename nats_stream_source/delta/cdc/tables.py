@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.events import Events
@@ -26,6 +26,14 @@ class LayoutTable(Table, Protocol):
     @property
     def table_id(self) -> str:
         """The identity of the table, which changes if it is created again."""
+
+    def add_columns(self, columns: Sequence[StructField]) -> None:
+        """Add columns that the table lacks, if there are any, by a commit of its own.
+
+        Raises:
+            EngineRefusedError: only another engine can.
+            ConfigurationError: the table cannot store the columns.
+        """
 
 
 class RowTable(LayoutTable, Protocol):

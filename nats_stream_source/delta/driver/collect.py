@@ -146,14 +146,19 @@ def _collect_reduced(
     return collected.drop_columns([_READ]), pc.sum(read).as_py() or 0
 
 
+def require_valid_entries(newest: pa.Table, keys: list[str]) -> None:
+    """Raise ConfigurationError if an entry cannot be ordered or applied."""
+    if invalid := invalid_entries(newest, keys):
+        raise invalid_entries_error(invalid, keys)
+
+
 def entries_to_merge(newest: pa.Table, keys: list[str], deletes: Deletes) -> pa.Table:
     """The newest entries with the column ``deleted``, if deletes are marked.
 
     Raises:
         ConfigurationError: an entry cannot be ordered or applied.
     """
-    if invalid := invalid_entries(newest, keys):
-        raise invalid_entries_error(invalid, keys)
+    require_valid_entries(newest, keys)
     if deletes == "remove":
         return newest
     return newest.append_column(DELETED_COLUMN, pc.not_equal(newest["operation"], "PUT"))

@@ -25,20 +25,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
+from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.layout import Layout
-from nats_stream_source.delta.driver.collect import BatchCollector, entries_to_merge
+from nats_stream_source.delta.driver.collect import (
+    BatchCollector,
+    entries_to_merge,
+    require_valid_entries,
+)
+from nats_stream_source.delta.driver.merge_on_read.new_columns import add_columns
 from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
+    DELIVERY_COLUMNS,
     Deletes,
+    TableChangedError,
     key_columns,
     mark_values,
     quote,
@@ -112,14 +120,19 @@ class CopyOnWriteTable:
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
-        verify_table(self._storage.name, self.schema, deletes, batch.schema)
-        newest = self._collector.newest(batch, key_columns(self.schema.names), self._limits)
+        name, keys = self._storage.name, key_columns(self.schema.names)
+        verify_table(name, self.schema, deletes, batch.schema)
+        batch = batch.drop(*DELIVERY_COLUMNS)
+        schema = with_new_columns(name, self.schema, batch.schema)
+        newest = self._collector.newest(conformed(batch, schema), keys, self._limits)
+        if schema is not self.schema:
+            require_valid_entries(newest, keys)
+            self.add_columns(batch.schema.fields)
         merged = self.merge_entries(newest, batch.schema, deletes)
         result = merged.result(newest)
         if not upkeep:
             return result
-        name, before = self._storage.name, merged.version_before
-        maintained = upkeep_after_commit(merged.target, upkeep, before, name)
+        maintained = upkeep_after_commit(merged.target, upkeep, merged.version_before, name)
         return replace(result, maintained=maintained)
 
     def merge_entries(self, entries: pa.Table, batch: StructType, deletes: Deletes) -> _Merged:
@@ -137,6 +150,12 @@ class CopyOnWriteTable:
     def layout(self) -> Layout | None:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
         return Layout.of(self._properties)
+
+    def add_columns(self, columns: Sequence[StructField]) -> None:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        if with_new_columns(self._storage.name, self.schema, columns) != self.schema:
+            self._found = add_columns(self._storage, columns)
+            self.schema = schema_of(self._found)
 
     def is_empty(self) -> bool:
         """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
@@ -204,7 +223,11 @@ class CopyOnWriteTable:
         target = self._target()
         before, files_before = target.version(), file_sizes(target)
         schema = schema_of(target)
-        verify_table(self._storage.name, schema, deletes, batch)
+        name = self._storage.name
+        verify_table(name, schema, deletes, batch)
+        stored = batch.fields
+        if with_new_columns(name, schema, stored) is not schema:
+            raise TableChangedError("another writer has removed columns of the table")
         keys = key_columns(schema.names)
         source = _cast(entries_to_merge(entries, keys, deletes), target)
         columns = {quote(column): f"s.{quote(column)}" for column in source.column_names}

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.events import Events
-from nats_stream_source.delta.cdc.layout import missing_state_error
+from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
 from nats_stream_source.delta.cdc.tables import RowTable
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.event_merge import merge_collected
@@ -41,7 +42,6 @@ from nats_stream_source.delta.table import (
     Deletes,
     EngineRefusedError,
     table_schema,
-    verify_columns,
 )
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
@@ -98,23 +98,31 @@ class DriverEngine:
         schema, found = layout.table_schema(events.schema), self.find()
         table = found or self._create(schema, layout.properties, upkeep)
         layout.verify(name, table.layout)
-        verify_columns(name, table.schema, schema)
-        state = None
-        if layout.has_state:
-            state = self._state().of_table(table, events, upkeep)
+        schema = with_new_columns(name, table.schema, schema.fields)
+        known = self._state().of_table(table, layout) if layout.has_state else None
+        events = events.conformed(schema, None if known is None else known.schema)
+        state = self._state().prepared(known, events, table, upkeep) if layout.has_state else None
         collected = self._opened.collector.events(events, self._limits)
-        return merge_collected(collected, layout, events.tracked, table, state, upkeep)
+        return merge_collected(collected, events, table, state, upkeep)
 
-    def of_table(self, table: RowTable, events: Events, upkeep: Upkeep | None) -> RowTable:
-        """The state table of a table, for an engine of its location; created if need be."""
-        layout = events.layout.state(table.table_id)
-        schema, found = layout.state_schema(events.schema), self.find()
+    def of_table(self, table: RowTable, layout: Layout) -> RowTable | None:
+        """The state table of a table, for an engine of its location; None if it is to be made."""
+        found = self.find()
+        if found is not None:
+            layout.state(table.table_id).verify_state(self._storage.name, found.layout)
+        elif not table.is_empty():
+            raise missing_state_error(self._storage.name)
+        return found
+
+    def prepared(
+        self, found: RowTable | None, events: Events, table: RowTable, upkeep: Upkeep | None
+    ) -> RowTable:
+        """The state table, for an engine of its location; created if it was not found."""
+        schema, name = events.layout.state_schema(events.schema), self._storage.name
         if found is None:
-            if not table.is_empty():
-                raise missing_state_error(self._storage.name)
-            return self._create(schema, layout.properties, upkeep)
-        layout.verify_state(self._storage.name, found.layout)
-        verify_columns(self._storage.name, found.schema, schema)
+            properties = events.layout.state(table.table_id).properties
+            return self._create(schema, properties, upkeep)
+        with_new_columns(name, found.schema, schema.fields)
         return found
 
     def _state(self) -> DriverEngine:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
+from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.latest import greater_deletes
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.cdc.merge_events import changes_of
@@ -23,8 +24,7 @@ from nats_stream_source.delta.upkeep import Upkeep
 
 def merge_collected(
     events: pa.Table,
-    layout: Layout,
-    tracked: Sequence[str] | None,
+    batch: Events,
     table: RowTable,
     state: RowTable | None,
     upkeep: Upkeep | None,
@@ -32,14 +32,16 @@ def merge_collected(
     """Merge events; returns what has changed in the table.
 
     Args:
-        events: see :mod:`nats_stream_source.delta.cdc.events`.
-        layout: of the table.
-        tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
-            close open rows.
+        events: those of the batch that decide; see :mod:`nats_stream_source.delta.cdc.events`.
+        batch: the batch.
         table: the table.
         state: its state table, if its layout has one.
         upkeep: of both tables.
     """
+    layout, tracked = batch.layout, batch.tracked
+    if state is not None:
+        state.add_columns(layout.state_schema(batch.schema).fields)
+    table.add_columns(batch.columns)
 
     def select(read_rows: Reader) -> RowChanges:
         changes = changes_of(

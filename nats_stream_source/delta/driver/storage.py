@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
-from nats_stream_source.delta.driver.features import is_unsupported
+from nats_stream_source.delta.driver.features import has_ntz, is_unsupported
 from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
 from nats_stream_source.errors import TableError
 
@@ -81,6 +81,9 @@ class TableStorage:
 
     def put_copy_on_write(self, schema: StructType, properties: Mapping[str, str]) -> None:
         """Commit version 0 of a table without deletion vectors."""
+        if any(has_ntz(field.dataType) for field in schema.fields):
+            # delta-rs asks for the feature itself if a column has the type, not a part of one.
+            properties = {**properties, "delta.feature.timestampNtz": "supported"}
         DeltaTable.create(
             self.uri,
             Schema.from_json(schema.json()),

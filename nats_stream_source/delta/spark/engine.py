@@ -9,8 +9,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.events import Events
-from nats_stream_source.delta.cdc.layout import missing_state_error, state_name
+from nats_stream_source.delta.cdc.layout import Layout, missing_state_error, state_name
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
@@ -19,7 +20,6 @@ from nats_stream_source.delta.table import (
     is_path,
     not_a_table_error,
     table_schema,
-    verify_columns,
 )
 from nats_stream_source.delta.upkeep import Upkeep
 
@@ -67,22 +67,30 @@ class SparkEngine:
         schema, found = layout.table_schema(events.schema), self.find()
         table = found or self._create(schema, layout.properties, upkeep)
         layout.verify(self._name, table.layout)
-        verify_columns(self._name, table.schema, schema)
-        state = None
-        if layout.has_state:
-            state = self._state().of_table(table, events, upkeep)
+        schema = with_new_columns(self._name, table.schema, schema.fields, table.widens)
+        known = self._state().of_table(table, layout) if layout.has_state else None
+        events = events.conformed(schema, None if known is None else known.schema)
+        state = self._state().prepared(known, events, table, upkeep) if layout.has_state else None
         return merge_by_spark(self._spark, self._name, events, table, state, upkeep)
 
-    def of_table(self, table: SparkTable, events: Events, upkeep: Upkeep | None) -> SparkTable:
-        """The state table of a table, for an engine of its location; created if need be."""
-        layout = events.layout.state(table.table_id)
-        schema, found = layout.state_schema(events.schema), self.find()
+    def of_table(self, table: SparkTable, layout: Layout) -> SparkTable | None:
+        """The state table of a table, for an engine of its location; None if it is to be made."""
+        found = self.find()
+        if found is not None:
+            layout.state(table.table_id).verify_state(self._name, found.layout)
+        elif not table.is_empty():
+            raise missing_state_error(self._name)
+        return found
+
+    def prepared(
+        self, found: SparkTable | None, events: Events, table: SparkTable, upkeep: Upkeep | None
+    ) -> SparkTable:
+        """The state table, for an engine of its location; created if it was not found."""
+        schema = events.layout.state_schema(events.schema)
         if found is None:
-            if not table.is_empty():
-                raise missing_state_error(self._name)
-            return self._create(schema, layout.properties, upkeep)
-        layout.verify_state(self._name, found.layout)
-        verify_columns(self._name, found.schema, schema)
+            properties = events.layout.state(table.table_id).properties
+            return self._create(schema, properties, upkeep)
+        with_new_columns(self._name, found.schema, schema.fields, table.widens)
         return found
 
     def _state(self) -> SparkEngine:

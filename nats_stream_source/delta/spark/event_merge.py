@@ -68,6 +68,9 @@ def merge_by_spark(
     frame = events.frame.persist()
     try:
         _require_valid(frame, events.layout)
+        if state is not None:
+            state.add_columns(events.layout.state_schema(events.schema).fields, table.widens)
+        table.add_columns(events.columns)
         merge = _Merge(frame, events, table, state)
         conflicts = (*CONFLICTS, _CommittedMeanwhileError)
         result, recorded = retry_conflicts(merge.run, name, conflicts)

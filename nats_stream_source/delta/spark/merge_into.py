@@ -15,7 +15,7 @@ tables has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import reduce
@@ -26,9 +26,10 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
+from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
@@ -40,6 +41,7 @@ from nats_stream_source.delta.table import (
     DELIVERY_COLUMNS,
     Deletes,
     invalid_entries_error,
+    is_path,
     key_columns,
     mark_values,
     order_columns,
@@ -47,10 +49,14 @@ from nats_stream_source.delta.table import (
     verify_table,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from nats_stream_source.logs import field_logger
 
 # A name that does not occur in user tables.
 _RANK_COLUMN = "_nats_stream_source_rank"
+_WIDENING = "delta.enableTypeWidening"
 _T = TypeVar("_T")
+
+_log = field_logger(__name__)
 
 
 class SparkTable:
@@ -96,16 +102,54 @@ class SparkTable:
         """The table's columns."""
         return self._target.toDF().schema
 
+    def widens(self) -> bool:
+        """Whether the types of the table's columns can be widened."""
+        return bool(self._detail().properties.get(_WIDENING) == "true")
+
+    def add_columns(
+        self, columns: Sequence[StructField], widens: Callable[[], bool] | None = None
+    ) -> None:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`.
+
+        Args:
+            columns: to store.
+            widens: whether columns of this table can be widened; that of the table, for its state.
+        """
+        own, name = self.schema, self._name
+        schema = with_new_columns(name, own, columns, widens or self.widens)
+        if schema is own:
+            return
+        if widens and widens() and not self.widens():
+            identifier = f"delta.{quote(name)}" if is_path(name) else name
+            self._spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{_WIDENING}' = 'true')")
+        # A write without rows: it adds fields to structs, and widens types, as ALTER TABLE cannot
+        # do in one commit.
+        empty = self._spark.createDataFrame([], schema).write.format("delta").mode("append")
+        empty = empty.option("mergeSchema", "true")
+        self._retried(lambda: empty.save(name) if is_path(name) else empty.saveAsTable(name))
+        # A DeltaTable keeps the schema with which it was opened.
+        of = DeltaTable.forPath if is_path(name) else DeltaTable.forName
+        self._target = of(self._spark, name)
+        before = {field.name: field for field in own.fields}
+        new = [f.name for f in schema.fields if before.get(f.name) != f]
+        _log.info("added columns of the batch to the table", table=name, columns=new)
+
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
-        schema = self.schema
-        verify_table(self._name, schema, deletes, batch.schema)
-        entries = batch.drop(*DELIVERY_COLUMNS)
+        own = self.schema
+        verify_table(self._name, own, deletes, batch.schema)
+        batch = batch.drop(*DELIVERY_COLUMNS)
+        schema = with_new_columns(self._name, own, batch.schema, self.widens)
+        entries = conformed(batch, schema)
         if deletes == "mark":
             entries = entries.withColumn(DELETED_COLUMN, F.col("operation") != "PUT")
         keys = key_columns(schema.names)
         newest = newest_entries(entries, keys).persist()
         try:
+            if schema is not own:
+                if invalid := newest.where(_is_invalid(keys)).count():
+                    raise invalid_entries_error(invalid, keys)
+                self.add_columns(batch.schema.fields)
             result = self._retried(lambda: self._merge_newest(newest, keys, deletes))
         finally:
             newest.unpersist()

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Mapping
 
 from deltalake.exceptions import CommitFailedError
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType
+from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.driver.features import DELETION_VECTORS
+from nats_stream_source.delta.driver.features import DELETION_VECTORS, has_ntz
 from nats_stream_source.delta.driver.merge_on_read.delta_log import (
     DeltaLog,
     VersionExistsError,
@@ -31,7 +31,7 @@ def put_first_version(
         CommitFailedError: another process has committed it.
     """
     features = ["deletionVectors"]
-    if _has_ntz(schema):
+    if has_ntz(schema):
         features.append("timestampNtz")
     protocol = {
         "minReaderVersion": 3,
@@ -52,13 +52,3 @@ def put_first_version(
         log.put(0, "CREATE TABLE", [{"protocol": protocol}, {"metaData": metadata}])
     except VersionExistsError as error:
         raise CommitFailedError(str(error)) from error
-
-
-def _has_ntz(of: DataType) -> bool:
-    if isinstance(of, StructType):
-        return any(_has_ntz(field.dataType) for field in of.fields)
-    if isinstance(of, ArrayType):
-        return _has_ntz(of.elementType)
-    if isinstance(of, MapType):
-        return _has_ntz(of.keyType) or _has_ntz(of.valueType)
-    return isinstance(of, TimestampNTZType)

@@ -28,13 +28,14 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyroaring import BitMap64
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
+from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.collect import entries_to_merge
+from nats_stream_source.delta.driver.collect import entries_to_merge, require_valid_entries
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
     order_values,
@@ -49,6 +50,7 @@ from nats_stream_source.delta.driver.merge_on_read.delta_log import (
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import NO_FILE, Integers
 from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
+from nats_stream_source.delta.driver.merge_on_read.new_columns import add_columns
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
@@ -59,6 +61,7 @@ from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
+    DELIVERY_COLUMNS,
     MARK_COLUMNS,
     Deletes,
     key_columns,
@@ -143,9 +146,15 @@ class MergeOnReadTable:
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
-        schema = self.schema
-        verify_table(self._opened.storage.name, schema, deletes, batch.schema)
-        newest = self._opened.collector.newest(batch, key_columns(schema.names), self._limits)
+        own, name = self.schema, self._opened.storage.name
+        keys = key_columns(own.names)
+        verify_table(name, own, deletes, batch.schema)
+        batch = batch.drop(*DELIVERY_COLUMNS)
+        schema = with_new_columns(name, own, batch.schema)
+        newest = self._opened.collector.newest(conformed(batch, schema), keys, self._limits)
+        if schema is not own:
+            require_valid_entries(newest, keys)
+            self.add_columns(batch.schema.fields)
         result = self._opened.result(self.merge_entries(newest, deletes))
         if result.changed:
             self._opened.after_commit(upkeep)
@@ -172,6 +181,14 @@ class MergeOnReadTable:
             return _Changes(rows, slots[written], slots[removes], newest)
 
         return self._change("merge the batch into", select).result()
+
+    def add_columns(self, columns: Sequence[StructField]) -> None:
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
+        own, storage = self.schema, self._opened.storage
+        if with_new_columns(storage.name, own, columns) is not own:
+            # The index is built again: the kept rows have the former columns.
+            self._opened.close()
+            self._target = add_columns(storage, columns)
 
     def is_empty(self) -> bool:
         """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
