@@ -132,7 +132,7 @@ format: $(stamp) ## format the code and apply the fixes of ruff
 	@$(venv)/bin/ruff format
 	@$(venv)/bin/ruff check --fix
 
-bench: $(if $(QUICK),,java) $(stamp) ## run the benchmarks, write docs/internals/performance.md (QUICK=1, ONLY="reader spark")
+bench: $(if $(QUICK),,java) $(stamp) ## run the benchmarks, write docs/internals/performance_method.md (QUICK=1, ONLY="reader spark")
 	@$(python) -m benchmarks $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
 
 clean: ## remove .venv and the files that tools created

@@ -4,8 +4,9 @@
 
 Each benchmark runs in a separate process. The figures are written to
 ``docs/internals/performance.json``, which keeps the figures of benchmarks that did not run; tables
-and plots are written to ``docs/internals/performance.md``. ``--quick`` takes less than a minute:
-small sizes, without Spark and Kafka, and the figures are not saved.
+and plots are written to ``docs/internals/performance_method.md``; ``make docs`` writes the results.
+``--quick`` takes less than a minute: small sizes, without Spark and Kafka, and the figures are not
+saved.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.support.machine import OtherProcesses
 from benchmarks.support.report import SECTIONS, block, replace_block
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/internals/performance.md"
+PAGE = ROOT / "docs/internals/performance_method.md"
 FIGURES = ROOT / "docs/internals/performance.json"
 _PLOTS = "performance"  # folder of the plots, relative to the page
 

@@ -2,7 +2,7 @@
 
 The deliveries of one consumer, framed in turns by the scanners of this installation, without a
 server. The time is that of the best round, in nanoseconds per frame. The table is that of
-``docs/internals/performance.md``.
+``docs/internals/performance_method.md``.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"
 STREAMS, WRITING = DOCS / "streams.md", DOCS / "writing.md"
 OPERATIONS = DOCS / "operations.md"
+PERFORMANCE = DOCS / "internals/performance.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
 
 
@@ -124,13 +125,16 @@ def documents() -> dict[Path, str]:
     index = (DOCS / "index.md").read_text()
     for name, part in (
         ("program", program()),
-        ("figures", figure_table()),
+        ("figures", figure_table(all_rows=False)),
         ("promises", promises()),
     ):
         index = replace_section(index, name, part)
     return {
         **reference,
         DOCS / "index.md": index,
+        PERFORMANCE: replace_section(
+            PERFORMANCE.read_text(), "figures", figure_table(all_rows=True)
+        ),
         COLUMNS_PAGE: reading,
         STREAMS: streams,
         WRITING: writing,

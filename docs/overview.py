@@ -1,13 +1,13 @@
 """Draws ``overview.svg``, the picture of the README: from a put to a row of a Delta table.
 
-``make docs`` writes it. The latency comes from the figures of ``benchmarks/freshness.py``.
+``make docs`` writes it. The latency comes from the figures of ``benchmarks/latency.py``.
 """
 
 from __future__ import annotations
 
-from docs.front_page import figures, of_this_package
+from docs.front_page import figures, visible
 
-PUTS, KEYS = 1_000, 4_000  # the case that the picture shows
+PUTS, KEYS = 1_000, 4_000  # of :func:`docs.front_page.visible`
 _WIDTH, _HEIGHT = 880, 326
 _FIRST, _SPLIT = 1193, 4  # first sequence shown, sequences of a split
 _SUPERSEDED = {1194, 1197, 1198, 1203}
@@ -94,8 +94,7 @@ def _table() -> list[str]:
 
 def overview() -> str:
     """The picture as SVG."""
-    results = figures()["freshness"]["freshness"]
-    case = of_this_package(results, "way", rate=PUTS, keys=KEYS)
+    case = visible(figures()["latency"])
     caption = (
         "From a NATS key-value bucket to a Delta table: splits of the stream are read in parallel"
     )

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.support.report import Figures
 
@@ -24,7 +25,8 @@ matplotlib.rcParams.update(
     {
         "svg.fonttype": "none",
         "svg.hashsalt": "bench",
-        "font.size": 9,
+        "font.size": 10,
+        "axes.titlesize": 10.5,
         "axes.axisbelow": True,
         "axes.grid": True,
         "axes.grid.axis": "y",
@@ -88,10 +90,11 @@ def _latency(axes: Axes, figures: Figures) -> None:
         style = f"o{styles[way]}"
         axes.plot(rates, latencies, style, color=colors[source], label=f"{source}, {way}")
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.6 * axes.get_ylim()[1])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("puts per second")
     axes.set_ylabel("p50 from the put, ms")
-    axes.legend()
+    axes.legend(loc="upper left", ncols=2)
 
 
 def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> None:
@@ -144,27 +147,43 @@ def _by_keys(axes: Axes, series: Mapping[str, list[tuple[int, float]]]) -> None:
             )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(top=axes.get_ylim()[1] * 2)
+    axes.set_ylim(top=axes.get_ylim()[1] * 4)  # room for the legend
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(loc="upper left", ncols=2)
 
 
-_PLOTS: dict[str, dict[str, Callable[[Axes, Figures], None]]] = {
-    "reader": {"reader": _reader},
-    "spark": {"spark": _spark},
-    "latency": {"latency": _latency},
-    "freshness": {"freshness": _freshness, "table_size": _table_size},
+def _writing(axes: Axes, figures: Figures) -> None:
+    rates: dict[str, list[float]] = {}
+    for one in figures["spark"]:
+        if one["sink"] != "noop":
+            rates.setdefault(one["sink"], []).append(one["rate"])
+    tasks = sorted({one["tasks"] for one in figures["spark"]})
+    _bars(axes, [f"{count} task{'s' * (count > 1)}" for count in tasks], rates)
+
+
+_PLOTS: dict[str, dict[str, tuple[str, Callable[[Axes, Figures], None]]]] = {
+    "reader": {"reader": ("One reader, and a bare socket", _reader)},
+    "spark": {"spark": ("A query in Spark, and Spark's Kafka source", _spark)},
+    "latency": {"latency": ("From put to foreachBatch, and to a table", _latency)},
+    "freshness": {
+        "freshness": ("From put to visible row, by the size of the table", _freshness),
+        "table_size": ("One merge, by the size of the table", _table_size),
+    },
+    "writing": {"writing": ("df.write of 1,000,000 rows, and Spark's Kafka sink", _writing)},
 }
-"""The plots of each benchmark by the name of their file."""
+"""The plots of each benchmark by the name of their file, with their titles."""
 
 
 def plot(name: str, figures: Figures, directory: Path) -> list[Path]:
     """Write the plots of one benchmark into ``directory``; empty for benchmarks without a plot."""
     paths = []
-    for file, draw in _PLOTS.get(name, {}).items():
-        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-        draw(figure.subplots(), figures)
+    for file, (title, draw) in _PLOTS.get(name, {}).items():
+        figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(title, loc="left", fontweight="bold")
+        draw(axes, figures)
         paths.append(directory / f"{file}.svg")
         save(figure, paths[-1])
     return paths

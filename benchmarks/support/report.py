@@ -1,4 +1,4 @@
-"""Renders the figures as tables of the page ``docs/internals/performance.md``.
+"""Renders the figures as tables of the page ``docs/internals/performance_method.md``.
 
 The page is prose with generated blocks. The text between ``<!-- bench: NAME -->`` and
 ``<!-- /bench -->`` is replaced, the rest is unchanged. A block that the page lacks is appended

@@ -1,7 +1,7 @@
 """``bench``: measures how fast one reader reads a bucket or stream, up to Arrow rows.
 
 It only reads, with an ordered consumer as in a Spark task, which it deletes at the end. Spark is
-not measured; docs/internals/performance.md has its overhead. Without a bucket or stream the
+not measured; docs/internals/performance_method.md has its overhead. Without a bucket or stream the
 command starts its own server, which the extra ``bench`` installs, and fills a bucket there first.
 """
 

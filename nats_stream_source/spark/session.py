@@ -1,6 +1,7 @@
 """Settings of a Spark session that shorten a small micro-batch.
 
-docs/internals/performance.md has the measurement of each setting. They do not require Delta Lake.
+docs/internals/performance_method.md has the measurement of each setting. They do not require Delta
+Lake.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from nats_stream_source.wire.encode import encode_deliveries
 from nats_stream_source.wire.framing.frames import Frames
 
 MAX_SEQUENCES = 32
-"""Above, a consumer is cheaper than single requests (docs/internals/performance.md)."""
+"""Above, a consumer is cheaper than single requests (docs/internals/performance_method.md)."""
 
 _MAX_MEAN_SIZE = 64 << 10  # bytes; above, a consumer reads the range
 

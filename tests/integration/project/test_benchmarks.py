@@ -413,7 +413,10 @@ def test_page_from_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in report.SECTIONS:
         assert f"<!-- bench: {name} -->" in page
     pictures = sorted(path.name for path in (tmp_path / "performance").iterdir())
-    assert pictures == ["freshness.svg", "latency.svg", "reader.svg", "spark.svg"]
+    assert pictures == [
+        f"{name}.svg"
+        for name in ("freshness", "latency", "reader", "spark", "table_size", "writing")
+    ]
     first = (tmp_path / "performance/spark.svg").read_text()
     everything.render(known)
     assert (tmp_path / "performance.md").read_text() == page
