@@ -101,8 +101,9 @@ def decode_by_schema(
         value: a BINARY column.
         schemas: the schema of each id (``int``) or GUID. For Protobuf the key is a tuple of the id
             and the message's indexes: ``(7, (0,))`` is the first message of schema 7.
-        decode: returns the column that decodes a body. Its type is the same for all schemas: for
-            Avro, pass the reader's schema as the option ``avroSchema``.
+        decode: returns the column that decodes a body; the body is null for values with another
+            schema. The type of the column is the same for all schemas: for Avro, pass the reader's
+            schema as the option ``avroSchema``.
 
     Raises:
         ConfigurationError: ``schemas`` is empty or has an id twice, a key is not an id, or only
@@ -118,7 +119,8 @@ def decode_by_schema(
         if indexes is not None:
             expected = sf.array(*(sf.lit(index) for index in indexes)).cast("array<bigint>")
             condition = condition & (split["message_indexes"] == expected)
-        body = decode(split["body"], schema)
+        # Spark may evaluate a branch before its condition, and a Python function always does.
+        body = decode(sf.when(condition, split["body"]), schema)
         decoded = sf.when(condition, body) if decoded is None else decoded.when(condition, body)
     assert decoded is not None
     return decoded
