@@ -31,6 +31,7 @@ _PACKAGES = (
     "pytest-xdist",
     "hypothesis",
     "pandas",
+    "pyyaml",
 )
 _PIP = ("-m", "pip", "--disable-pip-version-check")
 _READY = ".ready"

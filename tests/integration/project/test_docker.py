@@ -91,8 +91,8 @@ def test_stages_copy_from_stages() -> None:
 
 
 def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> None:
-    """`docker/require_compiled.py` ends the build of an image."""
-    check = [sys.executable, str(DOCKER / "require_compiled.py")]
+    """`docker/verify_installation.py` ends the build of an image."""
+    check = [sys.executable, str(DOCKER / "verify_installation.py")]
     pure = tmp_path / "nats_stream_source"
     shutil.copytree(ROOT / "nats_stream_source", pure, ignore=shutil.ignore_patterns("*.so"))
     for path, status in (
