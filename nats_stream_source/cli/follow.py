@@ -160,24 +160,22 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 class _Target:
     """The table, and where the query resumes."""
 
-    uri: str
-    checkpoint: str
+    table: str | Path
+    checkpoint: str | None
     storage_options: dict[str, str] | None
 
     @staticmethod
     def parse(table: str, checkpoint: str | None, storage_options: dict[str, str]) -> _Target:
         scheme = urlsplit(table).scheme
         remote = len(scheme) > 1 and scheme != "file"  # `C:\` is no scheme
-        if checkpoint is None:
-            if remote:
-                raise OptionError(
-                    f"--checkpoint is missing: table {table!r} is in an object store; name a "
-                    f"directory that a restarted command finds again"
-                )
-            checkpoint = table.rstrip("/\\") + "-checkpoint"
+        if checkpoint is None and remote:
+            raise OptionError(
+                f"--checkpoint is missing: table {table!r} is in an object store; name a "
+                f"directory that a restarted command finds again"
+            )
         # A name without a slash is a directory here: this Spark does not have a catalog.
-        uri = table if scheme and len(scheme) > 1 else str(Path(table).absolute())
-        return _Target(uri, checkpoint, storage_options or None)
+        place = table if len(scheme) > 1 else Path(table)
+        return _Target(place, checkpoint, storage_options or None)
 
 
 def _session() -> SparkSession:
@@ -210,7 +208,9 @@ def _follow(
 ) -> int:
     from nats_stream_source import register, watch_progress
     from nats_stream_source.delta import follow
+    from nats_stream_source.delta.location import TableLocation
 
+    uri = TableLocation(target.table, storage_options=target.storage_options).uri
     stopped = threading.Event()
     # Spark has installed a handler of SIGINT which calls the JVM in the middle of another call.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -219,15 +219,15 @@ def _follow(
     changes = spark.readStream.format("nats_kv").options(**options).load()
     query = follow(
         changes,
-        target.uri,
-        checkpoint=target.checkpoint,
+        target.table,
+        checkpoint=target.checkpoint or f"{uri}-checkpoint",
         once=arguments.once,
         prometheus=arguments.prometheus,
         opentelemetry=arguments.opentelemetry,
         deletes=arguments.deletes,
         storage_options=target.storage_options,
     )
-    line = _ProgressLine(target)
+    line = _ProgressLine(uri, target.storage_options)
     watch_progress(spark, line.add)
     try:
         _wait(query, stopped, line)
@@ -270,8 +270,9 @@ def _error_of(text: str) -> NatsSourceError:
 class _ProgressLine:
     """Rows and lag of the micro-batches since the last line, and the keys of the table."""
 
-    def __init__(self, target: _Target) -> None:
-        self._target = target
+    def __init__(self, uri: str, storage_options: dict[str, str] | None) -> None:
+        self._uri = uri
+        self._storage_options = storage_options
         self._terminal = terminal_columns() is not None
         self._rows = self._shown_rows = 0
         self._last: BatchProgress | None = None
@@ -317,8 +318,7 @@ class _ProgressLine:
 
         try:
             if self._table is None:
-                options = self._target.storage_options
-                self._table = DeltaTable(self._target.uri, storage_options=options)
+                self._table = DeltaTable(self._uri, storage_options=self._storage_options)
             else:
                 self._table.update_incremental()
             # `DeltaTable.count` includes rows that deletion vectors remove.

@@ -32,11 +32,7 @@ from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.limits import NO_LIMITS, AutoLimits, LimitCheck
 from nats_stream_source.delta.location import TableLocation
-from nats_stream_source.delta.table import (
-    EngineRefusedError,
-    TableChangedError,
-    is_path,
-)
+from nats_stream_source.delta.table import EngineRefusedError, TableChangedError
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
@@ -56,7 +52,7 @@ class EngineSelector:
         limits: AutoLimits | None = None,
         deletion_vectors: bool | None = None,
     ) -> None:
-        if deletion_vectors and (location.engine == "spark" or not is_path(location.name)):
+        if deletion_vectors and (location.engine == "spark" or not location.is_path):
             raise ConfigurationError(
                 f"invalid arguments: deletion_vectors=True with table {location.name!r}, which "
                 f"Spark changes; create the table with the property delta.enableDeletionVectors"
@@ -132,7 +128,8 @@ class EngineSelector:
         # Imported here: the other engine does not require delta-spark.
         from nats_stream_source.delta.spark.engine import SparkEngine
 
-        return SparkEngine(spark, self.location.name)
+        location = self.location
+        return SparkEngine(spark, location.name, location.path_for_spark(spark))
 
     def _session_problems(self, spark: SparkSession) -> tuple[str | None, str | None]:
         """What Spark's engine lacks, and why delta-rs is not taken; looked up once.

@@ -20,6 +20,7 @@ query runs with Spark's own logs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -30,7 +31,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nats_stream_source.delta.cdc.rules import ScdType, SequenceBy
 from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.location import Engine
+from nats_stream_source.delta.location import Engine, TableArgument
 from nats_stream_source.delta.merge import merge_changes
 from nats_stream_source.delta.session import is_connect
 from nats_stream_source.delta.table import Deletes
@@ -77,9 +78,9 @@ class MergeArguments(TypedDict, total=False):
 
 def follow(
     changes: DataFrame,
-    table: str,
+    table: TableArgument,
     *,
-    checkpoint: str,
+    checkpoint: str | os.PathLike[str],
     once: bool = False,
     async_progress: bool = True,
     prometheus: int | str | None = None,
@@ -121,7 +122,9 @@ def follow(
     merge.validate(changes.columns)
     # Before the query starts: its first merge is recorded, too.
     metrics = start_metrics(prometheus, opentelemetry)
-    writer = changes.writeStream.foreachBatch(merge).option("checkpointLocation", checkpoint)
+    writer = changes.writeStream.foreachBatch(merge).option(
+        "checkpointLocation", os.fspath(checkpoint)
+    )
     if once:
         writer = writer.trigger(availableNow=True)
     reason = _problem(changes, once=once, async_progress=async_progress)
@@ -135,12 +138,12 @@ def follow(
     if refusal is not None:
         _log.warning(
             "Spark refused asynchronous logs, the query runs with synchronous ones",
-            table=table,
+            table=os.fspath(table),
             reason=refusal,
         )
         return query
     logs = "asynchronous" if reason is None else "synchronous"
-    _log.info("query follows into the table", table=table, logs=logs, reason=reason)
+    _log.info("query follows into the table", table=os.fspath(table), logs=logs, reason=reason)
     return query
 
 

@@ -8,14 +8,14 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.engine import EngineSelector
-from nats_stream_source.delta.location import Engine, TableLocation
+from nats_stream_source.delta.location import Engine, TableArgument, TableLocation
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 
 
 def maintain(
     spark: SparkSession,
-    table: str,
+    table: TableArgument,
     *,
     engine: Engine = "auto",
     storage_options: Mapping[str, str] | None = None,
@@ -39,13 +39,15 @@ def maintain(
         ConfigurationError: the table does not exist, or the engine cannot change it.
         TableError: the engine or its storage failed; the rows are unchanged.
     """
-    selector = EngineSelector(TableLocation(table, engine, storage_options))
+    location = TableLocation(table, engine, storage_options)
+    selector = EngineSelector(location)
 
     def work(tables: EventEngine) -> MaintenanceResult:
         target = tables.find()
         if target is None:
             raise ConfigurationError(
-                f"could not maintain table {table!r}: no Delta table found; check the path or name"
+                f"could not maintain table {location.name!r}: no Delta table found; check the "
+                f"path or name"
             )
         result = target.maintain(upkeep)
         if target.layout is not None and target.layout.has_state:

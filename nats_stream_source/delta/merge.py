@@ -37,9 +37,9 @@ from nats_stream_source.delta.cdc.rules import ChangeRules, ScdType, SequenceBy
 from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.location import Engine, TableLocation
+from nats_stream_source.delta.location import Engine, TableArgument, TableLocation
 from nats_stream_source.delta.merge_result import MergeResult, report_merge
-from nats_stream_source.delta.table import Deletes, quote, validate_batch
+from nats_stream_source.delta.table import Deletes, quote, validate_batch, validate_names
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.session import warn_of_missing_settings
@@ -48,7 +48,7 @@ _log = field_logger(__name__)
 
 
 def merge_changes(
-    table: str,
+    table: TableArgument,
     *,
     keys: Sequence[str] | str | None = None,
     sequence_by: SequenceBy | None = None,
@@ -114,7 +114,7 @@ def merge_changes(
 
 def merge(
     batch: DataFrame,
-    table: str,
+    table: TableArgument,
     *,
     keys: Sequence[str] | str | None = None,
     sequence_by: SequenceBy | None = None,
@@ -144,8 +144,8 @@ def merge(
         batch: entries as ``nats_kv`` delivers them, or any rows with ``keys`` and ``sequence_by``.
             Columns of entries may be added, parsed or dropped, except ``key``, ``revision``,
             ``operation`` and ``stream_created``, which must be unchanged.
-        table: a path or URI if it contains a slash or backslash (``./fleet``), else a name in the
-            catalog of the batch's session.
+        table: a ``pathlib.Path``; a path or URI if it contains a slash or backslash
+            (``./fleet``); else a name in the catalog of the batch's session.
         keys: columns that identify a key. Default for entries: ``key``, and ``bucket`` if the
             batch has that column.
         sequence_by: the order of a key's events: a column, an SQL expression, a Column, or a list
@@ -234,6 +234,7 @@ class TableMerger:
     def validate(self, columns: list[str]) -> None:
         """Raise ConfigurationError if a batch with these columns cannot be merged."""
         validate_columns(self._rules, columns)
+        validate_names(columns)
         if keeps_newest_entries(self._rules, columns):
             validate_batch(selected_columns(self._rules, columns), self._rules.deletes)
 

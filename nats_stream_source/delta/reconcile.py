@@ -46,7 +46,7 @@ from nats_stream_source.delta.cdc.layout import Layout, missing_state_error, sta
 from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.location import Engine, TableLocation
+from nats_stream_source.delta.location import Engine, TableArgument, TableLocation
 from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
 from nats_stream_source.delta.table import Deletes, validate_deletes, verify_table
 from nats_stream_source.errors import ConfigurationError
@@ -75,7 +75,7 @@ class ReconcileResult:
 
 def reconcile(
     spark: SparkSession,
-    table: str,
+    table: TableArgument,
     *,
     bucket: str,
     servers: str,
@@ -123,29 +123,30 @@ def reconcile(
     validate_bucket(bucket)
     codec = kv_codec(key_codec)
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
-    selector = EngineSelector(TableLocation(table, engine, storage_options), limits)
+    location = TableLocation(table, engine, storage_options)
+    selector, name = EngineSelector(location, limits), location.name
 
     def work(tables: EventEngine) -> ReconcileResult:
         target = tables.find()
         if target is None:
             raise ConfigurationError(
-                f"could not reconcile table {table!r}: no Delta table found; check the path or name"
+                f"could not reconcile table {name!r}: no Delta table found; check the path or name"
             )
         layout = target.layout
         if layout is None:
-            verify_table(table, target.schema, deletes)
+            verify_table(name, target.schema, deletes)
         else:
-            require_entries(table, layout)
+            require_entries(name, layout)
         rows = table_rows(target.rows(bucket, deletes))
         # In a separate thread, since the thread of a notebook already runs an event loop.
         with ThreadPoolExecutor(1) as thread:
-            search = find_missing(rows, table, bucket, settings, codec)
+            search = find_missing(rows, name, bucket, settings, codec)
             missing, last_seq = thread.submit(asyncio.run, search).result()
         removed = 0
         if missing and layout is None:
             removed = target.remove_or_mark(missing_table(missing), bucket, deletes)
         elif missing and layout is not None:
-            removed = _close(spark, table, tables, layout, missing_table(missing), bucket)
+            removed = _close(spark, name, tables, layout, missing_table(missing), bucket)
         return ReconcileResult(
             removed=removed,
             kept=len(rows) - len(missing),

@@ -120,6 +120,23 @@ def default_filesystem(spark: SparkSession) -> str | None:
     return str(value)
 
 
+def require_encoding(spark: SparkSession, path: str) -> None:
+    """Raise ConfigurationError if the session's JVM cannot name a path of a local disk.
+
+    In the locale ``C``, Java writes ``?`` for each character of a file's name that is not ASCII.
+    """
+    if path.isascii() or is_connect(spark):
+        return
+    jvm = spark._jvm
+    assert jvm is not None
+    encoding = str(jvm.System.getProperty("sun.jnu.encoding"))
+    if encoding.upper() not in ("UTF-8", "UTF8"):
+        raise ConfigurationError(
+            f"could not use table {path!r} with engine='spark': the JVM encodes the names of files "
+            f"as {encoding}, expected UTF-8; start the session with LC_ALL=C.UTF-8"
+        )
+
+
 def _require_package() -> None:
     if importlib.util.find_spec("delta") is None:
         raise MissingPackageError(

@@ -5,15 +5,17 @@ the delivery of an entry and differ when the entry is read again. With marked de
 has the column ``deleted BOOLEAN``. Other columns of the table belong to the user and are never
 written.
 
+**Names of columns.** Delta Lake compares names without case, and a table without column mapping
+cannot have some characters in them, which delta-rs would accept. Both are errors before a table is
+created, whatever the session's ``spark.sql.caseSensitive``.
+
 **Identity.** One row per key. If the table has a column ``bucket``, one row per bucket and key, so
 several buckets can share a table.
-
-**Names.** A table is given as a path or as a name. A value with a slash or a backslash is a path or
-URI; any other value, and any value with a backquote, is a name in the catalog.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from pyspark.sql.types import (
@@ -40,6 +42,9 @@ Deletes = Literal["remove", "mark"]
 REQUIRED_COLUMNS = ("key", "revision", "operation", "stream_created")
 DELIVERY_COLUMNS = ("delta", "initial")
 DELETED_COLUMN = "deleted"
+OWN_PREFIX = "_nats_stream_source_"
+"""How the names of columns begin that exist only while a batch is merged."""
+_NOT_IN_NAMES = " ,;{}()\n\t="
 MARK_COLUMNS = ("stream_created", "revision", "created", "operation")
 """The columns of a marked row that are the marker's own."""
 
@@ -123,11 +128,6 @@ def validate_deletes(deletes: str) -> None:
         )
 
 
-def is_path(table: str) -> bool:
-    """Whether ``table`` is a path or URI instead of a name in the catalog."""
-    return ("/" in table or "\\" in table) and "`" not in table
-
-
 def table_schema(batch: StructType, deletes: Deletes) -> StructType:
     """The columns of a table for batches of this schema; all of them are nullable.
 
@@ -173,11 +173,60 @@ def validate_batch(batch: list[str], deletes: Deletes) -> None:
                 f"could not merge the batch: it has no column '{column}'; keep "
                 f"{_join_quoted(REQUIRED_COLUMNS)} as the source delivers them"
             )
-    if deletes == "mark" and DELETED_COLUMN in batch:
+    own = next((name for name in batch if name.lower() == DELETED_COLUMN), None)
+    if deletes == "mark" and own is not None:
         raise ConfigurationError(
-            f"could not merge the batch: it has its own column '{DELETED_COLUMN}', which "
+            f"could not merge the batch: it has its own column '{own}', which "
             f"deletes='mark' writes; rename the column"
         )
+
+
+def validate_names(columns: list[str]) -> None:
+    """Raise ConfigurationError if a table cannot have columns of these names side by side."""
+    seen: dict[str, str] = {}
+    for name in columns:
+        other = seen.setdefault(name.lower(), name)
+        if other is not name:
+            raise ConfigurationError(
+                f"could not merge the batch: it has the columns {other!r} and {name!r}, whose "
+                f"names Delta Lake does not distinguish; rename or drop one of them"
+            )
+        if name.lower().startswith(OWN_PREFIX):
+            raise ConfigurationError(
+                f"could not merge the batch: it has a column {name!r}, and names that begin with "
+                f"{OWN_PREFIX!r} are reserved; rename the column"
+            )
+
+
+def require_storable_names(table: str, schema: StructType) -> None:
+    """Raise ConfigurationError if a table without column mapping cannot have these columns.
+
+    Args:
+        table: path or name, for the message.
+        schema: the columns that the table is to have.
+    """
+    for name in _names(schema):
+        found = next((one for one in name if one in _NOT_IN_NAMES), None)
+        if found is not None or not name:
+            problem = f"has {found!r} in its name" if found else "has an empty name"
+            raise ConfigurationError(
+                f"could not store the columns in table {table!r}: column {name!r} {problem}, which "
+                f"Delta Lake does not accept; rename the column, or create the table with column "
+                f"mapping (delta.columnMapping.mode = 'name') before the first merge"
+            )
+
+
+def _names(of: DataType) -> Iterator[str]:
+    """The names of columns and of all fields in them."""
+    if isinstance(of, StructType):
+        for field in of.fields:
+            yield field.name
+            yield from _names(field.dataType)
+    elif isinstance(of, ArrayType):
+        yield from _names(of.elementType)
+    elif isinstance(of, MapType):
+        yield from _names(of.keyType)
+        yield from _names(of.valueType)
 
 
 def verify_table(
@@ -255,6 +304,12 @@ def mark_values(columns: list[str]) -> dict[str, str]:
 def quote(column: str) -> str:
     """The column's name as a quoted SQL identifier, for any characters."""
     return "`" + column.replace("`", "``") + "`"
+
+
+def without_delivery(batch: DataFrame) -> DataFrame:
+    """A batch without the columns that describe the delivery of an entry."""
+    # `drop` would compare names without case.
+    return batch.select(*(quote(name) for name in batch.columns if name not in DELIVERY_COLUMNS))
 
 
 def _join_quoted(columns: tuple[str, ...]) -> str:

@@ -35,7 +35,7 @@ from nats_stream_source.options.writing import (
 )
 from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
-from nats_stream_source.spark.formats.columns import ddl
+from nats_stream_source.spark.formats.columns import ddl, declared
 from nats_stream_source.spark.stream_reader import StreamReader
 from nats_stream_source.spark.writing.columns import validate_columns
 
@@ -91,7 +91,7 @@ class NatsFormat(DataSource):
         would fail in a task, with a mismatch that does not name the call to remove.
         """
         given = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
-        columns = self.schema()
+        columns = declared(self.name(), self.parse_options().added_columns)
         if given and _normalised(given) != _normalised(columns):
             raise OptionError(
                 f"could not read format {self.name()!r} with the given schema: got ({given}), "

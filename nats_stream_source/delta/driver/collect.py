@@ -32,14 +32,15 @@ from nats_stream_source.delta.limits import AutoLimits, LimitCheck
 from nats_stream_source.delta.newest import AllRows, NewestPerKey, invalid_entries, newest_per_key
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
-    DELIVERY_COLUMNS,
+    OWN_PREFIX,
     Deletes,
     EngineRefusedError,
     invalid_entries_error,
+    without_delivery,
 )
 
 # A column that user tables do not have: in the first row of a partition, the rows that it has read.
-_READ = "_nats_stream_source_read"
+_READ = OWN_PREFIX + "read"
 _EXCEEDED = -1  # in place of the rows: a limit is exceeded
 
 # Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
@@ -75,7 +76,7 @@ class BatchCollector:
             rows, size = enforced.batch_rows, enforced.batch_bytes
             return NewestPerKey(schema, keys, max_rows=rows, max_bytes=size)
 
-        collected, read = self._collect(batch.drop(*DELIVERY_COLUMNS), reduction, enforced)
+        collected, read = self._collect(without_delivery(batch), reduction, enforced)
         return self._within(newest_per_key(collected, keys), read, limits)
 
     def events(self, events: Events, limits: LimitCheck) -> pa.Table:
@@ -134,9 +135,14 @@ def _collect_reduced(
     entries: DataFrame, reduction: _Reduction, limits: AutoLimits
 ) -> tuple[pa.Table, int]:
     """The reduced rows of each partition, and the number of rows read for them."""
+    names = entries.columns
+    # `mapInArrow` resolves names as expressions: a dot is a field, a backquote an error.
+    if any("." in name or "`" in name or name == "*" for name in names):
+        entries = entries.toDF(*(f"{OWN_PREFIX}{number}" for number in range(len(names))))
     nullable = [StructField(field.name, field.dataType, True) for field in entries.schema.fields]
     schema = StructType([*nullable, StructField(_READ, LongType(), True)])
-    collected = entries.mapInArrow(_reducing(reduction), schema).toArrow()
+    collected = entries.mapInArrow(_reducing(reduction, names), schema).toArrow()
+    collected = collected.rename_columns([*names, _READ])
     read = collected[_READ]
     if pc.any(pc.equal(read, _EXCEEDED)).as_py():
         raise EngineRefusedError(
@@ -165,12 +171,15 @@ def entries_to_merge(newest: pa.Table, keys: list[str], deletes: Deletes) -> pa.
 
 
 def _reducing(
-    reduction: _Reduction,
+    reduction: _Reduction, names: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         newest: NewestPerKey | AllRows | None = None
         read = 0
+        passed: list[str] = []
         for batch in batches:
+            passed = batch.schema.names
+            batch = batch.rename_columns(names)
             if newest is None:
                 newest = reduction(batch.schema)
             read += batch.num_rows
@@ -180,11 +189,10 @@ def _reducing(
             return
         table = newest.table()
         if table is None:
-            columns = {field.name: pa.nulls(1, field.type) for field in newest.schema}
-            report = pa.RecordBatch.from_pydict({**columns, _READ: [_EXCEEDED]})
-            yield report
+            nulls = [pa.nulls(1, field.type) for field in newest.schema]
+            yield pa.RecordBatch.from_arrays([*nulls, pa.array([_EXCEEDED])], [*passed, _READ])
             return
         counts = pa.array([read] + [None] * (table.num_rows - 1), pa.int64())[: table.num_rows]
-        yield from table.append_column(_READ, counts).to_batches()
+        yield from table.rename_columns(passed).append_column(_READ, counts).to_batches()
 
     return reduce

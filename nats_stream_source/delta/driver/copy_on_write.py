@@ -44,17 +44,18 @@ from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
-    DELIVERY_COLUMNS,
+    OWN_PREFIX,
     Deletes,
     TableChangedError,
     key_columns,
     mark_values,
     quote,
     verify_table,
+    without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
-_REMOVED = "_nats_stream_source_removed"  # a name that does not occur in user tables
+_REMOVED = OWN_PREFIX + "removed"
 
 # A row with a null in its order is older than each entry.
 _NEWER = (
@@ -122,7 +123,7 @@ class CopyOnWriteTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         name, keys = self._storage.name, key_columns(self.schema.names)
         verify_table(name, self.schema, deletes, batch.schema)
-        batch = batch.drop(*DELIVERY_COLUMNS)
+        batch = without_delivery(batch)
         schema = with_new_columns(name, self.schema, batch.schema)
         newest = self._collector.newest(conformed(batch, schema), keys, self._limits)
         if schema is not self.schema:

@@ -41,6 +41,7 @@ from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.table import (
     Deletes,
     EngineRefusedError,
+    require_storable_names,
     table_schema,
 )
 from nats_stream_source.delta.upkeep import Upkeep
@@ -133,6 +134,7 @@ class DriverEngine:
         self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
     ) -> RowTable:
         """Create an empty table; ``layout`` is its property for a layout."""
+        require_storable_names(self._storage.name, schema)
         _refuse(unsupported_type(schema))
         vectors = self._deletion_vectors is not False and self._store_problem() is None
         properties = {**layout, **(upkeep.table_properties(vectors) if upkeep else {})}

@@ -15,10 +15,11 @@ from nats_stream_source.delta.cdc.layout import Layout, missing_state_error, sta
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
+from nats_stream_source.delta.spark.settings import require_exact_times
 from nats_stream_source.delta.table import (
     Deletes,
-    is_path,
     not_a_table_error,
+    require_storable_names,
     table_schema,
 )
 from nats_stream_source.delta.upkeep import Upkeep
@@ -27,18 +28,25 @@ _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_
 
 
 class SparkEngine:
-    """See :class:`nats_stream_source.delta.table.TableEngine`."""
+    """See :class:`nats_stream_source.delta.table.TableEngine`.
 
-    def __init__(self, spark: SparkSession, name: str) -> None:
+    Args:
+        spark: the session of the table.
+        name: path, URI or name as the user gave it.
+        path: the path or URI for Spark; None for a name in the catalog.
+    """
+
+    def __init__(self, spark: SparkSession, name: str, path: str | None) -> None:
         self._spark = spark
         self._name = name
+        self._path = path
 
     def find(self) -> SparkTable | None:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
-        spark, name = self._spark, self._name
-        if is_path(name):
-            exists = DeltaTable.isDeltaTable(spark, name)
-            return self._table(DeltaTable.forPath(spark, name)) if exists else None
+        spark, name, path = self._spark, self._name, self._path
+        if path is not None:
+            exists = DeltaTable.isDeltaTable(spark, path)
+            return self._table(DeltaTable.forPath(spark, path)) if exists else None
         try:
             return self._table(DeltaTable.forName(spark, name))
         except AnalysisException:
@@ -95,15 +103,18 @@ class SparkEngine:
 
     def _state(self) -> SparkEngine:
         """The engine of the state table."""
-        return SparkEngine(self._spark, state_name(self._name))
+        path = None if self._path is None else state_name(self._path)
+        return SparkEngine(self._spark, state_name(self._name), path)
 
     def _create(
         self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
     ) -> SparkTable:
         """Create an empty table; ``layout`` is its property for a layout."""
-        name = self._name
+        name, path = self._name, self._path
+        require_storable_names(name, schema)
+        require_exact_times(self._spark, name, schema)
         builder = DeltaTable.createIfNotExists(self._spark)
-        builder = builder.location(name) if is_path(name) else builder.tableName(name)
+        builder = builder.tableName(name) if path is None else builder.location(path)
         properties = {**layout, **(upkeep.table_properties(False) if upkeep else {})}
         for key, value in properties.items():
             builder = builder.property(key, value)
@@ -115,4 +126,6 @@ class SparkEngine:
             raise not_a_table_error(name) from error
 
     def _table(self, target: DeltaTable) -> SparkTable:
-        return SparkTable(self._spark, self._name, target)
+        table = SparkTable(self._spark, self._name, self._path, target)
+        require_exact_times(self._spark, self._name, table.schema)
+        return table

@@ -24,7 +24,7 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.events import Events
@@ -35,12 +35,13 @@ from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.merge_into import SparkTable
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
-from nats_stream_source.delta.table import quote
+from nats_stream_source.delta.table import OWN_PREFIX, quote
 from nats_stream_source.delta.upkeep import Upkeep
 
-# What a row that goes to a partition, or comes from it, is. The names do not occur in user tables.
-_KIND, _COUNT = "_nats_stream_source_kind", "_nats_stream_source_count"
+# What a row that goes to a partition, or comes from it, is.
+_KIND, _COUNT = OWN_PREFIX + "kind", OWN_PREFIX + "count"
 _EVENT, _ROW, _STATE, _REMOVED, _CONTRADICTIONS = range(5)
+_AN_EVENT, _A_ROW, _A_STATE = (OWN_PREFIX + name for name in ("event", "row", "state"))
 
 
 class _CommittedMeanwhileError(Exception):
@@ -98,8 +99,10 @@ class _Merge:
         version = self._table.version()
         # A persisted DataFrame would be computed again once the state table has changed.
         changes = self._changes().localCheckpoint()
-        timed = (CREATED_COLUMN, "timestamp") in changes.select("row.*").dtypes
-        created = F.col(f"row.{CREATED_COLUMN}") if timed else F.lit(None).cast("timestamp")
+        timed = (CREATED_COLUMN, "timestamp") in changes.select(f"{_A_ROW}.*").dtypes
+        created = (
+            F.col(f"{_A_ROW}.{CREATED_COLUMN}") if timed else F.lit(None).cast(TimestampType())
+        )
         kinds = changes.groupBy(_KIND).agg(
             F.count(F.lit(1)).alias("rows"),
             F.sum(_COUNT).alias("contradictions"),
@@ -108,13 +111,13 @@ class _Merge:
         counts = {row[_KIND]: row for row in kinds.collect()}
         recorded = _STATE in counts and self._state is not None
         if recorded and self._state is not None:
-            rows = changes.where(F.col(_KIND) == _STATE).select("state.*")
+            rows = changes.where(F.col(_KIND) == _STATE).select(f"{_A_STATE}.*")
             _upsert_state(self._state.target, rows, self._events.layout)
         contradictions = counts[_CONTRADICTIONS].contradictions if _CONTRADICTIONS in counts else 0
         result = MergeResult("spark", contradictions=contradictions)
         if not {_ROW, _REMOVED}.isdisjoint(counts):
             merged = self._merge(
-                changes.where(F.col(_KIND).isin(_ROW, _REMOVED)).select(_KIND, "row.*")
+                changes.where(F.col(_KIND).isin(_ROW, _REMOVED)).select(_KIND, f"{_A_ROW}.*")
             )
             if self._table.version() != version + 1:
                 raise _CommittedMeanwhileError("another writer has committed meanwhile")
@@ -135,12 +138,12 @@ class _Merge:
         columns = [f.name for f in layout.table_schema(self._events.schema).fields]
         rows = self._of_keys(self._table.target.toDF().select(*map(quote, columns)))
         state_schema = layout.state_schema(self._events.schema)
-        parts = [(_EVENT, "event", events), (_ROW, "row", rows)]
+        parts = [(_EVENT, _AN_EVENT, events), (_ROW, _A_ROW, rows)]
         if self._state is not None:
             state = self._state.target.toDF().select(*map(quote, state_schema.names))
-            parts.append((_STATE, "state", self._of_keys(state)))
+            parts.append((_STATE, _A_STATE, self._of_keys(state)))
         row_schema = StructType([table[name] for name in columns])
-        kinds = {"event": events.schema, "row": row_schema, "state": state_schema}
+        kinds = {_AN_EVENT: events.schema, _A_ROW: row_schema, _A_STATE: state_schema}
         frames = []
         for kind, of, frame in parts:
             structs = [
@@ -158,8 +161,8 @@ class _Merge:
             [
                 StructField(_KIND, IntegerType()),
                 StructField(_COUNT, LongType()),
-                StructField("row", _nullable(row_schema)),
-                StructField("state", _nullable(state_schema)),
+                StructField(_A_ROW, _nullable(row_schema)),
+                StructField(_A_STATE, _nullable(state_schema)),
             ]
         )
         # Spark's own conversion, whose function in Python differs between versions.
@@ -245,7 +248,7 @@ def _partition_work(
         kinds = united[_KIND].to_numpy()
         of_kind = {
             kind: _unpacked(united.filter(pa.array(kinds == kind))[name])
-            for kind, name in ((_EVENT, "event"), (_ROW, "row"), (_STATE, "state"))
+            for kind, name in ((_EVENT, _AN_EVENT), (_ROW, _A_ROW), (_STATE, _A_STATE))
         }
         if not len(of_kind[_EVENT]):
             return
@@ -261,9 +264,9 @@ def _partition_work(
             of_kind[_EVENT], layout, tracked, reader(of_kind[_ROW]), reader(of_kind[_STATE])
         )
         for kind, field, rows in (
-            (_ROW, "row", changes.upserts),
-            (_REMOVED, "row", changes.removed),
-            (_STATE, "state", changes.state),
+            (_ROW, _A_ROW, changes.upserts),
+            (_REMOVED, _A_ROW, changes.removed),
+            (_STATE, _A_STATE, changes.state),
         ):
             if len(rows):
                 yield from _packed(kind, {field: rows}, len(rows), 0, output)

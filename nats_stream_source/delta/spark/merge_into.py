@@ -26,7 +26,7 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
@@ -35,24 +35,26 @@ from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.newest import OPERATIONS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
+from nats_stream_source.delta.spark.settings import require_exact_times
 from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
-    DELIVERY_COLUMNS,
+    OWN_PREFIX,
     Deletes,
     invalid_entries_error,
-    is_path,
     key_columns,
     mark_values,
     order_columns,
     quote,
+    require_storable_names,
     verify_table,
+    without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.logs import field_logger
 
-# A name that does not occur in user tables.
-_RANK_COLUMN = "_nats_stream_source_rank"
+_RANK_COLUMN = OWN_PREFIX + "rank"
+_ROW = OWN_PREFIX + "row_"  # before the names of the table's columns
 _WIDENING = "delta.enableTypeWidening"
 _T = TypeVar("_T")
 
@@ -60,10 +62,20 @@ _log = field_logger(__name__)
 
 
 class SparkTable:
-    """A table that Spark's MERGE changes."""
+    """A table that Spark's MERGE changes.
 
-    def __init__(self, spark: SparkSession, name: str, target: DeltaTable) -> None:
+    Args:
+        spark: the session of the table.
+        name: path, URI or name as the user gave it.
+        path: the path or URI for Spark; None for a name in the catalog.
+        target: the newest version.
+    """
+
+    def __init__(
+        self, spark: SparkSession, name: str, path: str | None, target: DeltaTable
+    ) -> None:
         self._name = name
+        self._path = path
         self._spark = spark
         self._target = target
 
@@ -115,21 +127,24 @@ class SparkTable:
             columns: to store.
             widens: whether columns of this table can be widened; that of the table, for its state.
         """
-        own, name = self.schema, self._name
+        own, name, path = self.schema, self._name, self._path
         schema = with_new_columns(name, own, columns, widens or self.widens)
         if schema is own:
             return
+        if self._detail().properties.get("delta.columnMapping.mode", "none") == "none":
+            require_storable_names(name, schema)
+        require_exact_times(self._spark, name, schema)
         if widens and widens() and not self.widens():
-            identifier = f"delta.{quote(name)}" if is_path(name) else name
+            identifier = name if path is None else f"delta.{quote(path)}"
             self._spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{_WIDENING}' = 'true')")
         # A write without rows: it adds fields to structs, and widens types, as ALTER TABLE cannot
         # do in one commit.
         empty = self._spark.createDataFrame([], schema).write.format("delta").mode("append")
         empty = empty.option("mergeSchema", "true")
-        self._retried(lambda: empty.save(name) if is_path(name) else empty.saveAsTable(name))
+        self._retried(lambda: empty.saveAsTable(name) if path is None else empty.save(path))
         # A DeltaTable keeps the schema with which it was opened.
-        of = DeltaTable.forPath if is_path(name) else DeltaTable.forName
-        self._target = of(self._spark, name)
+        of = DeltaTable.forName if path is None else DeltaTable.forPath
+        self._target = of(self._spark, name if path is None else path)
         before = {field.name: field for field in own.fields}
         new = [f.name for f in schema.fields if before.get(f.name) != f]
         _log.info("added columns of the batch to the table", table=name, columns=new)
@@ -138,7 +153,7 @@ class SparkTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         own = self.schema
         verify_table(self._name, own, deletes, batch.schema)
-        batch = batch.drop(*DELIVERY_COLUMNS)
+        batch = without_delivery(batch)
         schema = with_new_columns(self._name, own, batch.schema, self.widens)
         entries = conformed(batch, schema)
         if deletes == "mark":
@@ -187,7 +202,7 @@ class SparkTable:
     def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> MergeResult:
         changes = select_changes(newest, self._target.toDF(), keys)
         timed = (CREATED_COLUMN, "timestamp") in newest.dtypes
-        created = F.col(CREATED_COLUMN) if timed else F.lit(None).cast("timestamp")
+        created = F.col(CREATED_COLUMN) if timed else F.lit(None).cast(TimestampType())
         counts = changes.agg(
             F.count(F.lit(1)).alias("changes"),
             F.count_if(_is_invalid(keys)).alias("invalid"),
@@ -254,10 +269,13 @@ def select_changes(newest: DataFrame, rows: DataFrame, keys: list[str]) -> DataF
     The result includes the invalid entries, which are then counted.
     """
     table_rows = rows.select(
-        *(F.col(column).alias(f"_row_{column}") for column in [*keys, "stream_created", "revision"])
+        *(
+            F.col(column).alias(f"{_ROW}{column}")
+            for column in [*keys, "stream_created", "revision"]
+        )
     )
-    same_key = reduce(and_, (F.col(column) == F.col(f"_row_{column}") for column in keys))
-    unchanged = same_key & ~_is_newer("", "_row_") & ~_is_invalid(keys)
+    same_key = reduce(and_, (F.col(column) == F.col(f"{_ROW}{column}") for column in keys))
+    unchanged = same_key & ~_is_newer("", _ROW) & ~_is_invalid(keys)
     return newest.join(table_rows, unchanged, "left_anti")
 
 

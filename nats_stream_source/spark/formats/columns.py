@@ -181,7 +181,15 @@ def read_columns(format_name: str, added: Collection[str] = ()) -> dict[str, str
 
 
 def ddl(format_name: str, added: Collection[str] = ()) -> str:
-    """The columns that a read returns, as DDL; ``added`` as in :func:`read_columns`."""
+    """The columns that a read returns, as DDL; ``added`` as in :func:`read_columns`.
+
+    With ``spark.sql.timestampType=TIMESTAMP_NTZ``, Spark reads ``TIMESTAMP`` as a local time.
+    """
+    return declared(format_name, added).replace("TIMESTAMP", "TIMESTAMP_LTZ")
+
+
+def declared(format_name: str, added: Collection[str] = ()) -> str:
+    """The columns that a read returns, by Spark's names of their types."""
     columns = read_columns(format_name, added)
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 

@@ -21,7 +21,7 @@ from nats_stream_source.delta.driver.merge_on_read.delta_log import (
 )
 from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects, unsupported_store
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.table import EngineRefusedError
+from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
 from nats_stream_source.logs import field_logger
 
 _NTZ = "timestampNtz"
@@ -70,6 +70,7 @@ def _put(storage: TableStorage, target: DeltaTable, schema: StructType) -> None:
         problem = "the table has column mapping, and delta-rs does not number new columns"
     if problem is not None:
         raise EngineRefusedError(problem)
+    require_storable_names(storage.name, schema)
     changed: Action = {
         "id": str(metadata.id),
         "name": metadata.name,

@@ -61,11 +61,11 @@ from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
-    DELIVERY_COLUMNS,
     MARK_COLUMNS,
     Deletes,
     key_columns,
     verify_table,
+    without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import TableError
@@ -149,7 +149,7 @@ class MergeOnReadTable:
         own, name = self.schema, self._opened.storage.name
         keys = key_columns(own.names)
         verify_table(name, own, deletes, batch.schema)
-        batch = batch.drop(*DELIVERY_COLUMNS)
+        batch = without_delivery(batch)
         schema = with_new_columns(name, own, batch.schema)
         newest = self._opened.collector.newest(conformed(batch, schema), keys, self._limits)
         if schema is not own:

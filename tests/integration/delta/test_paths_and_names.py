@@ -1,0 +1,196 @@
+"""Paths of tables and names of columns in every form: one contract for all engines.
+
+Each engine names the same directory and stores the same columns, or refuses before it has written
+anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable as DeltaTableOfSpark
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from nats_stream_source.delta import Engine, maintain, merge
+from nats_stream_source.delta.cdc.rules import ScdType
+from nats_stream_source.delta.location import TableArgument
+from nats_stream_source.delta.table import quote
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.cdc.conftest import ENGINES
+from tests.integration.delta.merge_model import Frame, put
+from tests.integration.delta.table_content import live
+from tests.support.delta import rows_of
+
+pytestmark = pytest.mark.delta
+
+# How the test's directory and its child `name` become the argument, and the name.
+FORMS: dict[str, tuple[Callable[[Path, str], TableArgument], str]] = {
+    "trailing slash": (lambda root, name: f"{root}/{name}/", "fleet"),
+    "two slashes": (lambda root, name: f"/{root}//{name}", "fleet"),
+    "parent": (lambda root, name: f"{root}/yard/../{name}", "fleet"),
+    "relative": (lambda root, name: f"./{name}", "fleet"),
+    "file URI": (lambda root, name: f"file://{root}/{name}", "my fleet"),
+    "pathlib": (lambda root, name: Path(name), "fleet"),
+    "spaces and signs": (lambda root, name: f"{root}/{name}", "a b+c=d&e#f?g:h;i,j'k\"l*n{o}100%"),
+    "unicode": (lambda root, name: root / name, "flotte ü é 艦隊"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", ["delta-rs", "spark"])
+def test_engines_name_the_same_directory(
+    frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, first: Engine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argument, name = FORMS[form]
+    table = argument(tmp_path, name)
+    merge(frame(put("a", 1)), table, engine=first)
+    merge(frame(put("b", 2)), table, engine="spark" if first == "delta-rs" else "delta-rs")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert live(tmp_path / name) == {"a": 1, "b": 2}
+
+
+def test_path_that_delta_rs_cannot_name(frame: Frame, tmp_path: Path) -> None:
+    """With the default engine Spark takes over, for the state table and upkeep too."""
+    table = tmp_path / "a%20b[c]\\d|e^f"
+    with pytest.raises(ConfigurationError, match="'%20' in a path literally"):
+        merge(frame(put("a", 1)), table, engine="delta-rs")
+    with pytest.raises(ConfigurationError, match="write the path without a scheme"):
+        merge(frame(put("a", 1)), f"file://{table}")
+    assert list(tmp_path.iterdir()) == []
+    for revision in (1, 2):
+        merge(frame(put("a", revision)), table, stored_as_scd_type=2, upkeep=None)
+    maintain(frame().sparkSession, table)
+    names = {table.name, f"{table.name}__cdc_state"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    versions = frame().sparkSession.read.format("delta").load(str(table))
+    assert versions.select("revision").orderBy("revision").collect() == [(1,), (2,)]
+
+
+def test_jvm_that_cannot_encode_the_path(
+    frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a JVM in the locale C: it would write "flotte ?"."""
+    batch = frame(put("a", 1))
+    system = batch.sparkSession._jvm.System
+    encoding = system.getProperty("sun.jnu.encoding")
+    system.setProperty("sun.jnu.encoding", "ANSI_X3.4-1968")
+    try:
+        with pytest.raises(ConfigurationError, match=r"names of files as ANSI.*LC_ALL=C.UTF-8"):
+            merge(batch, tmp_path / "flotte ü", engine="spark")
+    finally:
+        system.setProperty("sun.jnu.encoding", encoding)
+    assert list(tmp_path.iterdir()) == []
+
+
+NAMES = (
+    *("a.b", "a`b", 'a"b', "a'b", "Größe", "艦", "select", "UPPER", "a%20b", "a-b/c\\d:e", "[x]"),
+    *("event", "row", "state", "s", "t", "_row_key", "s.key", "1", "*", "$?"),
+)
+
+
+def named(batch: DataFrame) -> DataFrame:
+    """The batch with a column of each name."""
+    own = [(F.col("revision") * 100 + i).alias(name) for i, name in enumerate(NAMES)]
+    return batch.select("*", *own)
+
+
+def values(revision: int) -> dict[str, int]:
+    return {name: revision * 100 + i for i, name in enumerate(NAMES)}
+
+
+def test_columns_of_any_name_with_engines_in_turn(frame: Frame, table: Path) -> None:
+    for number, engine in enumerate(ENGINES.values(), start=1):
+        revisions = number * 10 + 1, number * 10 + 2
+        entries = [put(key, revision) for key, revision in zip("ab", revisions, strict=True)]
+        merge(named(frame(*entries)), table, **engine)
+        stored = sorted(rows_of(DeltaTable(table)), key=lambda row: str(row["key"]))
+        assert [{name: row[name] for name in NAMES} for row in stored] == list(
+            map(values, revisions)
+        )
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_keys_and_sequence_of_any_name_with_engines_in_turn(
+    frame: Frame, table: Path, scd_type: ScdType
+) -> None:
+    """Names that the engine for events gives to its own columns, too."""
+    keys, order = ["row", "a.b", "s.key"], ["state", "a`b"]
+    for number, engine in enumerate(ENGINES.values(), start=1):
+        batch = named(frame(put("a", number))).select(
+            *(quote(name) if name in order else F.lit(7).alias(name) for name in NAMES)
+        )
+        merge(
+            batch,
+            table,
+            keys=keys,
+            sequence_by=order,
+            stored_as_scd_type=scd_type,
+            track_history_column_list=order if scd_type == 2 else None,
+            **engine,
+        )
+        stored = rows_of(DeltaTable(table))
+        assert len(stored) == (1 if scd_type == 1 else number)
+        assert max(row["state"] for row in stored) == values(number)["state"]
+
+
+def refused(error: str, *names: str) -> tuple[str, tuple[str, ...]]:
+    return error, names
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        *(refused(f"has {sign!r} in its name", f"a{sign}b") for sign in " ,;{}()\n\t="),
+        refused("has an empty name", ""),
+        refused("columns 'a' and 'A', whose names Delta Lake does not distinguish", "a", "A"),
+        refused("columns 'key' and 'KEY'", "KEY"),
+        refused("columns 'delta' and 'Delta'", "Delta"),
+        refused("begin with '_nats_stream_source_'", "_nats_stream_source_row"),
+    ],
+)
+def test_column_that_no_engine_stores(
+    frame: Frame, table: Path, engine: str, error: str, names: tuple[str, ...]
+) -> None:
+    batch = frame(put("a", 1)).select("*", *(F.lit(1).alias(name) for name in names))
+    with pytest.raises(ConfigurationError, match=re.escape(error)):
+        merge(batch, table, **ENGINES[engine])
+    assert not table.exists()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_field_that_no_engine_stores(frame: Frame, table: Path, engine: str) -> None:
+    field = F.array(F.struct(F.lit(1).alias("a b")))
+    with pytest.raises(ConfigurationError, match="column 'a b' has ' ' in its name"):
+        merge(frame(put("a", 1)).withColumn("n", field), table, **ENGINES[engine])
+    assert not table.exists()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_added_column_that_no_engine_stores(frame: Frame, table: Path, engine: str) -> None:
+    merge(frame(put("a", 1)), table, engine="delta-rs", deletion_vectors=engine == "merge-on-read")
+    version = DeltaTable(table).version()
+    with pytest.raises(ConfigurationError, match="column 'a b' has ' ' in its name"):
+        merge(frame(put("a", 2)).withColumn("a b", F.lit(1)), table, **ENGINES[engine])
+    assert DeltaTable(table).version() == version
+
+
+def test_names_in_table_with_column_mapping(frame: Frame, spark: SparkSession, table: Path) -> None:
+    """Each engine that can change such a table stores any name."""
+    batch = frame(put("a", 1)).withColumn("a b;c", F.col("revision"))
+    builder = (
+        DeltaTableOfSpark.create(spark)
+        .location(str(table))
+        .addColumns(batch.drop("delta", "initial").schema)
+    )
+    builder.property("delta.columnMapping.mode", "name").execute()
+    merge(batch, table, engine="spark")
+    batch = frame(put("b", 2)).withColumn("a b;c", F.col("revision"))
+    merge(batch, table, engine="delta-rs")
+    assert sorted(row["a b;c"] for row in rows_of(DeltaTable(table))) == [1, 2]
