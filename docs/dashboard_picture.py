@@ -119,30 +119,52 @@ def draw(rows: Rows) -> Figure:
         for title, found in rows.items()
         for start in range(0, len(found), _COLUMNS)
     ]
-    figure = Figure(figsize=(12, 2.35 * len(lines)), layout="constrained")
-    parts = figure.subfigures(len(lines), 1)
-    for part, (title, found) in zip(parts, lines, strict=True):
+    read = [one.seconds for _, series in rows["Micro-batches"] for one in series]
+    begin, end = min(seconds[0] for seconds in read), max(seconds[-1] for seconds in read)
+    height = 2.1 * len(lines)  # inches, of which the margins are fixed
+    figure = Figure(figsize=(12, height))
+    figure.subplots_adjust(0.05, 0.55 / height, 0.99, 1 - 0.5 / height, wspace=0.22, hspace=0.85)
+    grid = figure.subplots(len(lines), _COLUMNS, squeeze=False)
+    for line, (title, found) in zip(grid, lines, strict=True):
+        for axes, (panel, series) in zip(line, found, strict=False):
+            _draw_panel(axes, panel, series, begin)
+            axes.set_xlim(0, end - begin)
+        for axes in line[len(found) :]:
+            axes.set_axis_off()
         if title:
-            part.suptitle(title, x=0.005, ha="left", fontweight="bold", fontsize=11)
-        for axes, (panel, series) in zip(part.subplots(1, _COLUMNS), found, strict=False):
-            _draw_panel(axes, panel, series)
-        for axes in part.axes[len(found) :]:
-            axes.remove()
+            line[0].annotate(
+                title,
+                (-0.14, 1.22),
+                xycoords="axes fraction",
+                fontsize=12,
+                fontweight="bold",
+                annotation_clip=False,
+            )
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Mapping[str, Any], series: list[Series]) -> None:
+def _draw_panel(axes: Axes, panel: Mapping[str, Any], series: list[Series], begin: float) -> None:
     unit = panel["fieldConfig"]["defaults"].get("unit", "")
-    for colour, one in zip(_COLOURS * 3, series, strict=False):
-        scale = 100 if unit == "percentunit" else 1
+    scale = 100 if unit == "percentunit" else 1
+    ordered = sorted(series, key=lambda one: one.legend)
+    for colour, one in zip(_COLOURS * 3, ordered, strict=False):
         values = [value * scale for value in one.values]
-        axes.plot(one.seconds, values, color=colour, label=one.legend or "value", linewidth=1.3)
+        seconds = [at - begin for at in one.seconds]
+        axes.plot(seconds, values, color=colour, label=one.legend or "all", linewidth=1.3)
     axes.set_title(panel["title"], loc="left", fontsize=9)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, None if any(value > 0 for one in series for value in one.values) else 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{_short(value)}{_SUFFIXES.get(unit, '')}")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} s")
     axes.tick_params(labelsize=7)
-    axes.legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2, borderpad=0)
+    axes.legend(
+        fontsize=6.5,
+        loc="upper left",
+        bbox_to_anchor=(-0.02, -0.14),
+        ncols=3 if len(series) > 4 else 2,
+        borderpad=0,
+        columnspacing=1,
+        handlelength=1.2,
+    )
 
 
 def _short(value: float) -> str:

@@ -24,13 +24,18 @@ _PICTURES = """[...document.querySelectorAll("article img")]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = Path(os.environ.get("SITE") or tmp_path_factory.mktemp("site"))
     if "SITE" not in os.environ:
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
         environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+    return built.resolve()
+
+
+@pytest.fixture(scope="module")
+def site(built: Path) -> Iterator[str]:
     with served(built) as url:
         yield url
 
@@ -86,10 +91,12 @@ async def test_pictures_follow_the_colours_of_the_page(site: str, browser: Brows
     assert set(await browser.evaluate(shown_colours)) == {"only-light"}
 
 
-async def test_search_returns_pages(site: str, browser: Browser) -> None:
+@pytest.mark.parametrize("scheme", ["http", "file"])
+async def test_search_returns_pages(site: str, built: Path, browser: Browser, scheme: str) -> None:
+    top = site if scheme == "http" else built.as_uri()
     await browser.look(width=1200)
-    await browser.open(f"{site}/index.html?q=failOnDataLoss")
+    await browser.open(f"{top}/index.html?q=failOnDataLoss")
     first = "document.querySelector('.md-search-result__link')?.href ?? ''"
     await wait_until_async(lambda: browser.evaluate(first), "a result")
-    assert (await browser.evaluate(first)).startswith(site)
+    assert (await browser.evaluate(first)).startswith(top)
     assert browser.errors == []
