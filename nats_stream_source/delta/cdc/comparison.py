@@ -54,8 +54,8 @@ def same_values(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Booleans:
 
 def one_per_sequence(
     events: pa.Table, groups: Integers, columns: Sequence[str]
-) -> tuple[Integers, int]:
-    """The positions of the events that count, one of each group, and the number of contradictions.
+) -> tuple[Integers, Integers]:
+    """The positions of the events that count, one of each group, and the contradicted groups.
 
     Args:
         events: in ascending order of their groups.
@@ -65,7 +65,7 @@ def one_per_sequence(
     first = np.flatnonzero(np.diff(groups, prepend=-1))
     again = np.flatnonzero(np.diff(groups, prepend=-1) == 0)
     if not len(again):
-        return first, 0
+        return first, again
     one, other = events.take(pa.array(again - 1)), events.take(pa.array(again))
     deletes, others = (np.asarray(part[DELETE].to_numpy(), bool) for part in (one, other))
     same = (deletes & others) | (~deletes & ~others & same_rows(one, other, columns))
@@ -73,7 +73,7 @@ def one_per_sequence(
     for group in contradicted:
         members = np.flatnonzero(groups == group)
         first[group] = members[winner(events.take(pa.array(members)), columns)]
-    return first, len(contradicted)
+    return first, contradicted
 
 
 def dense_groups(parts: Sequence[Integers]) -> Integers:

@@ -83,13 +83,13 @@ def history_changes(
     state = _from(read_state(begun, events.column_names), begun, keys)
     known, source = _known_events(events, rows, state, layout)
     known, source, groups, keyed = _in_order(known, source, layout)
-    which, contradictions = one_per_sequence(known, groups, values)
+    which, contradicted = one_per_sequence(known, groups, values)
     has_state = np.bincount(groups, source == _STATE) > 0
     known, source, codes = known.take(pa.array(which)), source[which], keyed[which]
     versions, hidden = _versions(known, codes, tracked, values, times)
     # A state event that counts no longer is replaced, since it would be read back instead.
     recorded = known.filter(pa.array((hidden | has_state) & (source != _STATE)))
-    return _difference(versions, rows, recorded, layout, contradictions)
+    return _difference(versions, rows, recorded, layout, len(contradicted))
 
 
 def _first(sequences: pa.Table, keys: Sequence[str]) -> pa.Table:

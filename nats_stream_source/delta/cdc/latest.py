@@ -49,7 +49,7 @@ def latest_changes(
     keys, marked = list(layout.keys), layout.deletes == "mark"
     identified = list(dict.fromkeys([*keys, *layout.order]))
     values = [name for name in events.column_names if name not in EVENT_COLUMNS]
-    events, contradictions = _newest(events, layout, values)
+    events, contradicted = _newest(events, layout, values)
     flags = [DELETED_COLUMN] if marked else []
     rows = read_rows(events.select(keys), [*identified, *flags])
     state = events.select(identified)[:0]
@@ -66,13 +66,14 @@ def latest_changes(
     puts = ~deletes & newer & over_state
     # A delete counts before an upsert with its sequence.
     removing = deletes & over_state & (newer | (tied & ~row_deleted))
-    contradictions += int(np.sum(removing & tied) + np.sum(~deletes & sequences.equals_state))
-    contradictions += int(np.sum(~deletes & tied & row_deleted))
+    contradicted |= removing & tied
+    contradicted |= ~deletes & (sequences.equals_state | (tied & row_deleted))
     compared = np.flatnonzero(~deletes & tied & ~row_deleted & over_state)
     if len(compared):
         wins, different = _compare(events.take(pa.array(compared)), read_rows, keys, values)
         puts[compared[wins]] = True
-        contradictions += different
+        contradicted[compared[different]] = True
+    contradictions = int(contradicted.sum())
     written = puts | (removing if marked else False)
     upserts = events.filter(pa.array(written)).drop_columns([DELETE])
     if marked:
@@ -169,20 +170,22 @@ class _Sequences:
         return equal
 
 
-def _newest(events: pa.Table, layout: Layout, values: list[str]) -> tuple[pa.Table, int]:
-    """The newest event of each key, and the number of contradictions among the newest ones."""
+def _newest(events: pa.Table, layout: Layout, values: list[str]) -> tuple[pa.Table, Booleans]:
+    """The newest event of each key, and whether others with its sequence contradict it."""
     events = newest_per_key(events, layout.keys, layout.order, ties=True)
     codes = dense_groups([key_codes(events, layout.keys)])
     order = np.argsort(codes, kind="stable")
     events = events.take(pa.array(order))
-    which, contradictions = one_per_sequence(events, codes[order], values)
-    return events.take(pa.array(which)), contradictions
+    which, groups = one_per_sequence(events, codes[order], values)
+    contradicted = np.zeros(len(which), bool)
+    contradicted[groups] = True
+    return events.take(pa.array(which)), contradicted
 
 
 def _compare(
     events: pa.Table, read_rows: Reader, keys: list[str], values: list[str]
-) -> tuple[Integers, int]:
-    """Which events count before the row with their sequence, and how many differ from it."""
+) -> tuple[Integers, Integers]:
+    """Which events count before the row with their sequence, and which differ from it."""
     rows = read_rows(events.select(keys), values)
     at = positions_in(events, rows, keys)
     rows = rows.take(pa.array(at))
@@ -194,7 +197,7 @@ def _compare(
         other = events.select(values).slice(position, 1).cast(one.schema)
         if winner(pa.concat_tables([one, other]).append_column(DELETE, flags), values) == 1:
             wins.append(position)
-    return np.array(wins, np.int64), len(different)
+    return np.array(wins, np.int64), different
 
 
 def _marked(upserts: pa.Table, deletes: Booleans, layout: Layout) -> pa.Table:

@@ -43,6 +43,16 @@ def latest(events: Iterable[Event]) -> list[tuple[Any, ...]]:
     return rows
 
 
+def marked(events: Iterable[Event]) -> list[tuple[Any, ...]]:
+    """Return the rows of SCD type 1 with marked deletes as (key, seq, a, b, deleted)."""
+    rows = []
+    for key, of_key in _by_key(events):
+        event = of_key[-1]
+        values = (None, None) if event.op == "D" else (event.a, event.b)
+        rows.append((key, event.seq, *values, event.op == "D"))
+    return rows
+
+
 def history(events: Iterable[Event], tracked: str = "ab") -> list[tuple[Any, ...]]:
     """Return the rows of SCD type 2 as (key, start, end, seq, a, b)."""
     rows = []

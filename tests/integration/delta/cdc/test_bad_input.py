@@ -38,6 +38,7 @@ HISTORY = {**RULES, "stored_as_scd_type": 2}
             "track_history_column_list with track_history_except",
         ),
         ({"track_history_column_list": ["a"]}, "with stored_as_scd_type=1"),
+        ({"track_history_except_column_list": ["a"]}, "with stored_as_scd_type=1"),
         ({"stored_as_scd_type": 3}, "stored_as_scd_type is 3, expected 1 or 2"),
         ({"stored_as_scd_type": 2, "deletes": "mark"}, "deletes='mark' with stored_as_scd_type=2"),
         ({"keys": []}, "keys is empty"),
@@ -81,7 +82,12 @@ def test_rules_that_do_not_fit_batch_are_refused(
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("__START_AT", HISTORY), ("__end_at", HISTORY), ("deleted", {**RULES, "deletes": "mark"})],
+    [
+        ("__START_AT", HISTORY),
+        ("__end_at", HISTORY),
+        ("__Sequence", RULES),
+        ("deleted", {**RULES, "deletes": "mark"}),
+    ],
 )
 def test_reserved_column_is_refused(
     event_frame: EventFrame, table: Path, name: str, arguments: dict[str, Any]
@@ -116,6 +122,7 @@ def test_other_rules_for_existing_table_are_refused(
 ) -> None:
     batch = event_frame([Event("a", 1, "U", 1, "x")])
     merge(batch, str(table), **RULES)
+    before = DeltaTable(table).version()
     for arguments, error in (
         (HISTORY, "created with stored_as_scd_type 1, and this call has 2"),
         ({**RULES, "keys": ["key", "b"]}, "created with keys"),
@@ -131,6 +138,29 @@ def test_other_rules_for_existing_table_are_refused(
     )
     with pytest.raises(ConfigurationError, match="rules of a bucket's newest entries"):
         merge(entries, str(table))
+    assert DeltaTable(table).version() == before
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize(
+    "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
+)
+def test_equal_sequences_with_other_values_are_counted_and_warned_of_once(
+    event_frame: EventFrame,
+    table: Path,
+    caplog: pytest.LogCaptureFixture,
+    engine: str,
+    scd_type: int,
+) -> None:
+    rules = {**RULES, **ENGINES[engine], "stored_as_scd_type": scd_type}
+    merger = merge_changes(str(table), **rules)
+    one, other, less = (Event("a", 1, "U", a, "x") for a in (1, 2, 0))
+    for batch, counted in (([one, one], 0), ([one, other], 1), ([less], 2)):
+        merger(event_frame(batch))
+        assert merger.contradictions == counted
+    assert columns_of(table, "key", "a") == [("a", 2)]
+    warning = "events of one key and sequence have different values"
+    assert caplog.text.count(warning) == 1
 
 
 def test_table_created_without_rules_is_refused(event_frame: EventFrame, table: Path) -> None:

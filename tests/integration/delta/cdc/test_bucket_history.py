@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import Upkeep, maintain, merge, reconcile
+from nats_stream_source.delta import Upkeep, follow, maintain, merge, reconcile
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.conftest import ENGINES
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Entry, Frame, delete, put
+from tests.support.cdc.events import Event, history
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
@@ -61,6 +63,36 @@ def test_history_has_versions_with_times_of_entries(frame: Frame, table: Path, e
     ]
     assert as_of(table, second.created) == {"a": b"a@5", "b": b"b@2"}
     assert as_of(table, removed.created) == {"b": b"b@2"}
+
+
+def test_history_equals_that_of_bucket_which_keeps_it(
+    spark: SparkSession, table: Path, bucket: Bucket, tmp_path: Path
+) -> None:
+    rng = random.Random(39)
+    log: list[Entry] = []
+    changes = (
+        spark.readStream.format("nats_kv")
+        .options(servers=bucket.url, bucket=bucket.name, includeHistory=True)
+        .load()
+    )
+    for _run in range(3):  # of a query that was stopped meanwhile
+        operations = [rng.choice(["PUT", "PUT", "DEL"]) for _ in range(6)]
+        log += bucket.write(*((f"key.{number % 2}", op) for number, op in enumerate(operations)))
+        log += bucket.write(("always", rng.choice(["PUT", "DEL"])))
+        query = follow(
+            changes,
+            str(table),
+            checkpoint=str(tmp_path / "checkpoint"),
+            once=True,
+            stored_as_scd_type=2,
+        )
+        query.awaitTermination()
+    events = [
+        Event(entry.key, entry.revision, "U" if entry.operation == "PUT" else "D", 1, None)
+        for entry in log
+    ]
+    found = [(key, start, end) for key, _, start, end, _, _ in versions(table)]
+    assert found == sorted(version[:3] for version in history(events))
 
 
 @pytest.mark.parametrize(
