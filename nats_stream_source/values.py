@@ -17,9 +17,11 @@ Connect too.
 
 from __future__ import annotations
 
+import functools
+import operator
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.extras import import_failure
@@ -39,12 +41,13 @@ S = TypeVar("S")
 SchemaId = int | str | uuid.UUID
 """The id of a schema in its registry; a text is a GUID."""
 
-_ID, _GUID = b"\x00", b"\x01"
+_ID, _GUID, _FIRST_MESSAGE = b"\x00", b"\x01", b"\x00"
 _ID_BYTES, _GUID_BYTES = 4, 16
 _MOST_ID = 2**32 - 1
 _MOST_INDEX_BYTES = 64  # bounds the expression; a nested message has about as many bytes as levels
 _VARINT_BASE = 128
-_MOST_FACTOR = _VARINT_BASE**4  # of the fifth byte, the last one of a varint of 32 bits
+_VARINT_BYTES = 5  # of a number of 32 bits
+_VARINT = rf"\G[\x80-\xff]{{0,{_VARINT_BYTES - 1}}}[\x00-\x7f]"  # \G: where the last one ended
 
 
 def split_prefix(value: Column | str, *, message_indexes: bool = False) -> Column:
@@ -67,22 +70,24 @@ def split_prefix(value: Column | str, *, message_indexes: bool = False) -> Colum
         value: a BINARY column.
         message_indexes: whether the indexes of a Protobuf message are part of the prefix.
     """
-    column = _column(value)
-    parts = _Prefix(column)
+    parts = _Prefix(_column(value))
     if not message_indexes:
         return sf.struct(
             parts.schema_id.alias("schema_id"),
             parts.schema_guid.alias("schema_guid"),
             parts.rest.alias("body"),
         )
-    indexes, body = _message_indexes(parts.rest)
-    found = indexes.isNotNull()
-    return sf.struct(
-        sf.when(found, parts.schema_id).alias("schema_id"),
-        sf.when(found, parts.schema_guid).alias("schema_guid"),
-        indexes.alias("message_indexes"),
-        body.alias("body"),
-    )
+
+    def split(message: Column) -> Column:
+        found = message.isNotNull()
+        return sf.struct(
+            sf.when(found, parts.schema_id).alias("schema_id"),
+            sf.when(found, parts.schema_guid).alias("schema_guid"),
+            message["message_indexes"].alias("message_indexes"),
+            message["body"].alias("body"),
+        )
+
+    return _once(_message(parts.rest), split)
 
 
 def decode_by_schema(
@@ -111,17 +116,12 @@ def decode_by_schema(
     """
     keys = [_key(key) for key in schemas]
     _validate(keys)
-    split = split_prefix(value, message_indexes=keys[0][1] is not None)
+    column = _column(value)
     decoded: Column | None = None
-    for (name, indexes), schema in zip(keys, schemas.values(), strict=True):
-        field = "schema_id" if isinstance(name, int) else "schema_guid"
-        condition = split[field] == sf.lit(name)
-        if indexes is not None:
-            expected = sf.array(*(sf.lit(index) for index in indexes)).cast("array<bigint>")
-            condition = condition & (split["message_indexes"] == expected)
-        # Spark may evaluate a branch before its condition, and a Python function always does.
-        body = decode(sf.when(condition, split["body"]), schema)
-        decoded = sf.when(condition, body) if decoded is None else decoded.when(condition, body)
+    for key, schema in zip(keys, schemas.values(), strict=True):
+        body = _body(column, _prefixes(*key))
+        found, result = body.isNotNull(), decode(body, schema)
+        decoded = sf.when(found, result) if decoded is None else decoded.when(found, result)
     assert decoded is not None
     return decoded
 
@@ -130,7 +130,7 @@ def _column(value: Column | str) -> Column:
     return sf.col(value) if isinstance(value, str) else value
 
 
-_Key = tuple[int | str, tuple[int, ...] | None]
+_Key = tuple[int | uuid.UUID, tuple[int, ...] | None]
 
 
 def _validate(keys: list[_Key]) -> None:
@@ -168,7 +168,37 @@ def _key(key: object) -> _Key:
             f"could not decode by schema: {key!r} is not the id of a schema; pass an int from 0 to "
             f"{_MOST_ID}, a GUID, or for Protobuf a tuple (id, (index, …))"
         )
-    return (name if isinstance(name, int) else str(name)), indexes
+    return cast("int | uuid.UUID", name), indexes
+
+
+def _prefixes(name: int | uuid.UUID, indexes: tuple[int, ...] | None) -> list[bytes]:
+    """The bytes before a body; two forms of them for the first message of a Protobuf schema."""
+    if isinstance(name, uuid.UUID):
+        prefix = _GUID + name.bytes
+    else:
+        prefix = _ID + name.to_bytes(_ID_BYTES, "big")
+    if indexes is None:
+        return [prefix]
+    long = prefix + b"".join(_varint(number) for number in (len(indexes), *indexes))
+    return [long, prefix + _FIRST_MESSAGE] if indexes == (0,) else [long]
+
+
+def _body(value: Column, prefixes: list[bytes]) -> Column:
+    """What follows one of the prefixes; null where the value has another one."""
+    bodies = [
+        sf.when(sf.startswith(value, sf.lit(prefix)), _from(value, len(prefix) + 1))
+        for prefix in prefixes
+    ]
+    return bodies[0] if len(bodies) == 1 else sf.coalesce(*bodies)
+
+
+def _varint(number: int) -> bytes:
+    """A number from 0 on as a zigzag varint."""
+    octets, rest = [], number * 2
+    while rest >= _VARINT_BASE:
+        octets.append(rest % _VARINT_BASE + _VARINT_BASE)
+        rest //= _VARINT_BASE
+    return bytes([*octets, rest])
 
 
 class _Prefix:
@@ -179,7 +209,14 @@ class _Prefix:
         is_guid = self._begins(value, _GUID, _GUID_BYTES)
         guid = sf.lower(sf.hex(sf.substring(value, 2, _GUID_BYTES)))
         groups = [(1, 8), (9, 4), (13, 4), (17, 4), (21, 12)]
-        self.schema_id = sf.when(is_id, _unsigned(sf.substring(value, 2, _ID_BYTES)))
+        octets = _characters(sf.substring(value, 2, _ID_BYTES))
+        self.schema_id = sf.when(
+            is_id,
+            _sum(
+                _octet(octets, 1 + place) * 256 ** (_ID_BYTES - 1 - place)
+                for place in range(_ID_BYTES)
+            ),
+        )
         self.schema_guid = sf.when(
             is_guid, sf.concat_ws("-", *(sf.substring(guid, *group) for group in groups))
         )
@@ -192,9 +229,14 @@ class _Prefix:
         return (sf.substring(value, 1, 1) == sf.lit(mark)) & (sf.length(value) > sf.lit(id_bytes))
 
 
-def _unsigned(binary: Column) -> Column:
-    """Up to 7 bytes, big endian, as a BIGINT."""
-    return sf.conv(sf.hex(binary), 16, 10).cast("bigint")
+def _characters(binary: Column) -> Column:
+    """A STRING with a character for each byte, from U+0000 to U+00FF."""
+    return sf.decode(binary, "ISO-8859-1")
+
+
+def _octet(characters: Column, position: int) -> Column:
+    """The byte at a position, which counts from 1, as a BIGINT; 0 after the end."""
+    return sf.ascii(sf.substring(characters, position, 1)).cast("bigint")
 
 
 def _from(binary: Column, position: int | Column) -> Column:
@@ -203,66 +245,61 @@ def _from(binary: Column, position: int | Column) -> Column:
     return sf.substr(binary, start)
 
 
-def _message_indexes(rest: Column) -> tuple[Column, Column]:
-    """The message indexes that a binary begins with, and what follows; null if it does not."""
+def _once(column: Column, function: Callable[[Column], Column]) -> Column:
+    """``function`` of a column that Spark evaluates once, however often the function uses it."""
+    return sf.transform(sf.array(column), function)[0]
+
+
+def _message(rest: Column) -> Column:
+    """STRUCT<message_indexes, body> of what follows an id; null if indexes are not found."""
+
+    def message(indexes: Column, body: Column) -> Column:
+        return sf.struct(indexes.alias("message_indexes"), body.alias("body"))
+
+    def parse(varints: Column) -> Column:
+        return _once(_number(sf.get(varints, sf.lit(0))), lambda count: listed(varints, count))
+
+    def listed(varints: Column, count: Column) -> Column:
+        after = (count + 1).cast("int")
+        indexes = sf.transform(sf.slice(varints, sf.lit(2), count.cast("int")), _number)
+        used = sf.length(sf.array_join(sf.slice(varints, sf.lit(1), after), ""))
+        body = _from(rest, used + 1)
+        return sf.when(
+            (count > 0) & (sf.size(varints) > count),
+            _once(
+                indexes,
+                lambda found: sf.when(
+                    sf.forall(found, lambda index: index >= 0), message(found, body)
+                ),
+            ),
+        )
+
     first = sf.substring(rest, 1, 1)
-    short = first == sf.lit(b"\x00")
-    parsed = _varints(rest)
-    numbers = parsed["numbers"]
-    count = sf.get(numbers, sf.lit(0))
-    valid = (
-        (sf.length(rest) > 0)
-        & (count > 0)
-        & (sf.size(numbers) > count)
-        & sf.forall(numbers, lambda number: number >= 0)
-    )
-    indexes = sf.slice(numbers, sf.lit(2), count.cast("int"))
-    return (
-        sf.when(short, sf.array(sf.lit(0)).cast("array<bigint>")).when(valid, indexes),
-        sf.when(short, _from(rest, 2)).when(valid, _from(rest, parsed["used"] + 1)),
-    )
+    return sf.when(
+        first == sf.lit(_FIRST_MESSAGE),
+        message(sf.array(sf.lit(0)).cast("array<bigint>"), _from(rest, 2)),
+    ).otherwise(_once(_varints(rest), parse))
 
 
 def _varints(rest: Column) -> Column:
-    """Zigzag varints up to the end of the list whose length is the first of them.
+    """The varints that a binary begins with: an ARRAY<STRING> with a character for each byte."""
+    characters = _characters(sf.substring(rest, 1, _MOST_INDEX_BYTES))
+    return sf.regexp_extract_all(characters, sf.lit(_VARINT), 0)
 
-    Returns:
-        STRUCT<numbers ARRAY<BIGINT>, used INT, …>: the length with the numbers, and the bytes that
-        they have. A varint of more than 5 bytes ends the list with the length -1.
-    """
-    positions = sf.sequence(
-        sf.lit(1), sf.greatest(sf.lit(1), sf.least(sf.length(rest), sf.lit(_MOST_INDEX_BYTES)))
+
+def _number(varint: Column) -> Column:
+    """The number of a zigzag varint."""
+    number = _sum(
+        _octet(varint, 1 + place) % _VARINT_BASE * _VARINT_BASE**place
+        for place in range(_VARINT_BYTES)
     )
-    octets = sf.transform(
-        positions, lambda position: _unsigned(sf.substr(rest, position, sf.lit(1)))
+    return _once(
+        number,
+        lambda number: sf.when(number % 2 == 0, sf.shiftright(number, 1)).otherwise(
+            -sf.shiftright(number, 1) - 1
+        ),
     )
 
-    def state(numbers: Column, current: Column, factor: Column, used: Column) -> Column:
-        return sf.struct(
-            numbers.alias("numbers"),
-            current.alias("current"),
-            factor.alias("factor"),
-            used.alias("used"),
-        )
 
-    def step(before: Column, octet: Column) -> Column:
-        numbers, current, factor = before["numbers"], before["current"], before["factor"]
-        used = before["used"] + sf.lit(1)
-        value = current + (octet % _VARINT_BASE) * factor
-        half = sf.shiftright(value, 1)
-        signed = sf.when(value % 2 == 0, half).otherwise(-half - 1)
-        zero, one = _bigint(0), _bigint(1)
-        complete = (sf.size(numbers) > 0) & (sf.size(numbers) > sf.get(numbers, sf.lit(0)))
-        return (
-            sf.when(complete, before)
-            .when(octet < _VARINT_BASE, state(sf.array_append(numbers, signed), zero, one, used))
-            .when(factor < _MOST_FACTOR, state(numbers, value, factor * _VARINT_BASE, used))
-            .otherwise(state(sf.array(_bigint(-1)), zero, one, used))
-        )
-
-    empty = sf.array().cast("array<bigint>")
-    return sf.aggregate(octets, state(empty, _bigint(0), _bigint(1), sf.lit(0)), step)
-
-
-def _bigint(number: int) -> Column:
-    return sf.lit(number).cast("bigint")
+def _sum(columns: Iterable[Column]) -> Column:
+    return functools.reduce(operator.add, columns)

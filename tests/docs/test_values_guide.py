@@ -67,4 +67,8 @@ def test_recipes(
     assert api(url, "STREAM.INFO.BAD")["state"]["messages"] == 3
     assert spark.read.format("delta").load(f"{tmp_path}/bad_cars").count() == 3
     good = spark.read.format("delta").load(f"{tmp_path}/cars").select("key", "plate", "km")
-    assert sorted(map(tuple, good.collect())) == [("json.1", "M-1", 1200), ("json.4", None, 9)]
+    assert sorted(map(tuple, good.collect())) == [
+        ("json.1", "M-1", 1200),
+        ("json.4", None, 9),
+        ("json.6", "M-6", 5),
+    ]
