@@ -15,6 +15,9 @@ from typing import Any
 from docs.pictures import copies, drawn, has_copies, in_both_colours
 
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(?=<code>)")
+_CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+_CODE = re.compile(r"<code>([^<]+)</code>")
+_BREAK = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[_/])(?=\w)")
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -52,3 +55,17 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """MkDocs calls this for each page after it rendered the page."""
     return in_both_colours(_ROLE.sub("", html))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """MkDocs calls this with each page; the search has its text already."""
+    return breakable(output)
+
+
+def breakable(html: str) -> str:
+    """``html`` whose tables break long names of options and metrics between their words."""
+
+    def cell(match: re.Match[str]) -> str:
+        return _CODE.sub(lambda code: f"<code>{_BREAK.sub('<wbr>', code[1])}</code>", match[0])
+
+    return _CELL.sub(cell, html)

@@ -18,7 +18,7 @@ import yaml
 from docs.diagrams import wanted
 from docs.generate import error_table, public_names
 from docs.pictures import DIAGRAMS, copies, in_both_colours
-from docs.site_hook import on_page_content, outside
+from docs.site_hook import breakable, on_page_content, outside
 from nats_stream_source import delta, errors, jetstream
 from tests.support.paths import ROOT
 
@@ -91,6 +91,14 @@ def test_links_out_of_the_site(page: str, link: str, expected: str) -> None:
 
 def test_roles_of_docstrings_are_not_shown() -> None:
     assert on_page_content("see :func:<code>f</code> at 12:30") == "see <code>f</code> at 12:30"
+
+
+def test_names_in_tables_break_between_words() -> None:
+    row = "<td><code>includeHistory</code></td><td>see <code>index_keys</code> of aB</td>"
+    assert breakable(f"{row}<p><code>a_b</code></p>") == (
+        "<td><code>include<wbr>History</code></td><td>see <code>index_<wbr>keys</code> of aB</td>"
+        "<p><code>a_b</code></p>"
+    )
 
 
 def test_errors_are_in_reference_with_numbers() -> None:
