@@ -33,7 +33,6 @@ from nats_stream_source.options.writing import (
     stream_write_options,
     without_query_options,
 )
-from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
 from nats_stream_source.spark.formats.columns import ddl, declared
 from nats_stream_source.spark.stream_reader import StreamReader
@@ -82,6 +81,9 @@ class NatsFormat(DataSource):
         """The reader for ``spark.read``."""
         adapter = self._adapter(Mode.BATCH)
         self._validate_schema(schema)
+        # Deferred imports, here and below: a process loads only what it needs.
+        from nats_stream_source.spark.batch_reader import BatchReader
+
         return BatchReader(adapter)
 
     def _validate_schema(self, schema: StructType) -> None:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from nats_stream_source.extras import defer_aiohttp
 from nats_stream_source.spark.formats.offsets import Offset
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
+from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules, paused_collection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,10 +57,11 @@ class StreamReader(DataSourceStreamReader):
         For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
         wrong address is an error at once, and a running query outlives an outage.
         """
-        from nats_stream_source.spark.runner import Runner
-
         if self._runner is None or self._planner is None:
-            from nats_stream_source.spark.planning.query_planner import QueryPlanner
+            defer_aiohttp()
+            with paused_collection():
+                from nats_stream_source.spark.planning.query_planner import QueryPlanner
+                from nats_stream_source.spark.runner import Runner
 
             self._runner = Runner(self._adapter.options.connection)
             self._planner = QueryPlanner(self._adapter, self._runner.connection)
@@ -102,6 +104,7 @@ class StreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
+        defer_aiohttp()
         from nats_stream_source.spark.reading.split_reader import read_splits
 
         exempt_modules()

@@ -40,6 +40,35 @@ def test_pickled_stream_reader_needs_no_connection() -> None:
     assert not imported(code) & {"nats", "nats_stream_source.spark.planning.query_planner"}
 
 
+def test_planner_defers_what_it_does_not_use() -> None:
+    """A planner is a new process at each start of a query."""
+    modules = imported(
+        "from pyspark.sql.types import StructType\n"
+        "from pyspark_nats_kv import DefaultSource\n"
+        "options = {'servers': 'nats://127.0.0.1:1', 'bucket': 'b', 'connectTimeout': '0.1'}\n"
+        "reader = DefaultSource(options).streamReader(StructType())\n"
+        "from nats_stream_source.errors import NatsSourceError\n"
+        "try:\n"
+        "    reader.initialOffset()\n"
+        "except NatsSourceError:\n"
+        "    reader.stop()\n"
+    )
+    assert "nats.aio.client" in modules
+    assert not modules & {"aiohttp.client", "pyarrow.compute"}
+
+
+def test_deferred_aiohttp_is_loaded_at_first_use() -> None:
+    modules = imported(
+        "from nats_stream_source.extras import defer_aiohttp\n"
+        "defer_aiohttp()\n"
+        "import nats.aio.transport as transport, sys\n"
+        "assert 'aiohttp.client' not in sys.modules\n"
+        "import aiohttp.web\n"
+        "assert transport.aiohttp.ClientSession is aiohttp.ClientSession\n"
+    )
+    assert "aiohttp.web" in modules
+
+
 def test_reader_needs_no_planner() -> None:
     modules = imported(
         "from nats_stream_source.spark.reading import split_reader\n"

@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from nats_stream_source.errors import (
     ConfigurationError,
     NoMatchingStreamError,
@@ -27,22 +25,14 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.options import DeliverPolicy, StreamOptions
 from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
-from nats_stream_source.spark.formats.rows import (
-    arrow_schema,
-    constant_column,
-    created_column,
-    integer_column,
-    timestamp_column,
-)
-from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.wire.columns import header_blocks, payloads, subjects
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
-from nats_stream_source.wire.framing.frames import Frames
-from nats_stream_source.wire.header_columns import header_maps, origins
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
+    from nats_stream_source.spark.formats.splits import Split
+    from nats_stream_source.wire.framing.frames import Frames
 
 _START_OPTIONS = {
     DeliverPolicy.NEW: "deliverPolicy",
@@ -148,23 +138,9 @@ class StreamFormat(FormatAdapter):
 
     def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
         """Rows of ``nats_stream``, in the order of ``frames``."""
-        tokens = ack_tokens(frames)
-        count = len(frames)
-        columns = [
-            constant_column(split.range.stream, pa.string(), count),
-            # A server accepts any bytes; one such message must not make a stream unreadable.
-            subjects(frames, replace=True),
-            pa.nulls(count, pa.binary()) if self.headers_only else payloads(frames),
-            integer_column(tokens.stream_seq),
-            timestamp_column(tokens.timestamp_ns),
-            created_column(split.range.created, count),
-        ]
-        if self.options.common.include_headers:
-            columns.append(header_maps(header_blocks(frames)))
-        if self.options.common.include_origin:
-            columns += origins(header_blocks(frames))
-        schema = arrow_schema("nats_stream", self.options.added_columns)
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        from nats_stream_source.spark.formats.stream_batches import record_batch  # as in KvFormat
+
+        return record_batch(frames, split, self.options)
 
 
 def _accepted_subjects(info: StreamInfo) -> tuple[str, ...]:

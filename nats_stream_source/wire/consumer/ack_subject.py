@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
@@ -125,6 +124,9 @@ def _are_parsed(frames: Frames) -> bool:
 def _split(frames: Frames) -> Integers:
     frames = in_order(frames)
     replies = slices(frames.buffer, frames.reply_begin, frames.reply_end, pa.string())
+    # Deferred import: it takes 20 ms at the start of a query, and parsed frames do not need it.
+    import pyarrow.compute as pc
+
     split = pc.split_pattern(replies, ".")
     offsets = split.offsets.to_numpy()
     count = offsets[1:] - offsets[:-1]
