@@ -85,6 +85,12 @@ def test_postgres_table_followed(tmp_path: Path) -> None:
 
 
 @own_session
+def test_pipeline_updated_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program compares the view with the bucket."""
+    monkeypatch.setenv("SPARK_TESTING", "0")  # a free port for the Connect server
+    run(["-m", "examples.pipeline"], tmp_path)
+
+
 def test_lag_plot_is_drawn(tmp_path: Path) -> None:
     run([str(EXAMPLES / "plot_lag.py"), "lag.svg", "--phase", "1"], tmp_path)
     assert "query stopped" in (tmp_path / "lag.svg").read_text()

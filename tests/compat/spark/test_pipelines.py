@@ -17,6 +17,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.compat import ADMISSION_CONTROL
 from tests.compat.spark.conftest import PLACE
 from tests.support.nats.buckets import DEL, api, create_bucket, publish
+from tests.support.spark.session import program_environment
 from tests.support.wait import wait_until
 
 pytestmark = [
@@ -35,8 +36,10 @@ def test_update_killed_and_repeated(
     spark: SparkSession, shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each change is once in the streaming table, and the view equals the bucket."""
-    monkeypatch.setenv("SPARK_TESTING", "0")  # a free port for the Connect server of each update
-    monkeypatch.setenv("MAX_ROWS", str(ROWS))
+    environment = {**program_environment(tmp_path / "conf"), "MAX_ROWS": str(ROWS)}
+    environment["SPARK_TESTING"] = "0"  # a free port for the Connect server of each update
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     url = shared_server.url
     create_bucket(url, "fleet", 64)
     api(url, "STREAM.CREATE.REPORTS", {"name": "REPORTS", "subjects": ["report"]})

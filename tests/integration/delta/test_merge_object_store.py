@@ -66,6 +66,18 @@ def test_table_in_object_store(
         assert version(uri, store.storage_options) == number + 1
 
 
+def test_keys_of_object_store_from_environment(
+    frame: Frame, store: ObjectStore, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both libraries read them there: `examples/deploy/kubernetes/s3` has no key in an argument."""
+    options = store.storage_options
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, options.pop(name))
+    for batch in ([put("a", 1), put("b", 2)], [delete("a", 3)]):
+        merge(frame(*batch), uri, storage_options=options)
+    assert stored(uri, options) == {"b": 2}
+
+
 def test_reconcile_in_an_object_store(
     spark: SparkSession, frame: Frame, store: ObjectStore, uri: str, bucket: Bucket
 ) -> None:
