@@ -221,7 +221,12 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
     if rules.unavailable_columns is not None:
         own.append(F.col(quote(rules.unavailable_columns)).alias(UNAVAILABLE))
     try:
-        frame = batch.select(*(F.col(quote(name)) for name in selected), *own)
+        # A star and a drop are a call of the JVM each, where every named column would be several.
+        dropped = [name for name in columns if name not in selected]
+        if {name.upper() for name in dropped}.isdisjoint(EVENT_COLUMNS):
+            frame = batch.select("*", *own).drop(*dropped)
+        else:
+            frame = batch.select(*(F.col(quote(name)) for name in selected), *own)
         schema = frame.schema
     except AnalysisException as error:
         raise ConfigurationError(

@@ -98,6 +98,13 @@ def test_reserved_column_is_refused(
     assert not table.exists()
 
 
+def test_reserved_column_that_is_excluded_is_accepted(event_frame: EventFrame, table: Path) -> None:
+    batch = event_frame([Event("a", 1, "U", 1, "x")]).withColumnRenamed("op", "__delete")
+    arguments = {**RULES, "apply_as_deletes": "__delete = 'D'", "except_column_list": ["__delete"]}
+    merge(batch, str(table), **arguments)
+    assert columns_of(table, "key", "a") == [("a", 1)]
+
+
 @pytest.mark.parametrize("scd_type", [1, 2])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_null_key_or_sequence_names_row_and_changes_nothing(
