@@ -16,6 +16,7 @@ from docs.overview import overview
 from nats_stream_source import delta, errors, jetstream, values
 from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
+from nats_stream_source.options.lookup import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.spark.formats.columns import COLUMNS, ignored_columns, written_columns
 
@@ -73,7 +74,11 @@ def public_names() -> str:
     """The directives of mkdocstrings for each public name, module by module."""
     lines: list[str] = []
     for title, module, names in (
-        ("Formats and progress", "nats_stream_source", ("configure", "register", "watch_progress")),
+        (
+            "Formats and progress",
+            "nats_stream_source",
+            ("configure", "lookup", "register", "watch_progress"),
+        ),
         ("Delta", "nats_stream_source.delta", delta.__all__),
         ("Values", "nats_stream_source.values", values.__all__),
         ("JetStream for asyncio", "nats_stream_source.jetstream", jetstream.__all__),
@@ -104,6 +109,7 @@ def documents() -> dict[Path, str]:
         ("connection", CONNECTION),
         ("nats_kv", KV),
         ("nats_stream", STREAM),
+        ("lookup", LOOKUP),
         ("writing nats_kv", KV_WRITE),
         ("writing nats_stream", STREAM_WRITE),
     ):

@@ -68,6 +68,20 @@ class Runner:
         else:
             connection.outage = None
 
+    def connect(self, outage_timeout: float, *, running: bool = False) -> None:
+        """Connect, and wait for servers that are away for at most ``outageTimeout`` from then on.
+
+        Until this process has been connected, ``connectTimeout`` applies instead.
+
+        Args:
+            running: whether another process of the query has been connected.
+        """
+        waits = running or self.connection.was_connected
+        self.outlive_outages(outage_timeout if waits else 0.0)
+        if not waits:
+            self.retry_transient(self.connection.connection)
+            self.outlive_outages(outage_timeout)
+
     def plan(self, work: Callable[[], Awaitable[T]]) -> T:
         """:meth:`retry_transient` for a planner; removes the traceback from named errors."""
         try:

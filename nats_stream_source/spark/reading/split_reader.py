@@ -64,11 +64,7 @@ def read_splits(
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
     runner = cached_runner(adapter.options.connection)
-    waits = running or runner.connection.was_connected
-    runner.outlive_outages(outage_timeout if waits else 0.0)
-    if not waits:
-        runner.retry_transient(runner.connection.connection)
-        runner.outlive_outages(outage_timeout)
+    runner.connect(outage_timeout, running=running)
     read = runner.iterate(_splits_frames(runner.connection, splits, adapter))
     with contextlib.closing(read):
         for split, frames in read:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
@@ -32,6 +33,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.count import count_messages
+from nats_stream_source.jetstream.direct_get.last_columns import last_columns
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -165,6 +167,10 @@ async def test_direct_get_of_many(place: Place) -> None:
         direct = DirectGet(jetstream, "KV_map")
         batch = direct.batch("$KV.map.k7", batch=3)
         last = direct.last_for(["$KV.map.k7", "$KV.map.k9"])
+        info = await jetstream.stream_info("KV_map")
+        subjects = pa.array(["$KV.map.k7", "$KV.map.k9", "$KV.map.none"])
+        columns = await last_columns(jetstream, info, subjects)
+        assert sorted(columns["sequence"].to_pylist()) == [ROWS - 92, ROWS - 90]
         if server_version(place.owner) < (2, 11):
             for many in (batch, last):
                 with pytest.raises(ServerTooOldError, match=r"2\.11"):

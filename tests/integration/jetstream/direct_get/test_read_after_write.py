@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from nats_stream_source.embedded import NatsServer
@@ -16,6 +17,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.direct_get.last_columns import last_columns
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.leader import (
     leader_message,
@@ -64,6 +66,12 @@ async def _batch(get: DirectGet, least: int, timeout: float) -> list[int]:
 async def _last_for(get: DirectGet, least: int, timeout: float) -> list[int]:
     subjects = [f"{get.stream}.>"]
     return await seqs(get.last_for(subjects, min_last_seq=least, timeout=timeout))
+
+
+async def _last_columns(get: DirectGet) -> list[int]:
+    info = await get.jetstream.stream_info(get.stream)
+    found = await last_columns(get.jetstream, info, pa.array([f"{get.stream}.a"]))
+    return [int(seq) for seq in found["sequence"].to_pylist()]
 
 
 async def _leader(get: DirectGet, least: int, timeout: float) -> list[int]:
@@ -198,9 +206,12 @@ async def test_lagging_follower_is_never_read_early() -> None:
 
             async def work(get: DirectGet, least: int, follower: NatsServer) -> None:
                 reads = [get.last("LAG.a", min_last_seq=least) for _ in range(10)]
+                columns = [_last_columns(get) for _ in range(10)]
                 gathered = asyncio.gather(*reads)
+                of_columns = asyncio.gather(*columns)
                 follower.resume()
                 assert {one.seq for one in await gathered} == {least}
+                assert await of_columns == [[least]] * 10
                 wild = [await get.last("LAG.*", min_last_seq=least) for _ in range(10)]
                 assert {one.seq for one in wild} == {least}
                 if batches:

@@ -1,0 +1,1 @@
+"""Columns of a bucket for rows of any DataFrame: ``lookup``."""
