@@ -43,6 +43,7 @@ FULL: dict[str, list[str]] = {
     "writing": [],
     "planner": [],
     "several": [],
+    "lookup": [],
 }
 """Benchmarks in order, and their arguments."""
 

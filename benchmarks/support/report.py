@@ -383,6 +383,36 @@ def _commits(figures: Figures) -> str:
     return table(head, rows)
 
 
+def _lookup(figures: Figures) -> str:
+    tasks = table(
+        ["keys of the bucket", "look-ups in one task", "CPU for each, task + server"],
+        [
+            [
+                f"{one['keys']:,}",
+                f"**{_rate(one['rate'])}**",
+                f"{one['own_cpu']:,.0f} + {one['server_cpu']:,.0f} ns",
+            ]
+            for one in figures["tasks"]
+        ],
+    )
+    if not figures.get("spark"):
+        return tasks
+    runs = table(
+        ["keys of the bucket", "rows", "`lookup`", "join", "join ÷ `lookup`"],
+        [
+            [
+                f"{one['keys']:,}",
+                f"{one['rows']:,}",
+                f"{one['lookup']:.2f} s ({_rate(one['rows'] / one['lookup'])})",
+                f"{one['join']:.2f} s",
+                f"**{one['join'] / one['lookup']:.1f}**",
+            ]
+            for one in figures["spark"]
+        ],
+    )
+    return f"{tasks}\n\n{runs}"
+
+
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "reader": ("One reader into Arrow, compared with a bare socket and nats-py", _reader),
     "jetstream": ("The JetStream client, compared with a bare socket and nats-py", _jetstream),
@@ -393,6 +423,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
     "several": ("Many buckets in one query", _several),
+    "lookup": ("Look-ups by key, compared with a join", _lookup),
 }
 """The title of each benchmark, and the function that renders its table."""
 

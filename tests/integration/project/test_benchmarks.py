@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from benchmarks import (
     freshness,
     jetstream,
     latency,
+    lookup,
     planner,
     reader,
     writing,
@@ -147,6 +149,12 @@ def test_planner(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> No
         ("one narrow", 200),
         ("fifty", 200),
     ]
+
+
+def test_lookup() -> None:
+    (task,), runs = lookup.measure([20_000], [], 1, 1, spark=False)
+    assert (task.keys, task.rows, runs) == (20_000, lookup.BATCH, [])
+    assert min(task.rate, task.own_cpu) > 0
 
 
 def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,6 +335,10 @@ FIGURES: dict[str, dict[str, Any]] = {
         "spark_reads": [{"buckets": 1, "rows": 10, "seconds": 3.0, "micro_batch": 2.0}],
         "ratio": 0.5,
         "spark_ratio": 0.6,
+    },
+    "lookup": {
+        "tasks": [asdict(lookup.TaskRun(100_000, 10_000, 1.2e5, 1700.0, 4300.0))],
+        "spark": [asdict(lookup.SparkRun(100_000, 10_000, 0.4, 1.1))],
     },
     "planner": {
         "planned": [
