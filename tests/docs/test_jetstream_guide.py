@@ -17,16 +17,28 @@ from tests.support.paths import ROOT
 GUIDE = (ROOT / "docs/jetstream.md").read_text()
 
 
-def test_examples_run(shared_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+def examples() -> dict[str, Any]:
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(example, names)
+    return names
+
+
+def test_examples_run(shared_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    names = examples()
     asyncio.run(asyncio.wait_for(names["main"](shared_server.url), 60))
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("b'IAH' 2 ")
     assert printed[1] == "['ua.N14228']"
     assert printed[3] == "ua.N14228 DEL"
     assert "2 b'IAH'" in printed
+
+
+async def test_puts_in_bounded_number(shared_server: NatsServer) -> None:
+    async with layer.connect(shared_server.url) as jetstream:
+        fleet = await layer.KeyValue.create_bucket(jetstream, layer.KeyValueConfig("many"))
+        await examples()["put_all"](fleet, [(f"k{number}", b"x") for number in range(12_000)])
+        assert len(await fleet.keys()) == 12_000
 
 
 def test_public_names_are_listed() -> None:

@@ -1,0 +1,122 @@
+"""The exit status of programs that merge: a scheduler reports any other than 0 as a failed job.
+
+A thread that outlives the main program can end the process by ``abort`` (status 134): see
+docs/internals/measurements.md, Delta.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.buckets import create_bucket, put
+from tests.support.spark.session import program_environment
+
+_START = """
+import os, signal, sys
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import SparkSession
+from nats_stream_source.delta import configure, follow, merge
+
+def read():
+    rows = pa.table(QueryBuilder().register("t", DeltaTable(table)).execute("SELECT * FROM t"))
+    assert len(rows) == 2
+
+def start():
+    changes = spark.readStream.format("nats_kv").options(**source).load()
+    query = follow(changes, table, checkpoint=table + "-checkpoint")
+    query.processAllAvailable()
+    return query
+
+servers, table = sys.argv[1:]
+source = {"servers": servers, "bucket": "fleet"}
+spark = configure(SparkSession.builder).getOrCreate()
+batch = spark.read.format("nats_kv").options(**source).load()
+"""
+_WRITE = (
+    'batch.select("key", "value").write.format("nats_kv").mode("append")'
+    '.options(servers=servers, bucket="copy").save()'
+)
+_WAIT = 'print("ready", flush=True)\nsignal.pause()'
+
+_COMMAND = """
+import sys
+from nats_stream_source.cli.main import main
+servers, table = sys.argv[1:]
+sys.exit(main(["follow", "fleet", table, "--servers", servers, "--once"]))
+"""
+
+# What the program does, and how it ends.
+CASES: dict[str, tuple[str, int]] = {
+    "merge": (f"{_START}merge(batch, table)", 0),
+    "merge and read": (f"{_START}merge(batch, table)\nread()", 0),
+    "session stopped": (f"{_START}merge(batch, table)\nread()\nspark.stop()", 0),
+    "query stopped": (f"{_START}start().stop()\nread()", 0),
+    "query, writer": (f"{_START}query = start()\nread()\n{_WRITE}", 0),
+    "writer": (f"{_START}{_WRITE}", 0),
+    "command": (_COMMAND, 0),
+    "exception": (f"{_START}query = start()\nread()\nraise RuntimeError", 1),
+    "SIGTERM": (f"{_START}query = start()\nread()\n{_WAIT}", -signal.SIGTERM),
+    "SIGINT": (f"{_START}query = start()\nread()\n{_WAIT}", -signal.SIGINT),
+}
+_USUAL = ("query, writer", "SIGTERM")  # in `make test`, once each
+_TIMES = 20
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with NatsServer() as server:
+        for bucket in ("fleet", "copy"):
+            create_bucket(server.url, bucket)
+        for key in "ab":
+            put(server.url, "fleet", key, b"x")
+        yield server.url
+
+
+def ended(url: str, directory: Path, case: str) -> tuple[int, str]:
+    """Run a case in a process of its own; its exit status and standard error."""
+    directory.mkdir()
+    text, status = CASES[case]
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, url, str(directory / "table")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        # A test run in the background of a shell ignores SIGINT, and so would the program.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        env={**program_environment(directory / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    try:
+        if status < 0:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == "ready\n", line
+            process.send_signal(-status)
+        _, errors = process.communicate(timeout=180)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("case", _USUAL)
+def test_exit_status_of_program(url: str, tmp_path: Path, case: str) -> None:
+    status, errors = ended(url, tmp_path / "one", case)
+    assert status == CASES[case][1], errors[-3000:]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("case", CASES)
+def test_exit_status_is_the_same_each_time(url: str, tmp_path: Path, case: str) -> None:
+    for number in range(_TIMES):
+        status, errors = ended(url, tmp_path / str(number), case)
+        assert status == CASES[case][1], f"run {number}: {errors[-3000:]}"
