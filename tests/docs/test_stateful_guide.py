@@ -18,6 +18,7 @@ from tests.support.spark.streaming_query import begin, run_to_the_end
 from tests.support.wait import wait_until
 
 PAGE = (ROOT / "docs/stateful.md").read_text()
+DEADLINE = 300.0  # seconds, for two queries that start on a busy machine
 STORE = "spark.sql.streaming.stateStore.providerClass"
 SHORTER = {'"1 minute"': '"1 second"', '"10 seconds"': '"0 seconds"', "600_000": "1_000"}
 
@@ -104,11 +105,19 @@ def test_transform_with_state(examples: dict[str, Any], tmp_path: Path) -> None:
         return sorted(row.key for row in found["silent"])
 
     try:
-        wait_until(lambda: len(silent_keys()) == 2 and batches.count(0) == 2, "two", alive=alive)
+        wait_until(
+            lambda: len(silent_keys()) == 2 and batches.count(0) == 2,
+            "two silent keys",
+            DEADLINE,
+            alive=alive,
+        )
         assert silent_keys() == ["driven.truck", "parked.truck"]
         revisions = put_many(url, "fleet", [("driven.truck", b"")] * 5)
         wait_until(
-            lambda: len(silent_keys()) > 2 and len(found["busy"]) > 1, "driven again", alive=alive
+            lambda: len(silent_keys()) > 2 and len(found["busy"]) > 1,
+            "driven again",
+            DEADLINE,
+            alive=alive,
         )
     finally:
         for query in queries:
