@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 @each_document
 def test_python_examples_are_python(path: Path) -> None:
     for example in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
-        ast.parse(example)
+        ast.parse(textwrap.dedent(example))  # an example in a list is indented
 
 
 def test_generated_parts_are_as_generated() -> None:
