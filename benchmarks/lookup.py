@@ -101,7 +101,7 @@ _WAYS = (_looked_up, _joined)
 def spark_run(
     spark: SparkSession, server: NatsServer, bucket: str, keys: int, rows: int, rounds: int
 ) -> SparkRun:
-    """Both ways in turns; each run plans and reads anew, as a job does."""
+    """Both ways in turns; each run plans and reads for itself, as a job does."""
     source = spark.range(rows).selectExpr("id", f"concat('key.', id * {_STEP} % {keys}) AS k")
     seconds: dict[Any, list[float]] = {way: [] for way in _WAYS}
     for way in _WAYS:
