@@ -1,5 +1,7 @@
 """The generated parts of ``index.md``: the program and the promises of the README, and the figures.
 
+The page ``internals/performance.md`` has the figures too.
+
 ``make docs`` writes them, so that the front page repeats the README and the last benchmarks.
 """
 
@@ -34,7 +36,8 @@ def one_of(results: Sequence[Figures], **values: object) -> Figures:
 
 def program() -> str:
     """The README's program."""
-    (block,) = re.findall(r"^```python\n.*?^```\n", README.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```python\n.*?^```\n", README.read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = map(str, found)
     return block
 
 

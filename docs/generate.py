@@ -2,8 +2,8 @@
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
 ``options.md``, the tables of columns and metrics, and below ``reference/`` the errors and the
-public names; ``docs.front_page`` has the parts of ``index.md``, and ``docs.overview`` draws
-``overview.svg``. A test compares them.
+public names; ``docs.front_page`` has the parts of ``index.md`` and ``performance.md``, and
+``docs.overview`` draws ``overview.svg``. A test compares them.
 """
 
 from __future__ import annotations
