@@ -38,7 +38,7 @@ def run(program: list[str], directory: Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-@pytest.mark.parametrize("example", [alerts, copy_bucket, history], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("example", [copy_bucket, history, alerts], ids=lambda one: one.__name__)
 def test_example_runs(
     example: ModuleType, spark: SparkSession, nats_server: NatsServer, tmp_path: Path
 ) -> None:
@@ -91,6 +91,7 @@ def test_pipeline_updated_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run(["-m", "examples.pipeline"], tmp_path)
 
 
+@own_session
 def test_lag_plot_is_drawn(tmp_path: Path) -> None:
     run([str(EXAMPLES / "plot_lag.py"), "lag.svg", "--phase", "1"], tmp_path)
     assert "query stopped" in (tmp_path / "lag.svg").read_text()
