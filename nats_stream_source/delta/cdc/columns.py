@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     ShortType,
     StructField,
     StructType,
+    TimestampNTZType,
 )
 
 from nats_stream_source.delta.table import quote, stored_type
@@ -110,6 +111,17 @@ def conformed(frame: DataFrame, schema: StructType, added: Iterable[str] = ()) -
             for name, kind in wanted.items()
         )
     )
+
+
+def has_ntz(of: DataType) -> bool:
+    """Whether a type has a TIMESTAMP_NTZ, which requires a feature of the table."""
+    if isinstance(of, StructType):
+        return any(has_ntz(field.dataType) for field in of.fields)
+    if isinstance(of, ArrayType):
+        return has_ntz(of.elementType)
+    if isinstance(of, MapType):
+        return has_ntz(of.keyType) or has_ntz(of.valueType)
+    return isinstance(of, TimestampNTZType)
 
 
 def _united(given: DataType, own: DataType) -> DataType | None:

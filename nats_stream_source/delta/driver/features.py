@@ -173,14 +173,3 @@ def _unsupported(of: DataType) -> DataType | None:
         written = type(of) in _TYPES and (not isinstance(of, StringType) or of == StringType())
         return None if written else of
     return next((found for part in parts if (found := _unsupported(part)) is not None), None)
-
-
-def has_ntz(of: DataType) -> bool:
-    """Whether a type has a TIMESTAMP_NTZ, which requires a feature of the table."""
-    if isinstance(of, StructType):
-        return any(has_ntz(field.dataType) for field in of.fields)
-    if isinstance(of, ArrayType):
-        return has_ntz(of.elementType)
-    if isinstance(of, MapType):
-        return has_ntz(of.keyType) or has_ntz(of.valueType)
-    return isinstance(of, TimestampNTZType)

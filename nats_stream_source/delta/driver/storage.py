@@ -14,9 +14,10 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, PyFileSystem
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.columns import has_ntz
 from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
-from nats_stream_source.delta.driver.features import has_ntz, is_unsupported
+from nats_stream_source.delta.driver.features import is_unsupported
 from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
 from nats_stream_source.errors import TableError
 

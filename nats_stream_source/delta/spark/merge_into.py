@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
-from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
+from nats_stream_source.delta.cdc.columns import conformed, has_ntz, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
@@ -134,9 +134,14 @@ class SparkTable:
         if self._detail().properties.get("delta.columnMapping.mode", "none") == "none":
             require_storable_names(name, schema)
         require_exact_times(self._spark, name, schema)
+        properties = {}
         if widens and widens() and not self.widens():
-            identifier = name if path is None else f"delta.{quote(path)}"
-            self._spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{_WIDENING}' = 'true')")
+            properties[_WIDENING] = "true"
+        if has_ntz(schema) and not has_ntz(own):
+            properties["delta.feature.timestampNtz"] = "supported"
+        identifier = name if path is None else f"delta.{quote(path)}"
+        for key, value in properties.items():
+            self._spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{key}' = '{value}')")
         # A write without rows: it adds fields to structs, and widens types, as ALTER TABLE cannot
         # do in one commit.
         empty = self._spark.createDataFrame([], schema).write.format("delta").mode("append")

@@ -135,10 +135,10 @@ class Generator:
         self._seq = 0
         self._used: set[tuple[str, int]] = set()
         self._seen: set[str] = set()
+        self._values: dict[tuple[str, str, str], Any] = {}
 
     def batch(self) -> Batch:
-        names = [name for name in COLUMNS if self._rng.random() < 0.6]
-        self._rng.shuffle(names)
+        names = self._rng.sample(list(COLUMNS), self._rng.randrange(len(COLUMNS)))
         fields = tuple(self._field(name) for name in names)
         changes = [self._change(fields) for _ in range(self._rng.randrange(1, 9))]
         return Batch(fields, tuple(changes))
@@ -158,8 +158,15 @@ class Generator:
             seq = self._seq * 10
         self._used.add((key, seq))
         delete = self._rng.random() < 0.2
-        values = {f.name: None if delete else value(self._rng, f.dataType) for f in fields}
+        values = {f.name: None if delete else self._value(key, f) for f in fields}
         return Change(key, seq, delete, values)
+
+    def _value(self, key: str, field: StructField) -> Any:
+        """Mostly the value that the key has had: an update without effect."""
+        of = key, field.name, field.dataType.json()
+        if of not in self._values or self._rng.random() < 0.2:
+            self._values[of] = value(self._rng, field.dataType)
+        return self._values[of]
 
 
 def value(rng: random.Random, kind: DataType) -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.driver.features import DELETION_VECTORS, has_ntz
+from nats_stream_source.delta.cdc.columns import has_ntz
+from nats_stream_source.delta.driver.features import DELETION_VECTORS
 from nats_stream_source.delta.driver.merge_on_read.delta_log import (
     DeltaLog,
     VersionExistsError,

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructField, StructType
 
-from nats_stream_source.delta.cdc.columns import with_new_columns
-from nats_stream_source.delta.driver.features import has_ntz, unsupported_type
+from nats_stream_source.delta.cdc.columns import has_ntz, with_new_columns
+from nats_stream_source.delta.driver.features import unsupported_type
 from nats_stream_source.delta.driver.merge_on_read.delta_log import (
     Action,
     DeltaLog,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,18 @@ def test_spark_widens_types_of_table_with_type_widening(
     assert dict(rows.dtypes)["d"] == "decimal(9,2)"
     versions = [1, 7, wide, 8] if scd_type == 2 else [wide, 8]
     assert [row.a for row in rows.collect()] == versions
+
+
+@EVERY_ENGINE
+def test_new_column_whose_type_requires_feature_of_table(
+    events: EventsOf, table: Path, engine: str
+) -> None:
+    rules = {"keys": ["key"], "sequence_by": "seq", **ENGINES[engine]}
+    merge(events("a INT", ("k", 1, 1)), str(table), **rules)
+    time = datetime(2026, 1, 1)
+    merge(events("t STRUCT<n: TIMESTAMP_NTZ>", ("k", 2, (time,))), str(table), **rules)
+    assert [row["t"] for row in rows_of(DeltaTable(table))] == [{"n": time}]
+    assert "timestampNtz" in (DeltaTable(table).protocol().reader_features or ())
 
 
 def test_new_fields_are_read_by_other_readers_in_old_and_new_rows(

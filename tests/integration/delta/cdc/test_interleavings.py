@@ -105,13 +105,12 @@ def run_interleavings(
     happened = 0
     for turn in range(min(most, max(map(len, of_key)))):
         parts = [batches[turn] for batches in of_key if turn < len(batches)]
-        rng.shuffle(parts)
-        engine, point = next(turns), rng.randrange(6)
-        mine, other = parts[::2], parts[1::2]
-        if rng.random() < 0.5:
-            mine, other = parts, []
-        events, others = ([event for part in half for event in part] for half in (mine, other))
+        events = [event for part in parts for event in part]
         rng.shuffle(events)
+        engine, point = next(turns), rng.randrange(6)
+        others: list[Event] = []
+        if rng.random() < 0.5:  # another writer has events of the same keys
+            events, others = events[::2], events[1::2]
 
         def other_writer(events: Sequence[Event] = others) -> None:
             options = ENGINES[rng.choice(["merge-on-read", "copy-on-write"])]
