@@ -21,6 +21,7 @@ from nats_stream_source.delta.driver.upkeep import (
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.merge_model import Frame, put
+from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
 SCHEMA = pa.schema([("key", pa.string()), ("revision", pa.int64())])
@@ -49,7 +50,7 @@ def replace_all(table: Path, revision: int) -> DeltaTable:
 
 
 def content(table: Path) -> list[tuple[str, int]]:
-    found = DeltaTable(table).to_pyarrow_table().to_pylist()
+    found = rows_of(DeltaTable(table))
     return sorted((row["key"], row["revision"]) for row in found)
 
 
@@ -152,7 +153,7 @@ def test_reader_of_older_version_keeps_its_files(table: Path, upkeep: Upkeep) ->
     reader = replace_all(table, 1)
     replace_all(table, 2)
     maintain_by_delta_rs(DeltaTable(table), upkeep, "t")
-    assert reader.to_pyarrow_table().to_pylist() == [{"key": "a", "revision": 1}]
+    assert rows_of(reader) == [{"key": "a", "revision": 1}]
 
 
 def test_retention_below_seven_days_only_on_request(table: Path) -> None:

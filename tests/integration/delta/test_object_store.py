@@ -14,6 +14,7 @@ from deltalake.exceptions import CommitFailedError
 
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from tests.support.delta import rows_of
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 pytestmark = pytest.mark.delta
@@ -54,7 +55,7 @@ def merge(target: DeltaTable, entries: pa.Table) -> None:
 
 
 def content(store: ObjectStore, uri: str) -> list[tuple[str, int]]:
-    found = opened(store, uri).to_pyarrow_table().to_pylist()
+    found = rows_of(opened(store, uri))
     return sorted((row["key"], row["revision"]) for row in found)
 
 
