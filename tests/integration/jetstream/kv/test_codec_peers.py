@@ -1,6 +1,7 @@
-"""Buckets that orbit.go's ``kvcodec`` reads and writes too: each sees what the other one did.
+"""Buckets that orbit.go's or natsio's codecs read and write too: each sees what the other one did.
 
-The program is ``tests/support/orbit``. It is built once; Go downloads its modules then.
+The programs are ``tests/support/orbit``, which is built once (Go downloads its modules then), and
+``tests/support/natsio_kvcodec.py``, for which an environment of Python 3.13 or newer is made.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tests.support.paths import ROOT
 from tests.support.query_driver.batch import read_batch
 
 Entries = dict[str, bytes]
-Orbit = Callable[[str, str, str, str, str, Entries], Entries]
+Peer = Callable[[str, str, str, str, str, Entries], Entries]
 
 _STORED_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")  # as nats.go validates it
-_SOURCES = ROOT / "tests/support/orbit"
+_SOURCES = ROOT / "tests/support"
 CODECS = [
     ("base64", "base64"),
     ("path", ""),
@@ -54,24 +55,44 @@ KEYS = [
 KEYS += ["_root_", "/_root_/a", "tab\there", "nl\nhere", "\U0001f600.é", "x" * 300, "%2F+a=b"]
 
 
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program's path."""
+def _orbit(scratch: Path) -> list[str]:
     if shutil.which("go") is None:
         pytest.skip("Go is not installed; install it to compare with orbit.go's kvcodec")
     download = subprocess.run(
-        ["go", "mod", "download"], cwd=_SOURCES, capture_output=True, text=True, check=False
+        ["go", "mod", "download"], cwd=_SOURCES / "orbit", capture_output=True, text=True
     )
     if download.returncode:
         pytest.skip(f"Go's modules could not be downloaded: {download.stderr.strip()}")
-    path = tmp_path_factory.mktemp("orbit") / "kvcodec"
-    subprocess.run(["go", "build", "-o", path, "."], cwd=_SOURCES, check=True)
-    return path
+    path = scratch / "kvcodec"
+    subprocess.run(["go", "build", "-o", path, "."], cwd=_SOURCES / "orbit", check=True)
+    return [str(path)]
 
 
-@pytest.fixture(scope="module")
-def orbit(program: Path) -> Orbit:
-    """Call the program with entries; the entries that it lists."""
+def _natsio(scratch: Path) -> list[str]:
+    pythons = [f"python3.{minor}" for minor in range(13, 16)]
+    pythons += map(str, Path.home().glob(".pyenv/versions/3.1[3-9]*/bin/python"))
+    # pyenv puts names on the PATH for versions that are not selected: each candidate is run.
+    new = "import sys; sys.exit(sys.version_info < (3, 13))"
+    found = [one for one in pythons if shutil.which(one) and not _run(one, "-c", new).returncode]
+    if not found:
+        pytest.skip("Python 3.13 is not installed, which natsio requires")
+    assert not _run(found[0], "-m", "venv", str(scratch)).returncode
+    python = str(scratch / "bin/python")
+    installed = _run(python, "-m", "pip", "install", "--quiet", "natsio-kvcodec==0.1.1")
+    if installed.returncode:
+        pytest.skip(f"natsio could not be installed: {installed.stderr.strip()}")
+    return [python, str(_SOURCES / "natsio_kvcodec.py")]
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module", params=["orbit", pytest.param("natsio", marks=pytest.mark.faults)])
+def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Peer:
+    """Call the program of another implementation with entries; the entries that it lists."""
+    make = {"orbit": _orbit, "natsio": _natsio}[request.param]
+    program = make(tmp_path_factory.mktemp(request.param))
 
     def run(
         url: str, bucket: str, key_codec: str, value_codec: str, action: str, entries: Entries
@@ -81,7 +102,7 @@ def orbit(program: Path) -> Orbit:
             for key, value in entries.items()
         ]
         done = subprocess.run(
-            [program, url, bucket, key_codec, value_codec, action],
+            [*program, url, bucket, key_codec, value_codec, action],
             input="".join(lines),
             capture_output=True,
             text=True,
@@ -110,16 +131,16 @@ def chain_of(names: str) -> Chain:
 
 
 @pytest.mark.parametrize(("key_codec", "value_codec"), CODECS)
-async def test_entries_of_orbit_are_read(
-    shared_server: NatsServer, orbit: Orbit, key_codec: str, value_codec: str
+async def test_entries_of_peer_are_read(
+    shared_server: NatsServer, peer: Peer, key_codec: str, value_codec: str
 ) -> None:
-    url, bucket = shared_server.url, bucket_name("orbit", key_codec, value_codec)
+    url, bucket = shared_server.url, bucket_name("theirs", key_codec, value_codec)
     expected = written_keys(chain_of(key_codec))
     assert len(expected) > 4
     create_bucket(url, bucket, 3)
-    orbit(url, bucket, key_codec, value_codec, "put", expected)
+    peer(url, bucket, key_codec, value_codec, "put", expected)
     deleted = sorted(expected)[0]
-    orbit(url, bucket, key_codec, value_codec, "delete", {deleted: b""})
+    peer(url, bucket, key_codec, value_codec, "delete", {deleted: b""})
     options = {"keyCodec": key_codec, "valueCodec": value_codec}
     given = {name: text for name, text in options.items() if text}
     rows = await asyncio.to_thread(lambda: read_batch(url, bucket=bucket, **given))
@@ -135,8 +156,8 @@ async def test_entries_of_orbit_are_read(
 
 
 @pytest.mark.parametrize(("key_codec", "value_codec"), CODECS)
-async def test_orbit_reads_entries(
-    shared_server: NatsServer, orbit: Orbit, key_codec: str, value_codec: str
+async def test_peer_reads_entries(
+    shared_server: NatsServer, peer: Peer, key_codec: str, value_codec: str
 ) -> None:
     url, bucket = shared_server.url, bucket_name("ours", key_codec, value_codec)
     expected = written_keys(chain_of(key_codec))
@@ -151,7 +172,7 @@ async def test_orbit_reads_entries(
             await kv.put(key, value)
         await kv.delete(sorted(expected)[0])
     del expected[sorted(expected)[0]]
-    assert orbit(url, bucket, key_codec, value_codec, "list", {}) == expected
+    assert peer(url, bucket, key_codec, value_codec, "list", {}) == expected
 
 
 def bucket_name(*parts: str) -> str:
