@@ -10,11 +10,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import merge_changes, reconcile
+from nats_stream_source.delta import follow, merge_changes, reconcile
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.table_content import stored
-from tests.support.nats.buckets import api, put
+from tests.support.codec_peers import CODECS as PEER_CODECS
+from tests.support.codec_peers import chain_of, codec_peer, written_keys
+from tests.support.nats.buckets import api, create_bucket, put
 from tests.support.query_driver.batch import read_batch
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -45,6 +47,32 @@ def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
     return {row["key"]: row["value"] for row in rows}
 
 
+def test_table_equals_bucket_of_orbit(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    url, orbit = shared_server.url, codec_peer("orbit", tmp_path_factory.mktemp("orbit"))
+    for number, (key_codec, value_codec) in enumerate(PEER_CODECS):
+        bucket, table = f"orbit{number}", tmp_path / f"table{number}"
+        expected = written_keys(chain_of(key_codec))
+        create_bucket(url, bucket, 3)
+        orbit(url, bucket, key_codec, value_codec, "put", expected)
+        orbit(url, bucket, key_codec, value_codec, "delete", {max(expected): b""})
+        given = {"keyCodec": key_codec, "valueCodec": value_codec}
+        options = {name: text for name, text in given.items() if text}
+        follow(
+            changes(spark, url, bucket, **options),
+            str(table),
+            checkpoint=str(tmp_path / f"checkpoint{number}"),
+            once=True,
+        ).awaitTermination()
+        listed = orbit(url, bucket, key_codec, value_codec, "list", {})
+        assert values(stored(table)) == listed
+        assert listed.keys() == expected.keys() - {max(expected)}
+
+
 def test_table_follows_bucket_and_is_reconciled(
     spark: SparkSession,
     shared_server: NatsServer,
@@ -57,14 +85,14 @@ def test_table_follows_bucket_and_is_reconciled(
     assert values(read_batch(url, bucket="people", **CODECS)) == same
     put(url, "people", "dXNlcjox", b"bmV3")
 
-    def follow(**options: str) -> None:
+    def follow_bucket(**options: str) -> None:
         read = changes(spark, url, "people", includeRawKey="true", **CODECS, **options)
         assert read.columns[-1] == "raw_key"
         writer = read.writeStream.foreachBatch(merge_changes(str(table)))
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         run_to_the_end(writer.trigger(availableNow=True).start)
 
-    follow()
+    follow_bucket()
     same["user:1"] = b"new"
     assert values(stored(table)) == same
     assert {row["raw_key"] for row in stored(table)} == {
@@ -72,7 +100,7 @@ def test_table_follows_bucket_and_is_reconciled(
         for row in read_batch(url, stream="KV_people", deliverPolicy="last_per_subject")
     }
     put(url, "people", "dXNlcjox", b"", {"KV-Operation": "DEL"})
-    follow()
+    follow_bucket()
     del same["user:1"]
     assert values(stored(table)) == same
 
@@ -91,13 +119,13 @@ def test_table_follows_bucket_and_is_reconciled(
         reconciled(key_codec="path,base64")
     # An entry that is not encoded ends the query, and the table stays.
     put(url, "people", "plain", b"bmV3")
-    follow(onUndecodable="skip")
+    follow_bucket(onUndecodable="skip")
     assert values(stored(table)) == same
     put(url, "people", "plain", b"bmV3")
     with pytest.raises(PySparkException, match="could not decode the key of entry 'plain' of buck"):
-        follow()
+        follow_bucket()
     with pytest.raises(PySparkException, match="1 entries have a null in one of bucket, key"):
-        follow(onUndecodable="null")
+        follow_bucket(onUndecodable="null")
 
 
 def test_stream_writer_copies_into_other_codecs(
