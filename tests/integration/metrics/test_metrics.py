@@ -23,6 +23,8 @@ from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.metrics import exporters
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
+from tests.support.proxy.fault_proxy import Proxy
+from tests.support.proxy.verdicts import Sequences
 from tests.support.scrape import scrape, value
 from tests.support.spark.streaming_query import begin, report_each_second
 from tests.support.wait import wait_until
@@ -233,6 +235,34 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
     second.stop()
     watch(second)  # a query that has ended
     wait_until(lambda: value(scrape(port), "query_active", query=label) == 0, "its end", 60)
+
+
+def test_rebuild_on_executor_is_counted_by_reason(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    port: int,
+    watch: Callable[[SparkSession | StreamingQuery], None],
+    queries: list[StreamingQuery],
+) -> None:
+    bucket = Bucket(shared_server.url, "rebuilt").create()
+    bucket.write(*((f"k{number}", "PUT") for number in range(200)))
+    watch(spark)
+    with Proxy(shared_server.port, Sequences([100])) as proxy:
+        source = spark.readStream.format("nats_kv").options(servers=proxy.url, bucket=bucket.name)
+        writer = source.load().writeStream.format("noop").queryName("rebuilt")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = begin(writer.trigger(availableNow=True).start)
+        queries.append(query)
+        assert query.awaitTermination(180)
+        assert len(proxy.dropped) == 1
+    of = {"query": "rebuilt", "stream": "KV_rebuilt"}
+    wait_until(reached(port, "input_rows_total", 200, query="rebuilt"), "the progress", 60)
+    wait_until(reached(port, "consumer_rebuilds_total", 1, **of), "the count", 60)
+    assert value(scrape(port), "input_rows_total", query="rebuilt") == 200
+    assert value(scrape(port), "consumer_rebuilds_total", reason="gap", **of) == 1
+    processes = {label["process"] for label, _ in scrape(port)["consumer_rebuilds_total"]}
+    assert processes == {"executor"}
 
 
 def test_sink_counts_rows_acknowledgements_and_conflicts(

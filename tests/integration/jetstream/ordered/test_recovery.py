@@ -16,23 +16,9 @@ from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.integration.jetstream.ordered.reads import ALL, UNHEARD, linked, read_range, request_for
 from tests.support.nats.buckets import api, consumers, create_bucket, put_many, stream_info
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
+from tests.support.proxy.verdicts import Sequences
 
 pytestmark = pytest.mark.servers
-
-
-class Drop:
-    """Drops the messages with the given stream sequences, each once."""
-
-    def __init__(self, *sequences: int) -> None:
-        self.left = set(sequences)
-
-    def __call__(self, frame: bytes) -> bool:
-        if is_delivery(frame):
-            seq = int(frame.split(b"\r\n", 1)[0].split(b".")[-4])
-            if seq in self.left:
-                self.left.discard(seq)
-                return False
-        return True
 
 
 @pytest.mark.parametrize(
@@ -41,7 +27,7 @@ class Drop:
     ids=["first", "middle", "last", "first three", "here and there", "the last hundred"],
 )
 async def test_lost_messages_are_read_again(filled: NatsServer, lost: tuple[int, ...]) -> None:
-    with Proxy(filled.port, Drop(*lost)) as proxy:
+    with Proxy(filled.port, Sequences(lost)) as proxy:
         rows, reader = await read_range(proxy.url, request_for(filled.url, "b", 3000))
         assert len(proxy.dropped) == len(lost)
     assert rows == ALL
@@ -56,7 +42,7 @@ async def test_lost_messages_in_the_initial_values(filled: NatsServer) -> None:
     all of these lie behind what was lost.
     """
     put_many(filled.url, "b", ((f"k{i % 5}", b"hot") for i in range(50)))
-    with Proxy(filled.port, Drop(2950)) as proxy:
+    with Proxy(filled.port, Sequences([2950])) as proxy:
         how = {"last_per_subject": True, "filters": ("$KV.b.>",), "heartbeat": UNHEARD}
         rows, reader = await read_range(proxy.url, request_for(filled.url, "b", 3050, **how))
         assert len(proxy.dropped) == 1
