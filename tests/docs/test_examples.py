@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from pyspark.sql import SparkSession
 
-from examples import alerts, copy_bucket, history
+from examples import alerts, copy_bucket, enrich, history
 from examples.postgres.engine import build
 from examples.postgres.local_postgres import MissingProgramError, server_programs
 from nats_stream_source import register
@@ -38,7 +38,9 @@ def run(program: list[str], directory: Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-@pytest.mark.parametrize("example", [copy_bucket, history, alerts], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "example", [copy_bucket, history, alerts, enrich], ids=lambda one: one.__name__
+)
 def test_example_runs(
     example: ModuleType, spark: SparkSession, nats_server: NatsServer, tmp_path: Path
 ) -> None:
