@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,7 +25,7 @@ def _batch(spark: SparkSession, rows: int, keys: int, value: str = "'v'") -> Dat
 def _collect(collector: BatchCollector, batch: DataFrame) -> tuple[dict[str, int], int]:
     """The revisions by key, and the number of Spark's jobs that read the batch."""
     context = batch.sparkSession.sparkContext
-    group = f"collect-{id(batch)}"
+    group = f"collect-{uuid.uuid4()}"  # the id of an object is used again
     context.setJobGroup(group, group)
     try:
         newest = collector.newest(batch, ["key"], LimitCheck(NO_LIMITS))
