@@ -6,8 +6,8 @@
 #   SINK     make demo: delta or parquet. Default: delta
 #   ENGINE   make demo: what merges into the Delta table: auto, delta-rs or spark. Default: auto
 #   TESTS    make test, test-servers, test-faults: arguments of pytest. Default: all tests of the target
-#   AGAIN    make test: 1 reruns at most ten failed tests, twice at most
-#   WORKERS  make test, test-faults: number of test processes. Default: 3 and 6
+#   AGAIN    make test, test-all: 1 reruns at most ten failed tests, twice at most
+#   WORKERS  make test, test-all, test-faults: number of test processes. Default: 3, 3 and 6
 #   SERVERS  make test-servers: server versions. Default: all supported
 #   SPARKS   make test-spark: Spark versions or environments. Default: all
 #   MINUTES  make soak: duration. Default: 30
@@ -70,7 +70,7 @@ version_of = $(shell $(1) -c 'import sys; print(sys.version.replace(" ", ""))' 2
 stale := $(if $(PYTHON),$(if $(wildcard $(stamp)),$(if $(filter $(call version_of,$(PYTHON)),$(call \
 	version_of,$(python))),,stale)))
 
-.PHONY: help setup demo test test-servers test-faults test-spark soak check docs workflows dist format \
+.PHONY: help setup demo test test-all test-servers test-faults test-spark soak check docs workflows dist format \
 	bench clean java stale
 
 help: ## list the targets
@@ -83,8 +83,11 @@ setup: $(stamp) ## create .venv with the packages of all other targets
 demo: java $(stamp) ## write a bucket's changes into a Delta table, with real data (ROWS=20000, ENGINE=spark)
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' --engine '$(ENGINE)' $(if $(ROWS),--rows '$(ROWS)')
 
-test: java $(stamp) ## run the tests (TESTS=tests/integration/demo/test_demo.py)
-	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3)) $(if $(AGAIN),$(reruns))
+test: java $(stamp) ## run the tests outside tests/faults (TESTS=tests/integration/demo/test_demo.py)
+	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3) --ignore=tests/faults) $(if $(AGAIN),$(reruns))
+
+test-all: java $(stamp) ## run the tests and the quick ones of tests/faults, as .ci/run does
+	@$(python) -m pytest $(call workers,3) $(if $(AGAIN),$(reruns))
 
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) -m tests.compat.server $(SERVERS) -- $(TESTS)

@@ -40,17 +40,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that share a Spark session, and group tests for ``--dist loadgroup``.
 
     pytest-xdist runs all tests of a group in one worker process. The groups of the Spark tests,
-    one Spark session each, come first, since they take the longest. Every other module is a group,
-    which keeps its module-scoped servers in one worker.
+    one session in each worker, come first, since they take the longest. Every other module is a
+    group, which keeps its module-scoped servers in one worker.
     """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
         group = item.path.parent.name + "/" + item.path.stem
         if item.get_closest_marker("spark"):
-            group = "spark delta" if item.get_closest_marker("delta") else "spark"
+            delta = "spark delta cdc" if "cdc" in item.path.parts else "spark delta"
+            group = delta if item.get_closest_marker("delta") else "spark"
         item.add_marker(pytest.mark.xdist_group(group))
-    order = {"spark": 0, "spark delta": 1}
+    order = {"spark": 0, "spark delta": 1, "spark delta cdc": 2}
     items.sort(key=lambda item: order.get(_group(item), len(order)))
 
 

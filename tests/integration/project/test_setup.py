@@ -213,7 +213,7 @@ def test_ci_runs_the_checks_and_the_tests() -> None:
     assert os.access(script, os.X_OK)
     lines = script.read_text().splitlines()
     assert "set -eu" in lines
-    assert lines[-1] == "make check test AGAIN=1"
+    assert lines[-1] == "make check test-all AGAIN=1"
 
 
 def make_test(
