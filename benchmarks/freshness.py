@@ -10,8 +10,7 @@ a table with ``merge_changes``, in a session of ``configure`` and with asynchron
 the source and of Spark. The percentiles exclude the first quarter of the puts.
 
 The second part merges batches of one size into tables of 10^4 to 10^7 keys with each engine, each
-in a process of its own, and records the time of the merge and the peak memory of the driver's
-Python process.
+in a process of its own. ``benchmarks.commits`` has the memory.
 """
 
 from __future__ import annotations

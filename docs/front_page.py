@@ -88,9 +88,7 @@ def _latency(known: Figures, source: str, name: str) -> list[str]:
 
 
 def _merged(known: Figures, keys: int) -> list[str]:
-    names = {one["engine"] for one in known["merge"]}
-    engine = "merge-on-read" if "merge-on-read" in names else "delta-rs"
-    ours = one_of(known["merge"], engine=engine, keys=keys)
+    ours = one_of(known["merge"], engine="merge-on-read", keys=keys)
     spark = one_of(known["merge"], engine="spark", keys=keys)
     return [
         f"merge of {ours['rows']:,} rows into a table of {keys:,} keys",

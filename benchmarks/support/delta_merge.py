@@ -1,14 +1,13 @@
 """The time of one merge against the size of the table, for each engine.
 
-Each measurement runs in a process of its own, so that its peak memory is that of one engine and one
-size: ``python -m benchmarks.support.delta_merge ENGINE KEYS``.
+Each measurement runs in a process of its own, so that none starts with what another has loaded:
+``python -m benchmarks.support.delta_merge ENGINE KEYS``.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
 import subprocess
 import sys
 import tempfile
@@ -67,8 +66,6 @@ class MergeResult:
     Attributes:
         engine: of ``ENGINES``.
         table_bytes: size of the table's live data files.
-        memory: peak resident memory of the driver's Python process in bytes.
-        before: the same before the first merge.
     """
 
     engine: str
@@ -77,8 +74,6 @@ class MergeResult:
     median: float
     slowest: float
     table_bytes: int
-    memory: int
-    before: int
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -148,7 +143,6 @@ def _measure(engine: str, keys: int) -> MergeResult:
         )
         creation.start()
         creation.join()
-        before = _peak()
         chance = np.random.default_rng(2)
         with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
             merge = merge_changes(path, **ENGINES[engine])
@@ -159,7 +153,6 @@ def _measure(engine: str, keys: int) -> MergeResult:
                 began = time.perf_counter()
                 merge(batch, turn)
                 seconds.append(time.perf_counter() - began)
-            memory = _peak()
         size = sum(file_sizes(TableStorage("table", path).open_existing()).values())
     counted = seconds[1:]
     return MergeResult(
@@ -169,13 +162,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
         float(np.median(counted)),
         max(counted),
         size,
-        memory,
-        before,
     )
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -128,7 +128,6 @@ def _table_size(axes: Axes, figures: Figures) -> None:
 _ENGINES = {
     "merge-on-read": ("this package, deletion vectors", OURS),
     "copy-on-write": ("this package, files rewritten", FOURTH),
-    "delta-rs": ("this package, files rewritten", FOURTH),
     "spark": ("Spark's MERGE", THIRD),
     "foreachBatch": ("read only, without a table", OTHER),
 }

@@ -203,13 +203,12 @@ def _freshness(figures: Figures) -> str:
             one["engine"],
             f"{one['median']:.2f} s",
             f"{one['slowest']:.2f} s",
-            f"{one['before'] >> 20:,} + {one['memory'] - one['before'] >> 20:,} MiB",
         ]
         for one in figures["merge"]
     ]
     rows_merged = f"{figures['merge'][0]['rows']:,}"
     second = ["keys of the table", "data files", "engine", f"merge of {rows_merged} rows, median"]
-    second += ["slowest", "driver's Python, peak memory: before + growth"]
+    second += ["slowest"]
     return f"{table(head, rows)}\n\nOne merge by the size of the table:\n\n{table(second, merges)}"
 
 

@@ -276,9 +276,7 @@ FIGURES: dict[str, dict[str, Any]] = {
             ).as_dict()
             for way in freshness.WAYS
         ],
-        "merge": [
-            MergeResult("spark", 10_000, 5_000, 4.0, 6.0, 2 << 20, 3 << 28, 1 << 28).as_dict()
-        ],
+        "merge": [MergeResult("spark", 10_000, 5_000, 4.0, 6.0, 2 << 20).as_dict()],
     },
     "commits": {
         "commits": [
