@@ -15,7 +15,7 @@ Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
 from nats_stream_source.extras import import_failure
 
 try:
-    from nats_stream_source.delta.debezium import DebeziumChanges, debezium_changes
+    from nats_stream_source.delta.cdc.debezium import DebeziumChanges, debezium_changes
     from nats_stream_source.delta.follow import follow
     from nats_stream_source.delta.limits import AutoLimits
     from nats_stream_source.delta.location import Engine
