@@ -308,8 +308,8 @@ def quote(column: str) -> str:
 
 def without_delivery(batch: DataFrame) -> DataFrame:
     """A batch without the columns that describe the delivery of an entry."""
-    # `drop` would compare names without case.
-    return batch.select(*(quote(name) for name in batch.columns if name not in DELIVERY_COLUMNS))
+    # `drop` compares names without case: a column `Delta` of the user stays.
+    return batch.drop(*(name for name in DELIVERY_COLUMNS if name in batch.columns))
 
 
 def _join_quoted(columns: tuple[str, ...]) -> str:

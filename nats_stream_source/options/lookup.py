@@ -15,6 +15,9 @@ from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.kv import CODECS, KV
 from nats_stream_source.options.table import Option, parse
 
+ENTRY_COLUMNS = ("value", "revision", "created")
+"""The columns of ``nats_kv`` that ``lookup`` can add."""
+
 LOOKUP: tuple[Option, ...] = (
     *CODECS,
     Option(

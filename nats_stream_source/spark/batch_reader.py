@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from nats_stream_source.extras import defer_aiohttp
 from nats_stream_source.spark.formats.splits import BatchReadKind, BatchSplit
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
@@ -37,6 +38,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch, by the task that reads them."""
+        defer_aiohttp()
         from nats_stream_source.spark.planning.batch_planner import BatchPlanner
         from nats_stream_source.spark.runner import Runner
 
@@ -49,6 +51,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
+        defer_aiohttp()
         from nats_stream_source.spark.reading.split_reader import read_splits
         from nats_stream_source.spark.reading.state.as_of import read_as_of
         from nats_stream_source.spark.reading.state.latest_values import read_latest_values

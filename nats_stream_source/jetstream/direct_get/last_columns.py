@@ -33,6 +33,7 @@ from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.page import DirectGetPage
 from nats_stream_source.jetstream.direct_get.request import (
+    MAX_SUBJECTS,
     DirectGetReply,
     send_request,
     single_reply_connections,
@@ -44,7 +45,6 @@ from nats_stream_source.wire.columns import entry_operations, payloads
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 from nats_stream_source.wire.headers import operations
 
-MAX_SUBJECTS = 1024
 MAX_BYTES = 8 << 20  # of a reply
 _MAX_IN_FLIGHT = 4  # requests for many subjects
 _MAX_LEADER_REQUESTS = 64

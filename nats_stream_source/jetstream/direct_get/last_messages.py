@@ -32,14 +32,17 @@ from nats_stream_source.jetstream.direct_get.last_pages import (
     LastMessagesReader,
     LastMessagesRequest,
 )
-from nats_stream_source.jetstream.direct_get.request import DirectGetReply, too_many_subjects_error
+from nats_stream_source.jetstream.direct_get.request import (
+    MAX_SUBJECTS,
+    DirectGetReply,
+    too_many_subjects_error,
+)
 from nats_stream_source.jetstream.leader import stream_info_after
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
-MAX_SUBJECTS = 1024
 _MAX_IN_FLIGHT = 64  # concurrent message requests to the leader
 
 

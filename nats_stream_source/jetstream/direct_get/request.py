@@ -42,6 +42,9 @@ IDLE_TIMEOUT = 1.0
 reply was lost, or an account import passes only one message of a batch
 (docs/internals/measurements.md, Servers 15)."""
 
+MAX_SUBJECTS = 1024
+"""Subjects of which a server returns the last messages in one request (ADR-31)."""
+
 single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Connections over which only one message of a batch arrives: no more batches are requested."""
 

@@ -29,18 +29,12 @@ from nats_stream_source.jetstream.kv.codec import OnUndecodable
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.hints import add_option_hints, option_names
-from nats_stream_source.options.lookup import LOOKUP, LookupOptions
+from nats_stream_source.options.lookup import ENTRY_COLUMNS, LOOKUP, LookupOptions
+from nats_stream_source.spark.formats.rows import arrow_schema
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.codec.columns import decode_keys, decode_values, encode_keys
 
 log = field_logger(__name__)
-
-ENTRY_COLUMNS = {
-    "value": pa.binary(),
-    "revision": pa.int64(),
-    "created": pa.timestamp("us", "UTC"),
-}
-"""The columns of an entry that rows can have, with the types of ``nats_kv``."""
 
 _MAX_BYTES = 64 << 20  # of the values in a record batch, and of those that are requested at a time
 _REST_OF_LINE = 2  # bytes of a PUB beside its subject: a longer subject cannot have a message
@@ -147,7 +141,7 @@ class _EntryReader:
                 error = codec.undecodable(self._options.bucket, raw_key, entry["sequence"])
                 add_option_hints(error, option_names(LOOKUP))
                 raise error
-        created = found["time"].cast(ENTRY_COLUMNS["created"], safe=False)
+        created = found["time"].cast(arrow_schema("nats_kv").field("created").type, safe=False)
         return pa.table([values, found["sequence"], created], list(ENTRY_COLUMNS))
 
     def report(self) -> None:

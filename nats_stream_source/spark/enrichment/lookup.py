@@ -13,30 +13,17 @@ from typing import TYPE_CHECKING
 from nats_stream_source.extras import import_failure
 
 try:
-    from pyspark.sql.types import (
-        BinaryType,
-        DataType,
-        LongType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
+    from pyspark.sql.types import DataType, StringType, StructField, StructType
 except ModuleNotFoundError as error:
     raise import_failure(error, "spark") from error
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.options.lookup import lookup_options
+from nats_stream_source.options.lookup import ENTRY_COLUMNS, lookup_options
+from nats_stream_source.spark.formats.columns import ddl
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-
-_TYPES: Mapping[str, DataType] = {
-    "value": BinaryType(),
-    "revision": LongType(),
-    "created": TimestampType(),
-}
 
 
 def lookup(
@@ -107,10 +94,10 @@ def _added(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         added = dict(zip(names, names, strict=True))
         if len(added) < len(names):
             raise OptionError(f"invalid argument: columns is {names!r}, expected each name once")
-    unknown = [name for name in added if name not in _TYPES]
+    unknown = [name for name in added if name not in ENTRY_COLUMNS]
     if unknown or not added:
         raise OptionError(
-            f"invalid argument: columns is {columns!r}, expected some of {', '.join(_TYPES)}"
+            f"invalid argument: columns is {columns!r}, expected some of {', '.join(ENTRY_COLUMNS)}"
         )
     return added
 
@@ -143,5 +130,7 @@ def _with_columns(schema: StructType, added: Mapping[str, str]) -> StructType:
                 f"one another name: columns={{{source!r}: …}}"
             )
         present.add(name.lower())
-    fields = [StructField(name, _TYPES[source]) for source, name in added.items()]
+    entry = DataType.fromDDL(ddl("nats_kv"))
+    assert isinstance(entry, StructType)
+    fields = [StructField(name, entry[source].dataType) for source, name in added.items()]
     return StructType([*schema.fields, *fields])
