@@ -33,7 +33,7 @@ from benchmarks.support.machine import machine
 from benchmarks.support.output import finish
 from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver.engine import opened_table
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.delta.location import TableLocation
 
@@ -131,7 +131,7 @@ def _case(keys: int, count: int, commits: int) -> Result:
         target = DeltaTable(path)
         delta_rs = 1000 * (time.perf_counter() - began)
         query = QueryBuilder().register("t", target).execute("SELECT count(*) AS n FROM t")
-        assert pa.table(query)["n"][0].as_py() == len(state.live_slots())
+        assert pa.table(query)["n"][0].as_py() == len(state.index.live())
         files = [file for file in Path(path).rglob("*") if file.is_file()]
         checkpoints = sum(file.stat().st_size for file in files if "checkpoint" in file.name)
         return Result(

@@ -37,7 +37,7 @@ from nats_stream_source.delta.driver.collect import (
     entries_to_merge,
     require_valid_entries,
 )
-from nats_stream_source.delta.driver.merge_on_read.new_columns import add_columns
+from nats_stream_source.delta.driver.new_columns import add_columns
 from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
 from nats_stream_source.delta.limits import LimitCheck

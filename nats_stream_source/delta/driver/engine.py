@@ -18,6 +18,7 @@ from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
 from nats_stream_source.delta.cdc.tables import RowTable
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
+from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.driver.event_merge import merge_collected
 from nats_stream_source.delta.driver.features import (
     DELETION_VECTORS,
@@ -26,14 +27,9 @@ from nats_stream_source.delta.driver.features import (
     unsupported_type,
 )
 from nats_stream_source.delta.driver.merge_on_read.creation import put_first_version
-from nats_stream_source.delta.driver.merge_on_read.delta_log import DeltaLog
-from nats_stream_source.delta.driver.merge_on_read.objects import (
-    TableObjects,
-    UnsupportedStoreError,
-    unsupported_store,
-)
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
 from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
+from nats_stream_source.delta.driver.objects import UnsupportedStoreError
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
@@ -136,7 +132,7 @@ class DriverEngine:
         """Create an empty table; ``layout`` is its property for a layout."""
         require_storable_names(self._storage.name, schema)
         _refuse(unsupported_type(schema))
-        vectors = self._deletion_vectors is not False and self._store_problem() is None
+        vectors = self._deletion_vectors is not False and self._storage.unsupported_store() is None
         properties = {**layout, **(upkeep.table_properties(vectors) if upkeep else {})}
         storage = self._storage
         if not vectors:
@@ -157,15 +153,14 @@ class DriverEngine:
             # delta-rs does not name the entry of the log that it cannot read.
             damaged = None
             with contextlib.suppress(OSError, UnsupportedStoreError):
-                objects = TableObjects.at(self._storage.uri, self._storage.storage_options)
-                damaged = DeltaLog(objects).damaged_entry()
+                damaged = DeltaLog(self._storage.objects()).damaged_entry()
             raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
     def _table(self, target: DeltaTable) -> RowTable:
         _refuse(unsupported_feature(target) or unsupported_type(schema_of(target)))
         if self._deletion_vectors is False:
             return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
-        problem = deletion_vectors_problem(target) or self._store_problem()
+        problem = deletion_vectors_problem(target) or self._storage.unsupported_store()
         if problem is None:
             return MergeOnReadTable(self._opened, target, self._limits)
         if self._deletion_vectors:
@@ -176,9 +171,6 @@ class DriverEngine:
         if target.metadata().configuration.get(DELETION_VECTORS) == "true":
             self._log_reason(problem)
         return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
-
-    def _store_problem(self) -> str | None:
-        return unsupported_store(self._storage.uri, self._storage.storage_options)
 
     def _log_reason(self, problem: str) -> None:
         if problem != self._opened.reason:

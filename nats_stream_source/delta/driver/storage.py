@@ -18,6 +18,7 @@ from nats_stream_source.delta.cdc.columns import has_ntz
 from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
 from nats_stream_source.delta.driver.features import is_unsupported
+from nats_stream_source.delta.driver.objects import TableObjects, unsupported_store
 from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
 from nats_stream_source.errors import TableError
 
@@ -42,6 +43,14 @@ class TableStorage:
     def state(self) -> TableStorage:
         """The directory of the state table beside this one."""
         return replace(self, name=state_name(self.name), uri=state_name(self.uri))
+
+    def objects(self, *, create: bool = False) -> TableObjects:
+        """The objects of the directory; see :meth:`TableObjects.at`."""
+        return TableObjects.at(self.uri, self.storage_options, create=create)
+
+    def unsupported_store(self) -> str | None:
+        """Why the driver cannot put the log's entries itself; None if it can."""
+        return unsupported_store(self.uri, self.storage_options)
 
     def open(self) -> DeltaTable | None:
         """The newest version, or None if the table does not exist."""

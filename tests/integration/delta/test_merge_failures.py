@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes
-from nats_stream_source.delta.driver.merge_on_read.delta_log import DeltaLog
+from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.spark import merge_into
 from nats_stream_source.delta.spark.merge_into import execute_merge
 from nats_stream_source.errors import TableConflictError

@@ -21,17 +21,17 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.merge_on_read.data_files import (
-    read_data_file,
-    write_data_file,
-)
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorFile
-from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+from nats_stream_source.delta.driver.delta_log import (
     Action,
     VersionExistsError,
     removal,
     with_vector,
 )
+from nats_stream_source.delta.driver.merge_on_read.data_files import (
+    read_data_file,
+    write_data_file,
+)
+from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorFile
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
 from nats_stream_source.delta.driver.merge_on_read.live_files import (
@@ -125,7 +125,7 @@ def _commit(table: IndexedTable, sources: Sequence[_Source], add: Action | None,
         if source.number in table.files:
             since = positions(table.files[source.number].vector - source.file.vector)
         removed.append(np.searchsorted(source.rows, since) + start)
-        slots = table.index.slots_of(source.number)
+        slots = table.index.in_file(source.number)
         moves.append((slots, np.searchsorted(source.rows, table.index.row[slots]) + start))
         start += len(source.rows)
     vector = BitMap64(np.concatenate(removed))

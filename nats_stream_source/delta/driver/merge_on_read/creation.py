@@ -13,13 +13,12 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.cdc.columns import has_ntz
-from nats_stream_source.delta.driver.features import DELETION_VECTORS
-from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+from nats_stream_source.delta.driver.delta_log import (
     DeltaLog,
     VersionExistsError,
     now_ms,
 )
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.features import DELETION_VECTORS
 from nats_stream_source.delta.driver.storage import TableStorage
 
 
@@ -48,7 +47,7 @@ def put_first_version(
         "configuration": {**properties, DELETION_VECTORS: "true"},
         "createdTime": now_ms(),
     }
-    log = DeltaLog(TableObjects.at(storage.uri, storage.storage_options, create=True))
+    log = DeltaLog(storage.objects(create=True))
     try:
         log.put(0, "CREATE TABLE", [{"protocol": protocol}, {"metaData": metadata}])
     except VersionExistsError as error:

@@ -11,19 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.driver.merge_on_read.delta_log import Action, now_ms
-from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.delta_log import Action, now_ms
+from nats_stream_source.delta.driver.objects import TableObjects
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _STATISTICS_COLUMNS = 32  # Delta's own number
-_OLDEST = int(np.iinfo(np.int64).min)
 _LONGEST_TEXT = 32  # characters; a longer text does not bound the file
 
 
@@ -114,15 +111,6 @@ def partitions(
 def cast_column(column: Any, kind: pa.DataType) -> Any:
     """A column with the table's type: Spark's timestamps have the session's time zone."""
     return column if column.type == kind else column.cast(kind)
-
-
-def order_values(table: pa.Table) -> tuple[Integers, Integers]:
-    """``stream_created`` in microseconds and ``revision``; a null is older than each value."""
-    created = cast_column(table["stream_created"], pa.timestamp("us", tz="UTC"))
-    return tuple(
-        pc.fill_null(column.cast(pa.int64()), _OLDEST).to_numpy()
-        for column in (created, table["revision"])
-    )
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:

@@ -17,18 +17,10 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
-from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from nats_stream_source.delta.cdc.layout import SEQUENCE, Layout
-from nats_stream_source.delta.driver.merge_on_read.data_files import order_values, read_data_file
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
-    VectorError,
-    VectorFile,
-    vector_path,
-    vector_rows,
-)
-from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+from nats_stream_source.delta.cdc.layout import Layout
+from nats_stream_source.delta.driver.delta_log import (
     Action,
     Commit,
     DeltaLog,
@@ -37,32 +29,30 @@ from nats_stream_source.delta.driver.merge_on_read.delta_log import (
     removal,
     with_vector,
 )
-from nats_stream_source.delta.driver.merge_on_read.key_index import (
-    BYTES_PER_KEY,
-    NO_FILE,
-    Integers,
-    KeyIndex,
-    Keys,
-    encoded_keys,
+from nats_stream_source.delta.driver.merge_on_read.data_files import read_data_file
+from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
+    VectorError,
+    VectorFile,
+    vector_path,
+    vector_rows,
 )
+from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
 from nats_stream_source.delta.driver.merge_on_read.live_files import (
     LiveFile,
     LiveFiles,
     positions,
 )
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.row_cache import LARGEST_FILE, RowCache
-from nats_stream_source.delta.driver.merge_on_read.row_chains import (
-    RowChains,
-    from_sequence,
-    has_starts,
-    starts_of,
+from nats_stream_source.delta.driver.merge_on_read.row_index import (
+    BYTES_PER_KEY,
+    NO_FILE,
+    Found,
+    RowIndex,
 )
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.limits import LimitCheck
-from nats_stream_source.delta.newest import ORDER_COLUMNS, sequence_parts
-from nats_stream_source.delta.table import TableChangedError, key_columns
-from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.delta.table import TableChangedError
 from nats_stream_source.logs import field_logger
 
 _LARGE = 1_000_000  # rows; building the index of such a table is logged
@@ -104,65 +94,25 @@ class IndexedTable:
         self.schema = pa.schema(target.schema().to_arrow())
         self.table_id = str(target.metadata().id)
         self.layout = Layout.of(target.metadata().configuration)
-        self.keys = self.layout.identity if self.layout else tuple(key_columns(self.schema.names))
-        # A layout compares sequences of any type, which it reads from the rows.
-        self.indexed_columns = (*self.keys, *(() if self.layout else ORDER_COLUMNS))
-        several = self.layout is not None and self.keys != self.layout.keys
-        self._chains = RowChains() if several else None
+        self.index = RowIndex(name, self.schema, self.layout)
+        several = self.index.several
         self._cache = RowCache() if several else None
-        self._has_starts = several and has_starts(self.schema.field(self.keys[-1]))
-        self.kept_columns = tuple(self.schema.names) if several else self.indexed_columns
+        self.kept_columns = tuple(self.schema.names) if several else self.index.columns
         self.spark_schema = schema_of(target)
         self.partition_columns = tuple(target.metadata().partition_columns)
         properties = target.metadata().configuration
         self.checkpoint_commits = int(properties.get("delta.checkpointInterval", _CHECKPOINT))
         self.version = target.version()
         self._broken = False
-        self.index = KeyIndex()
         self.files = LiveFiles()
         self._identity = self.log.identity(self.version)
         self._build(limits)
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def slots(self, entries: pa.Table) -> Integers:
-        """The slot of the row of each entry's key, -1 for a key without a row."""
-        slots = self.index.find(Keys(self._encoded(entries)))
-        present = slots >= 0
-        slots[present] = np.where(self.index.file[slots[present]] == NO_FILE, -1, slots[present])
-        return slots
-
     def rows_of(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         """Columns of the rows of these keys, in a table with a layout."""
-        assert self.layout is not None
-        encoded = self._encoded(keys, self.layout.keys)
-        if self._chains is None:
-            slots = self.index.find(Keys(encoded))
-            slots = slots[slots >= 0]
-            return self.read_rows(slots[self.index.file[slots] != NO_FILE], columns)
-        slots, of_key = self._chains.slots(encoded)
-        live = self.index.file[slots] != NO_FILE
-        slots, of_key = slots[live], of_key[live]
-        if self._has_starts and SEQUENCE in keys.column_names:
-            since = keys.select([SEQUENCE]).rename_columns([self.keys[-1]])
-            order = self.index.created[slots], self.index.revision[slots]
-            slots = slots[from_sequence(order, of_key, starts_of(since, self.schema))]
-        return self.read_rows(slots, columns)
-
-    def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
-        """Whether each entry is newer than the row of its slot, or its key does not have a row."""
-        index, present = self.index, slots >= 0
-        created, revision = order_values(entries)
-        at = slots[present]
-        newer = np.ones(len(slots), bool)
-        newer[present] = (created[present] > index.created[at]) | (
-            (created[present] == index.created[at]) & (revision[present] > index.revision[at])
-        )
-        return newer
-
-    def live_slots(self) -> Integers:
-        """The slots of all rows."""
-        return np.flatnonzero(self.index.file != NO_FILE)
+        return self.read_rows(self.index.of_keys(keys), columns)
 
     def read_rows(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
         """Columns of the rows of these slots; nulls for the slot -1."""
@@ -243,14 +193,14 @@ class IndexedTable:
             self._drop(number)
             return False
         rows = positions(vector - file.vector)
-        slots = self.index.slots_of(number)
+        slots = self.index.in_file(number)
         self.index.file[slots[np.isin(self.index.row[slots], rows)]] = NO_FILE
         self.files.replace(number, LiveFile(add, file.rows, vector))
         return True
 
     def _drop(self, number: int) -> None:
         self.files.replace(number, None)
-        self.index.file[self.index.slots_of(number)] = NO_FILE
+        self.index.file[self.index.in_file(number)] = NO_FILE
 
     def _at(self, version: int) -> None:
         self.version = version
@@ -272,71 +222,28 @@ class IndexedTable:
                 )
         if rows >= _LARGE:
             seconds = round(time.monotonic() - begin, 1)
-            keys, size = len(self.index), self.nbytes
+            keys, size = len(self.index), self.index.nbytes
             _log.info(
                 "built the index of keys", table=self.name, keys=keys, bytes=size, seconds=seconds
             )
-        limits.validate("index_bytes", self.nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the index in bytes."""
-        return self.index.nbytes + (self._chains.nbytes if self._chains else 0)
+        limits.validate("index_bytes", self.index.nbytes)
 
     def _add_file(self, add: Action) -> None:
         """Add the live rows of a data file to the index."""
-        table = read_data_file(self.objects, add, self.indexed_columns, self.schema)
-        file = LiveFile(add, table.num_rows, self._vector(add, table.num_rows))
-        values, rows = self._encoded(table), file.live_positions()
-        if values.null_count:  # a row with a null in its key never changes
-            rows = rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]]
-        if len(rows) < file.rows:
-            values, table = values.take(pa.array(rows)), table.take(pa.array(rows))
-        self._insert(values, table, self.files.add(file), rows)
+        rows = read_data_file(self.objects, add, self.index.columns, self.schema)
+        file = LiveFile(add, rows.num_rows, self._vector(add, rows.num_rows))
+        self.index.add_file(self.files.add(file), rows, file.live_positions())
 
-    def add_written(self, file: LiveFile, rows: pa.Table) -> None:
-        """Add a file that a commit has written, with the kept columns of its rows."""
+    def add_written(self, file: LiveFile, rows: pa.Table, found: Found) -> None:
+        """Add a file that a commit has written.
+
+        Args:
+            rows: the kept columns of its rows.
+            found: their identities.
+        """
         if self._cache is not None and file.add["size"] <= LARGEST_FILE:
             self._cache.put(file.add["path"], rows)
-        indexed = rows.select(list(self.indexed_columns))
-        self._insert(self._encoded(rows), indexed, self.files.add(file), np.arange(file.rows))
-
-    def _insert(
-        self, values: pa.LargeBinaryArray, table: pa.Table, number: int, rows: Integers
-    ) -> None:
-        """Add rows of a file to the index, whose keys do not have a row."""
-        index, keys = self.index, Keys(values)
-        slots = index.find(keys)
-        present = slots >= 0
-        repeated = np.flatnonzero(present)
-        repeated = repeated[index.file[slots[repeated]] != NO_FILE]
-        at = int(repeated[0]) if len(repeated) else keys.first_repeated()
-        if at is not None:
-            values = ", ".join(f"{name}={table[name][at].as_py()!r}" for name in self.keys)
-            raise ConfigurationError(
-                f"could not use table {self.name!r}: it has several rows with {values}, expected "
-                f"one row per key; remove the duplicates"
-            )
-        new = np.flatnonzero(~present)
-        slots[new] = index.insert(keys.take(new))
-        index.file[slots], index.row[slots] = number, rows
-        if self.layout is None:
-            index.created[slots], index.revision[slots] = order_values(table)
-        elif self._chains is not None:
-            of_new = table.select(list(self.layout.keys)).take(pa.array(new))
-            self._chains.add(self._encoded(of_new, self.layout.keys), slots[new])
-            if self._has_starts:
-                order = table.select([self.keys[-1]])
-                index.created[slots], index.revision[slots] = starts_of(order, self.schema)
-
-    def _encoded(
-        self, table: pa.Table, columns: Sequence[str] | None = None
-    ) -> pa.LargeBinaryArray:
-        """The values of columns, by default those that identify a row, as one for each row."""
-        names = list(columns or self.keys)
-        schema = pa.schema([self.schema.field(name) for name in names])
-        parts = sequence_parts(table.select(names).cast(schema), names)
-        return encoded_keys([part.combine_chunks() for part in parts.columns])
+        self.index.add(self.files.add(file), rows, np.arange(file.rows), found)
 
     def _vector(self, add: Action, rows: int) -> BitMap64:
         descriptor = add.get("deletionVector")

@@ -1,15 +1,11 @@
-"""An exact index of a table's keys: where the row of each key is, and the order of its entry.
-
-Each key has a *slot*, a number that it keeps. Arrays by slot have the key's row: data file,
-position in it, and order (``stream_created``, ``revision``). A slot without a file (``NO_FILE``) is
-that of a key whose row was removed; the key takes the slot again when it returns.
+"""An exact index of keys: each has a *slot*, a number that it keeps.
 
 A key is found by its 64-bit hash in sorted runs of (hash, slot), and then compared byte by byte:
 two keys with one hash are two keys. New keys are a run of their own. Two runs are merged when the
 earlier one is not at least four times as large, so that a key moves few times and a search looks
 into few runs.
 
-Memory, measured: 56 bytes for each key plus its bytes. Pure: arrays in, arrays out.
+Memory: 20 bytes for each key plus its bytes. Pure: arrays in, arrays out.
 """
 
 from __future__ import annotations
@@ -20,12 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-
-NO_FILE = -1
-"""The file of a slot whose key does not have a row."""
-
-BYTES_PER_KEY = 56
-"""Memory for a key in addition to its bytes."""
 
 _RATIO = 4  # of the sizes of two runs
 _HASHED_AT_ONCE = 1 << 18  # keys; bounds the memory of a hash
@@ -65,6 +55,7 @@ def _has_zero_byte(values: pa.LargeBinaryArray) -> bool:
     return data is not None and not np.frombuffer(data, np.uint8).all()
 
 
+@dataclass(frozen=True, slots=True)
 class Keys:
     """Keys with their hashes, and the order of these, which searches are fast in.
 
@@ -74,19 +65,26 @@ class Keys:
         order: the positions in ascending order of the hashes.
     """
 
-    def __init__(self, values: pa.LargeBinaryArray) -> None:
-        self.values = values
-        self.hashes = _hashes(values)
-        self.order = np.argsort(self.hashes, kind="stable")
+    values: pa.LargeBinaryArray
+    hashes: NDArray[np.uint64]
+    order: Integers
+
+    @staticmethod
+    def of(values: pa.LargeBinaryArray) -> Keys:
+        """The keys of these values."""
+        hashes = _hashes(values)
+        return Keys(values, hashes, np.argsort(hashes, kind="stable"))
 
     def __len__(self) -> int:
         return len(self.values)
 
     def take(self, which: Integers) -> Keys:
-        """The keys at these positions."""
+        """A copy of the keys at these positions, which does not hold the batch in memory."""
+        values = self.values.take(pa.array(which))
         if len(which) == len(self) and (which == np.arange(len(self))).all():
-            return self
-        return Keys(self.values.take(pa.array(which)))
+            return Keys(values, self.hashes, self.order)
+        hashes = self.hashes[which]
+        return Keys(values, hashes, np.argsort(hashes, kind="stable"))
 
     def first_repeated(self) -> int | None:
         """The position of a key that occurs twice; None if all keys differ."""
@@ -116,41 +114,16 @@ class KeyIndex:
         self._count = 0
         self._runs: list[_Run] = []  # the largest first
         self._keys: list[pa.LargeBinaryArray] = []  # in the order of slots
-        self._file = np.empty(0, np.int32)
-        self._row = np.empty(0, np.uint32)
-        self._created = np.empty(0, np.int64)
-        self._revision = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         """The number of slots."""
         return self._count
 
     @property
-    def file(self) -> NDArray[np.int32]:
-        """The data file of each slot's row; writable."""
-        return self._file[: self._count]
-
-    @property
-    def row(self) -> NDArray[np.uint32]:
-        """The position of each slot's row in its file; writable."""
-        return self._row[: self._count]
-
-    @property
-    def created(self) -> Integers:
-        """``stream_created`` of each slot's row in microseconds; writable."""
-        return self._created[: self._count]
-
-    @property
-    def revision(self) -> Integers:
-        """The revision of each slot's row; writable."""
-        return self._revision[: self._count]
-
-    @property
     def nbytes(self) -> int:
         """The memory of the index in bytes."""
-        arrays = (self._file, self._row, self._created, self._revision)
         runs = sum(run.hashes.nbytes + run.slots.nbytes for run in self._runs)
-        return sum(a.nbytes for a in arrays) + runs + sum(int(keys.nbytes) for keys in self._keys)
+        return runs + sum(int(keys.nbytes) for keys in self._keys)
 
     def find(self, keys: Keys) -> Integers:
         """The slot of each key, -1 for a key without one."""
@@ -176,20 +149,12 @@ class KeyIndex:
         return found
 
     def insert(self, keys: Keys) -> Integers:
-        """Slots for keys that do not have one, each different; their rows are to be set."""
+        """The new slots of keys that do not have one, each of them different."""
         count = len(keys)
         slots = np.arange(self._count, self._count + count)
         if not count:
             return slots
-        needed = self._count + count
-        if needed > len(self._file):
-            capacity = max(needed, len(self._file) + len(self._file) // 4)
-            for name in ("_file", "_row", "_created", "_revision"):
-                grown = np.empty(capacity, getattr(self, name).dtype)
-                grown[: self._count] = getattr(self, name)[: self._count]
-                setattr(self, name, grown)
-        self._file[self._count : needed] = NO_FILE
-        self._count = needed
+        self._count += count
         self._keys.append(keys.values)
         while len(self._keys) > 1 and len(self._keys[-2]) < _RATIO * len(self._keys[-1]):
             last = self._keys.pop()
@@ -216,10 +181,6 @@ class KeyIndex:
             taken.append(self._keys[number].take(pa.array(slots[which] - start)))
         back = np.argsort(np.concatenate([np.empty(0, np.int64), *order]))
         return pa.concat_arrays(taken).take(pa.array(back))
-
-    def slots_of(self, file: int) -> Integers:
-        """The slots whose rows are in a data file."""
-        return np.flatnonzero(self.file == file)
 
     def _equal(
         self, keys: pa.LargeBinaryArray, which: Integers, slots: Integers

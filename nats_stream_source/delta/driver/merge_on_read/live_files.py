@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from nats_stream_source.delta.driver.merge_on_read.delta_log import Action, FileId, file_id
+from nats_stream_source.delta.driver.delta_log import Action, FileId, file_id
 
 
 @dataclass(frozen=True, slots=True)

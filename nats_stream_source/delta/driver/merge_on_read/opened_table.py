@@ -8,7 +8,6 @@ from deltalake import DeltaTable
 
 from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.upkeep import BackgroundUpkeep
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.limits import LimitCheck
@@ -55,12 +54,11 @@ class OpenedTable:
         """
         if self.table is None:
             storage = self.storage
-            objects = TableObjects.at(storage.uri, storage.storage_options)
             newest = target or storage.open_existing()
-            self.table = IndexedTable(objects, newest, storage.name, limits)
+            self.table = IndexedTable(storage.objects(), newest, storage.name, limits)
             self._reported_bytes = 0
         else:
-            limits.validate("index_bytes", self.table.nbytes)
+            limits.validate("index_bytes", self.table.index.nbytes)
         return self.table
 
     def close(self) -> None:

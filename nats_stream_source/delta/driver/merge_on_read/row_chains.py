@@ -4,7 +4,7 @@ The index finds one row by its identity, which is longer than the key. A chain l
 the slots of all its rows: ``head`` has the last slot of a key, and ``next`` the slot before it. A
 slot whose row was removed stays in its chain, since the row with this identity takes it again.
 
-Memory: 68 bytes for each key plus its bytes, and 8 for each row.
+Memory: 30 bytes for each key plus its bytes, and 10 for each row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowChains:
         if not len(slots):
             return
         encoded = keys.dictionary_encode()
-        distinct = Keys(encoded.dictionary)
+        distinct = Keys.of(encoded.dictionary)
         numbers = self._keys.find(distinct)
         missing = np.flatnonzero(numbers < 0)
         numbers[missing] = self._keys.insert(distinct.take(missing))
@@ -64,7 +64,7 @@ class RowChains:
         Args:
             keys: each of them once.
         """
-        numbers = self._keys.find(Keys(keys))
+        numbers = self._keys.find(Keys.of(keys))
         of_key = np.flatnonzero(numbers >= 0)
         slots = self._head[numbers[of_key]]
         found, keys_found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]

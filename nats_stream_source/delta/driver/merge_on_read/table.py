@@ -36,24 +36,23 @@ from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.collect import entries_to_merge, require_valid_entries
+from nats_stream_source.delta.driver.delta_log import (
+    DamagedLogError,
+    VersionExistsError,
+)
 from nats_stream_source.delta.driver.merge_on_read.data_files import (
     cast_column,
-    order_values,
     partitions,
     write_data_file,
 )
 from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorError
-from nats_stream_source.delta.driver.merge_on_read.delta_log import (
-    DamagedLogError,
-    VersionExistsError,
-)
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
-from nats_stream_source.delta.driver.merge_on_read.key_index import NO_FILE, Integers
+from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
 from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
-from nats_stream_source.delta.driver.merge_on_read.new_columns import add_columns
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
+from nats_stream_source.delta.driver.merge_on_read.row_index import NO_FILE, Found, order_values
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
+from nats_stream_source.delta.driver.new_columns import add_columns
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
 from nats_stream_source.delta.limits import LimitCheck
@@ -79,12 +78,14 @@ class _Changes:
 
     Attributes:
         rows: the rows to write, with the table's columns.
-        slots: the slot of the row that each of them replaces, -1 for a new key.
+        found: their identities in the index.
+        slots: the slot of the row that each of them replaces, -1 for none.
         removed: the slots of the rows that are removed and not written again.
         newest: ``created`` of the newest entry that makes a change.
     """
 
     rows: pa.Table
+    found: Found
     slots: Integers
     removed: Integers
     newest: datetime | None = None
@@ -169,8 +170,9 @@ class MergeOnReadTable:
         entries = entries_to_merge(entries, key_columns(self.schema.names), deletes)
 
         def select(table: IndexedTable) -> _Changes:
-            slots = table.slots(entries)
-            newer = table.newer(entries, slots)
+            found = table.index.find(entries)
+            slots = table.index.with_rows(found.slots)
+            newer = table.index.newer(entries, slots)
             put = np.ones(len(slots), bool)
             if deletes == "remove":
                 put = pc.equal(entries["operation"], "PUT").to_numpy()
@@ -178,7 +180,7 @@ class MergeOnReadTable:
             removes = newer & ~put & (slots >= 0)
             rows = _rows_of(table, entries.take(pa.array(written)), slots[written])
             newest = newest_created(entries.filter(pa.array((newer & put) | removes)))
-            return _Changes(rows, slots[written], slots[removes], newest)
+            return _Changes(rows, found.take(written), slots[written], slots[removes], newest)
 
         return self._change("merge the batch into", select).result()
 
@@ -196,7 +198,7 @@ class MergeOnReadTable:
         def count(table: IndexedTable) -> bool:
             with table.lock:
                 table.refresh()
-                return not len(table.live_slots())
+                return not len(table.index.live())
 
         return self._run("read", count)
 
@@ -217,10 +219,14 @@ class MergeOnReadTable:
 
         def changes_of(table: IndexedTable) -> _Changes:
             changes = select(table.rows_of)
-            slots, removed = table.slots(changes.upserts), table.slots(changes.removed)
+            index = table.index
+            found = index.find(changes.upserts)
+            slots = index.with_rows(found.slots)
+            removed = index.with_rows(index.find(changes.removed).slots)
             rows = _rows_of(table, changes.upserts, slots)
             return _Changes(
                 rows,
+                found,
                 slots,
                 removed[removed >= 0],
                 newest_created(changes.upserts),
@@ -249,28 +255,32 @@ class MergeOnReadTable:
         )
 
         def select(table: IndexedTable) -> _Changes:
-            slots = table.slots(expected)
+            index, found = table.index, table.index.find(expected)
+            slots = index.with_rows(found.slots)
             created, revision = order_values(expected)
             same = slots >= 0
             at = slots[same]
-            same[same] = (table.index.created[at] == created[same]) & (
-                table.index.revision[at] == revision[same]
+            same[same] = (index.created[at] == created[same]) & (
+                index.revision[at] == revision[same]
             )
+            none = np.empty(0, np.int64)
             if deletes == "remove":
-                return _Changes(table.schema.empty_table(), slots[:0], slots[same])
+                return _Changes(table.schema.empty_table(), found.take(none), none, slots[same])
             if same.any():
                 marked = table.read_rows(slots[same], [DELETED_COLUMN])[DELETED_COLUMN]
                 same[same] = ~pc.fill_null(marked, False).to_numpy()
-            which = pa.array(np.flatnonzero(same))
+            marked_at = np.flatnonzero(same)
+            which = pa.array(marked_at)
             marks = {
                 field.name: missing[field.name].take(which)
                 if field.name in MARK_COLUMNS
                 else pa.nulls(len(which), field.type)
                 for field in table.schema
             }
-            marks |= {name: keys[name].take(which) for name in table.keys}
+            marks |= {name: keys[name].take(which) for name in index.keys}
             marks[DELETED_COLUMN] = pa.repeat(True, len(which))
-            return _Changes(_rows_of(table, pa.table(marks), slots[same]), slots[same], slots[:0])
+            rows = _rows_of(table, pa.table(marks), slots[marked_at])
+            return _Changes(rows, found.take(marked_at), slots[marked_at], none)
 
         return len(self._change("reconcile", select))
 
@@ -281,8 +291,7 @@ class MergeOnReadTable:
         result = maintain_by_delta_rs(target, upkeep, storage.name)
 
         def expire() -> int:
-            objects = TableObjects.at(storage.uri, storage.storage_options)
-            return delete_expired_vectors(storage.open_existing(), objects, upkeep)
+            return delete_expired_vectors(storage.open_existing(), storage.objects(), upkeep)
 
         return replace(result, deleted=result.deleted + storage.named("maintain", expire))
 
@@ -323,11 +332,11 @@ def _bucket_rows(table: IndexedTable, bucket: str, deletes: Deletes) -> pa.Table
         table.refresh()
         if table.layout is not None:
             names = open_row_columns(table.schema.names)
-            return open_rows(table.read_rows(table.live_slots(), names), bucket)
+            return open_rows(table.read_rows(table.index.live(), names), bucket)
         columns = ["key", *ORDER_COLUMNS]
         columns += [name for name in ("bucket",) if name in table.schema.names]
         columns += [DELETED_COLUMN] if deletes == "mark" else []
-        rows = table.read_rows(table.live_slots(), columns)
+        rows = table.read_rows(table.index.live(), columns)
     if "bucket" in columns:
         rows = rows.filter(pc.equal(rows["bucket"], bucket))
     if deletes == "mark":
@@ -373,6 +382,8 @@ def _commit(table: IndexedTable, changes: _Changes) -> None:
     def update() -> None:
         table.index.file[old] = NO_FILE
         for add, at in written:
-            table.add_written(LiveFile(add, len(at), BitMap64()), kept.take(at))
+            table.add_written(
+                LiveFile(add, len(at), BitMap64()), kept.take(at), changes.found.take(at.to_numpy())
+            )
 
     table.commit("MERGE", actions, replaced, update)

@@ -20,6 +20,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.driver.delta_log import (
+    DamagedLogError,
+    DeltaLog,
+    now_ms,
+)
 from nats_stream_source.delta.driver.merge_on_read.compaction import (
     compact,
     select_files,
@@ -29,13 +34,8 @@ from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
     is_vector_path,
     vector_path,
 )
-from nats_stream_source.delta.driver.merge_on_read.delta_log import (
-    DamagedLogError,
-    DeltaLog,
-    now_ms,
-)
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import vacuum
 from nats_stream_source.delta.table import TableChangedError

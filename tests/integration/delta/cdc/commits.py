@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.delta.driver import copy_on_write
-from nats_stream_source.delta.driver.merge_on_read.delta_log import DeltaLog
+from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.spark import event_merge
 from nats_stream_source.delta.spark.engine import SparkEngine

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
 from nats_stream_source.delta import Deletes, Upkeep
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects
 from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.limits import NO_LIMITS, AutoLimits, LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.table import TableChangedError
@@ -115,11 +115,11 @@ class InProcessTable:
 
 def index_of(table: IndexedTable) -> dict[bytes, tuple[str, int, int, int]]:
     """File, row and order of each key's row."""
-    slots, index = table.live_slots(), table.index
+    slots, index = table.index.live(), table.index
     files = [table.files[number].add["path"] for number in index.file[slots].tolist()]
     columns = (index.row[slots], index.created[slots], index.revision[slots])
     values = zip(files, *(column.tolist() for column in columns), strict=True)
-    return dict(zip(index.keys(slots).to_pylist(), values, strict=True))
+    return dict(zip(index.identities(slots).to_pylist(), values, strict=True))
 
 
 def rebuilt(path: Path | str, storage_options: dict[str, str] | None = None) -> IndexedTable:

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nats_stream_source.delta.driver.merge_on_read.objects import (
+from nats_stream_source.delta.driver.objects import (
     ObjectExistsError,
     ObjectInfo,
     TableObjects,

@@ -13,13 +13,12 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.columns import has_ntz, with_new_columns
-from nats_stream_source.delta.driver.features import unsupported_type
-from nats_stream_source.delta.driver.merge_on_read.delta_log import (
+from nats_stream_source.delta.driver.delta_log import (
     Action,
     DeltaLog,
     VersionExistsError,
 )
-from nats_stream_source.delta.driver.merge_on_read.objects import TableObjects, unsupported_store
+from nats_stream_source.delta.driver.features import unsupported_type
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
 from nats_stream_source.logs import field_logger
@@ -65,7 +64,7 @@ def add_columns(storage: TableStorage, batch: Sequence[StructField]) -> DeltaTab
 
 def _put(storage: TableStorage, target: DeltaTable, schema: StructType) -> None:
     metadata, protocol = target.metadata(), _with_ntz(target, schema)
-    problem = unsupported_type(schema) or unsupported_store(storage.uri, storage.storage_options)
+    problem = unsupported_type(schema) or storage.unsupported_store()
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         problem = "the table has column mapping, and delta-rs does not number new columns"
     if problem is not None:
@@ -84,7 +83,7 @@ def _put(storage: TableStorage, target: DeltaTable, schema: StructType) -> None:
     actions: list[Action] = [{"metaData": {k: v for k, v in changed.items() if v is not None}}]
     if protocol is not None:
         actions.insert(0, {"protocol": protocol})
-    log = DeltaLog(TableObjects.at(storage.uri, storage.storage_options))
+    log = DeltaLog(storage.objects())
     try:
         log.put(target.version() + 1, "ADD COLUMNS", actions)
     except VersionExistsError as error:
