@@ -2,8 +2,9 @@
 
 The driver's Python process, its JVM and planners are killed (-9) at random points, so that a query
 is in any step of a micro-batch or of the asynchronous writing of its logs. Afterwards each table
-has the last entry of each key that was acknowledged. A query with synchronous logs then resumes
-from the checkpoint and makes no version of the table.
+has the last entry of each key that was acknowledged, or of a history each version. The checkpoints
+then lose their last micro-batches, as after another crash: queries with synchronous logs repeat
+them and make no version of a table.
 
 ``FOLLOW_KILLS`` sets the number of kills, ``FOLLOW_SEED`` the points. Each kill of a driver or of a
 JVM is a random point of each query.
@@ -13,23 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import random
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.integration.delta.table_content import marks, stored, version
+from tests.faults.process.follow_driver import following
+from tests.integration.delta.table_content import version
+from tests.support.followed import Query, Row, Writer
 from tests.support.nats import buckets
-from tests.support.spark.driver_process import driver_process
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults
@@ -37,80 +38,18 @@ pytestmark = pytest.mark.faults
 KILLS = int(os.environ.get("FOLLOW_KILLS", "4"))
 SEED = int(os.environ.get("FOLLOW_SEED", "1"))
 VICTIMS = ("driver", "jvm", "planner", "jvm")
-BUCKETS = ("a", "b", "c", "d", "e-1", "e-2")
-QUERIES: list[tuple[dict[str, str], str]] = [
-    ({"bucket": "a"}, "remove"),
-    ({"bucket": "b", "includeHistory": "true"}, "mark"),
-    ({"buckets": "c,d"}, "remove"),
-    ({"bucketPattern": "e-.*", "failOnDataLoss": "false"}, "remove"),
-]
+BUCKETS = ("a", "b", "c", "d", "e-1", "e-2", "f", "g")
 _DEADLINE = 300.0  # seconds
 
-
-class Writer(threading.Thread):
-    """Writes to all buckets and keeps the last acknowledged entry of each key."""
-
-    def __init__(self, url: str, rng: random.Random) -> None:
-        super().__init__(daemon=True)
-        self._url, self._rng = url, rng
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self.last: dict[tuple[str, str], tuple[int, bool]] = {}
-        self.writes = 0
-
-    def run(self) -> None:
-        try:
-            while not self._over.wait(0.05):
-                self._write()
-        except BaseException as error:  # raised by `stop`
-            self._error = error
-
-    def _write(self) -> None:
-        sent = []
-        for bucket in BUCKETS:
-            for _ in range(self._rng.randint(0, 8)):
-                # Most keys are written once: a later entry would hide a lost one.
-                back = self._rng.randint(1, 50) if self._rng.random() < 0.3 else 0
-                delete = back > 0 and self._rng.random() < 0.5
-                sent.append((bucket, f"key.{self.writes - back}", delete))
-                self.writes += 1
-        messages = [
-            (f"$KV.{bucket}.{key}", b"" if delete else b"x", buckets.DEL if delete else None)
-            for bucket, key, delete in sent
-        ]
-        for (bucket, key, delete), seq in zip(
-            sent, buckets.publish(self._url, messages), strict=True
-        ):
-            self.last[bucket, key] = (seq, delete)
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(_DEADLINE)
-        assert not self.is_alive()
-        if self._error is not None:
-            raise self._error
-
-    def entries(self, names: tuple[str, ...], *, deleted: bool) -> dict[tuple[str, str], int]:
-        """The revision of each key of these buckets whose last entry is a marker, or a PUT."""
-        return {
-            key: seq
-            for key, (seq, delete) in self.last.items()
-            if key[0] in names and delete == deleted
-        }
-
-
-def names(options: dict[str, str]) -> tuple[str, ...]:
-    if "bucketPattern" in options:
-        return ("e-1", "e-2")
-    return tuple(options.get("bucket", options.get("buckets", "")).split(","))
-
-
-def content(table: Path) -> dict[tuple[str, str], int]:
-    return {
-        (row["bucket"], row["key"]): row["revision"]
-        for row in stored(table)
-        if not row.get("deleted")
-    }
+QUERIES = [
+    Query({"bucket": "a"}),
+    Query({"bucket": "b", "includeHistory": "true"}, {"deletes": "mark"}),
+    Query({"buckets": "c,d"}),
+    Query({"bucketPattern": "e-.*", "failOnDataLoss": "false"}),
+    # By a sequence that is not the default, with a table of the deletes' sequences.
+    Query({"bucket": "f"}, {"stored_as_scd_type": 1, "sequence_by": "revision"}),
+    Query({"bucket": "g", "includeHistory": "true"}, {"stored_as_scd_type": 2}),
+]
 
 
 def victims(driver: int, what: str) -> list[int]:
@@ -141,20 +80,21 @@ class Killed:
         for directory in self.directories:
             directory.mkdir()
 
-    @contextlib.contextmanager
-    def driver(self, *, once: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    def driver(self, *, once: bool = False) -> AbstractContextManager[subprocess.Popen[bytes]]:
         queries = [
-            {"options": options, "deletes": deletes, "directory": str(directory)}
-            for (options, deletes), directory in zip(QUERIES, self.directories, strict=True)
+            (query, directory / "table", directory)
+            for query, directory in zip(QUERIES, self.directories, strict=True)
         ]
-        request = self._scratch / "request.json"
-        request.write_text(json.dumps({"servers": self._url, "once": once, "queries": queries}))
-        with driver_process("tests.faults.process.follow_driver", str(request)) as process:
-            yield process
+        return following(self._scratch, self._url, queries, once=once)
 
     def versions(self) -> list[int]:
         """The version of each table; -1 before the first one."""
         return [len(list(one.glob("table/_delta_log/0*.json"))) - 1 for one in self.directories]
+
+    def all_versions(self) -> list[int]:
+        """The version of each table and of each state table."""
+        logs = sorted(self._scratch.glob("*/table*/_delta_log"))
+        return [len(list(log.glob("0*.json"))) - 1 for log in logs]
 
     def wait_for_progress(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until each query has changed its table."""
@@ -174,31 +114,47 @@ def _wait(process: subprocess.Popen[bytes], condition: Callable[[], Any], what: 
 
 
 def wait_for_content(
-    process: subprocess.Popen[bytes], table: Path, expected: dict[tuple[str, str], int]
+    process: subprocess.Popen[bytes], query: Query, table: Path, expected: list[Row]
 ) -> None:
     while True:
         seen = version(table)
-        if content(table) == expected:
+        if query.stored(table) == expected:
             return
         # Reading the table takes long beside its query.
         _wait(process, lambda seen=seen: version(table) > seen, f"{table} to be equal")
 
 
+def last(directory: Path, name: str) -> int:
+    """The last micro-batch in a log of the checkpoint."""
+    return max(int(one.name) for one in (directory / "checkpoint" / name).glob("[0-9]*"))
+
+
 def logged(directory: Path) -> bool:
     """Whether the last micro-batch of the checkpoint is committed."""
-    last = [
-        max(int(one.name) for one in (directory / "checkpoint" / name).glob("[0-9]*"))
-        for name in ("offsets", "commits")
-    ]
-    return last[0] == last[1]
+    return last(directory, "offsets") == last(directory, "commits")
+
+
+def remove_last_batches(directory: Path, query: Query) -> int:
+    """Remove what the checkpoint has of its last micro-batches; the first one that is repeated.
+
+    A removed row leaves no revision: of several micro-batches, an earlier PUT would insert the key
+    until the micro-batch with its marker is repeated.
+    """
+    first = last(directory, "commits") - (2 if query.arguments else 0)
+    for name, kept in (("offsets", first), ("commits", first - 1)):
+        for number in range(kept + 1, last(directory, name) + 1):
+            log = directory / "checkpoint" / name
+            (log / str(number)).unlink()
+            (log / f".{number}.crc").unlink()
+    return first
 
 
 def test_killed_queries_lose_nothing(nats_server: NatsServer, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     for name in BUCKETS:
-        buckets.create_bucket(nats_server.url, name, 5)
+        buckets.create_bucket(nats_server.url, name, 64 if name == "g" else 5)
     killed = Killed(nats_server.url, tmp_path)
-    writer = Writer(nats_server.url, random.Random(SEED))
+    writer = Writer(nats_server.url, BUCKETS, random.Random(SEED))
     writer.start()
     kills = points = 0
     while kills < KILLS:
@@ -219,19 +175,17 @@ def test_killed_queries_lose_nothing(nats_server: NatsServer, tmp_path: Path) ->
     with killed.driver() as process:
         killed.wait_for_progress(process)
         writer.stop()
-        expected = [writer.entries(names(options), deleted=False) for options, _ in QUERIES]
-        for directory, entries in zip(killed.directories, expected, strict=True):
-            table = directory / "table"
-            wait_for_content(process, table, entries)
+        expected = [query.expected(writer.written) for query in QUERIES]
+        for directory, query, rows in zip(killed.directories, QUERIES, expected, strict=True):
+            wait_for_content(process, query, directory / "table", rows)
             _wait(process, functools.partial(logged, directory), "the logs to be written")
-    before = killed.versions()
+    before = killed.all_versions()
+    repeated = list(map(remove_last_batches, killed.directories, QUERIES))
     with killed.driver(once=True) as process:
         assert process.wait(_DEADLINE) == 0
-    assert killed.versions() == before
-    found = [content(directory / "table") for directory in killed.directories]
+    for directory, first in zip(killed.directories, repeated, strict=True):
+        assert last(directory, "commits") >= first
+    assert killed.all_versions() == before
+    tables = [directory / "table" for directory in killed.directories]
+    found = [query.stored(table) for query, table in zip(QUERIES, tables, strict=True)]
     assert found == expected
-    deleted = writer.entries(("b",), deleted=True)
-    marked = marks(killed.directories[1] / "table")
-    assert {key: revision for key, (revision, _) in marked.items()} == {
-        key: seq for (_, key), seq in deleted.items()
-    }

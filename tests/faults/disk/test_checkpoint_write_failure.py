@@ -1,0 +1,136 @@
+"""A checkpoint that cannot be written ends the query with the error; it resumes, with either logs.
+
+The disk is full, or a log's directory is not writable: as a directory without the permission, which
+for root is one with the immutable attribute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nats_stream_source.delta import follow
+from nats_stream_source.embedded import NatsServer
+from tests.integration.delta.table_content import live
+from tests.support.nats.buckets import create_bucket, put
+from tests.support.nats.tmpfs import small_disk
+from tests.support.spark.streaming_query import begin
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.faults
+
+_DEADLINE = 180  # seconds; only a failing test takes that long
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A bucket with one key that a query follows."""
+
+    spark: SparkSession
+    url: str
+    table: Path
+    checkpoint: Path
+    async_progress: bool
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[StreamingQuery]:
+        """The query; it is stopped at the end, before its disk is removed."""
+        source = self.spark.readStream.format("nats_kv").options(servers=self.url, bucket="fleet")
+        query = begin(
+            lambda: follow(
+                source.load(),
+                str(self.table),
+                checkpoint=str(self.checkpoint),
+                async_progress=self.async_progress,
+            )
+        )
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    def put(self, value: bytes) -> None:
+        put(self.url, "fleet", "a", value)
+
+    def wait_for(self, query: StreamingQuery, revision: int) -> None:
+        def alive() -> None:
+            assert query.isActive, query.exception()
+
+        wait_until(
+            lambda: (self.table / "_delta_log").exists() and live(self.table) == {"a": revision},
+            f"revision {revision} in the table",
+            _DEADLINE,
+            alive=alive,
+        )
+
+    def fail_and_resume(self, fault: AbstractContextManager[None], error: str) -> None:
+        with self.running() as query:
+            self.put(b"x")
+            self.wait_for(query, 1)
+            with fault:
+                self.put(b"y")
+                with pytest.raises(StreamingQueryException, match=error):
+                    query.awaitTermination(_DEADLINE)
+        self.put(b"z")
+        with self.running() as query:
+            self.wait_for(query, 3)
+
+
+@pytest.fixture(params=[True, False], ids=["asynchronous", "synchronous"])
+def followed(
+    spark: SparkSession, nats_server: NatsServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Followed:
+    create_bucket(nats_server.url, "fleet", 5)
+    table, checkpoint = tmp_path / "table", tmp_path / "disk" / "checkpoint"
+    return Followed(spark, nats_server.url, table, checkpoint, request.param)
+
+
+def test_checkpoint_disk_full(followed: Followed) -> None:
+    disk = followed.checkpoint.parent
+    with small_disk(disk, 1) as resize:
+        followed.fail_and_resume(filled(disk, resize), "No space left")
+
+
+@pytest.mark.parametrize("log", ["commits"])
+def test_checkpoint_log_not_writable(followed: Followed, log: str) -> None:
+    followed.fail_and_resume(unwritable(followed.checkpoint / log), "not permitted|denied")
+
+
+@contextlib.contextmanager
+def filled(disk: Path, resize: Callable[[int], None]) -> Iterator[None]:
+    with pytest.raises(OSError, match=r".") as full:
+        (disk / "filler").write_bytes(b"x" * (2 << 20))
+    assert full.value.errno == errno.ENOSPC
+    yield
+    resize(16)
+
+
+@contextlib.contextmanager
+def unwritable(directory: Path) -> Iterator[None]:
+    if os.geteuid():
+        directory.chmod(0o500)
+    else:  # for root the permission has no effect
+        _change_attribute("+i", directory)
+    try:
+        with pytest.raises(PermissionError):
+            (directory / "file").touch()
+        yield
+    finally:
+        directory.chmod(0o700) if os.geteuid() else _change_attribute("-i", directory)
+
+
+def _change_attribute(change: str, directory: Path) -> None:
+    changed = subprocess.run(["chattr", change, str(directory)], capture_output=True, text=True)
+    if changed.returncode:
+        pytest.skip(f"no attribute can be changed here: {changed.stderr.strip()}")
