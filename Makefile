@@ -46,10 +46,10 @@ compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx nats_stream_source
 built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
 security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
 # The fault tests: tests/faults, all files with tests marked `faults`, and the files listed here.
-scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py)) \
+scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py tests/faults/*/*/test_*.py)) \
 	$(shell grep -rl --include='test_*.py' --exclude-dir=faults 'mark\.faults' tests) \
 	tests/compat/golden/test_golden.py tests/unit/spark/test_gap_tracker.py tests/integration/spark/data_loss/ \
-	$(patsubst %,tests/integration/delta/test_%.py,merge_failures merge_rules merge_tables reconcile) \
+	$(patsubst %,tests/integration/delta/test_%.py,merge_rules merge_tables reconcile) \
 	$(patsubst %,tests/integration/jetstream/%.py,$(security) ordered/test_endless_reader))
 
 # The tests wait for servers more than they compute: there are more workers than cores.

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -169,6 +170,8 @@ def brief(text: str) -> str:
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     # Without this, py4j would log each call to the JVM that the interruption ends.
     logging.disable()
+    # A terminal interrupts the JVM too: PySpark warns where it ends before `stop` reaches it.
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM")
     raise KeyboardInterrupt
 
 

@@ -14,17 +14,35 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+import yaml
 
 from nats_stream_source.embedded import free_port
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 
 MONITORING = ROOT / "examples" / "monitoring"
+DASHBOARD = MONITORING / "nats-stream-source.json"
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
     reason="prometheus and promtool are not installed (Debian's package 'prometheus')",
 )
+
+
+def panel_queries() -> dict[str, str]:
+    """The queries of the dashboard, by panel and legend."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return {
+        f"{panel['title']}: {target['legendFormat']}": target["expr"]
+        for panel in panels
+        for target in panel.get("targets", [])
+    }
+
+
+def rules() -> list[dict[str, str]]:
+    """The recording and alerting rules."""
+    (group,) = yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]
+    return list(group["rules"])
 
 
 class Prometheus:

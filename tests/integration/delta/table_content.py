@@ -31,3 +31,9 @@ def marks(table: Path) -> dict[str, tuple[int, str]]:
         for row in stored(table)
         if row.get("deleted")
     }
+
+
+def versions(table: Path) -> list[int]:
+    """Return the versions of a table and of its state table."""
+    state = table.with_name(f"{table.name}__cdc_state")
+    return [DeltaTable(one).version() for one in (table, state) if one.exists()]

@@ -1,4 +1,4 @@
-"""The demo as a program: arguments, exit status, a whole run, missing jars and an interrupt."""
+"""The demo as a program: arguments, exit status, a whole run and missing jars."""
 
 from __future__ import annotations
 
@@ -158,36 +158,3 @@ def test_jars_missing(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("could not download Delta Lake's jars from Maven Central: ")
     assert line.endswith("the engine without jars, `make demo`")
-
-
-def test_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C ends all processes and removes the temporary files."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nats_stream_source.demo", "--rows", "20000", "--sink", "parquet"],
-        env={**program_environment(tmp_path / "conf"), "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "written to the bucket" in line:
-                break
-        # A terminal sends SIGINT to all processes of the group.
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130, errors
-    assert errors == "stopped\n"
-    assert not list(tmp_path.glob("nats-stream-source-demo-*"))
-    assert not running(str(tmp_path))
-
-
-def running(part: str) -> list[str]:
-    """Return the command lines of running processes that contain ``part``."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listing.stdout.splitlines() if part in line]

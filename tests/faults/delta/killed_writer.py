@@ -1,6 +1,6 @@
 """A process that merges numbered batches into a table, with upkeep, until it is killed.
 
-``python -m tests.integration.delta.merge_on_read.killed_writer TABLE FIRST`` prints the number of
+``python -m tests.faults.delta.killed_writer TABLE FIRST`` prints the number of
 each batch that is merged.
 """
 

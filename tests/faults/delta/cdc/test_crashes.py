@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta import merge
-from tests.integration.delta.cdc.commits import Commits
+from tests.faults.delta.cdc.commits import Commits
 from tests.integration.delta.cdc.conftest import ENGINES, EventFrame, columns_of
 from tests.support.cdc.events import Event, history, latest
 from tests.support.delta import rows_of

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from tests.faults.delta.killed_writer import batch
 from tests.integration.delta.merge_model import Model
 from tests.integration.delta.merge_on_read.in_process import (
     InProcessTable,
@@ -18,7 +19,6 @@ from tests.integration.delta.merge_on_read.in_process import (
     rebuilt,
     table_rows,
 )
-from tests.integration.delta.merge_on_read.killed_writer import batch
 from tests.support.delta import rows_of
 
 _KILLS = 12
@@ -30,7 +30,7 @@ def _run_until_killed(path: Path, first: int, after: int, delay: float) -> int:
     Returns:
         the last batch that the process reported.
     """
-    module = "tests.integration.delta.merge_on_read.killed_writer"
+    module = "tests.faults.delta.killed_writer"
     command = [sys.executable, "-m", module, str(path), str(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta import merge_changes
-from tests.integration.delta.cdc.commits import Commits, crash
+from tests.faults.delta.cdc.commits import Commits, crash
 from tests.integration.delta.cdc.conftest import ENGINES, EventFrame
 from tests.support.cdc.events import Event, history, latest, marked
 from tests.support.delta import rows_of
