@@ -36,7 +36,16 @@ from tests.support.nats.backup import back_up
 pytestmark = pytest.mark.delta
 
 
-@both_modes
+@pytest.mark.parametrize(
+    ("engine", "deletes"),
+    [
+        ("delta-rs", "remove"),
+        ("delta-rs", "mark"),
+        ("spark", "mark"),
+        pytest.param("spark", "remove", marks=pytest.mark.faults),
+    ],
+    indirect=["engine"],
+)
 def test_reconcile(
     frame: Frame,
     table: Path,

@@ -168,7 +168,9 @@ def test_rows_that_are_written(session: SparkSession, url: str, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(
+    "rules", [pytest.param("entries", marks=pytest.mark.faults), "history", "events"]
+)
 def test_tables_of_engines_in_turn(
     spark: SparkSession, session: SparkSession, url: str, tmp_path: Path, rules: str
 ) -> None:

@@ -20,6 +20,10 @@ ENGINES: dict[str, dict[str, Any]] = {
     "copy-on-write": {"engine": "delta-rs", "deletion_vectors": False},
     "spark": {"engine": "spark"},
 }
+# A merge by Spark takes seconds: `make test-faults` has those of all situations.
+spark_in_faults = pytest.mark.parametrize(
+    "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
+)
 SCHEMA = "key STRING, seq BIGINT, op STRING, a BIGINT, b STRING"
 EventFrame = Callable[[Iterable[Event]], DataFrame]
 MergeEvents = Callable[..., None]
@@ -31,7 +35,6 @@ def event_frame(spark: SparkSession) -> EventFrame:
     return lambda events: spark.createDataFrame(list(events), SCHEMA)
 
 
-# Merges by Spark take seconds each: `make test-faults` has those of all situations.
 @pytest.fixture(
     params=[
         "merge-on-read",

@@ -12,7 +12,12 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import merge, merge_changes
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import ENGINES, EventFrame, columns_of
+from tests.integration.delta.cdc.conftest import (
+    ENGINES,
+    EventFrame,
+    columns_of,
+    spark_in_faults,
+)
 from tests.support.cdc.events import Event
 
 pytestmark = pytest.mark.delta
@@ -106,7 +111,7 @@ def test_reserved_column_that_is_excluded_is_accepted(event_frame: EventFrame, t
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-@pytest.mark.parametrize("engine", ENGINES)
+@spark_in_faults
 def test_null_key_or_sequence_names_row_and_changes_nothing(
     event_frame: EventFrame, table: Path, engine: str, scd_type: int
 ) -> None:
@@ -149,9 +154,7 @@ def test_other_rules_for_existing_table_are_refused(
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-@pytest.mark.parametrize(
-    "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
-)
+@spark_in_faults
 def test_equal_sequences_with_other_values_are_counted_and_warned_of_once(
     event_frame: EventFrame,
     table: Path,

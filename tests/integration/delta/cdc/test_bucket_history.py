@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import Upkeep, follow, maintain, merge, reconcile
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import ENGINES
+from tests.integration.delta.cdc.conftest import ENGINES, spark_in_faults
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Entry, Frame, delete, put
 from tests.support.cdc.events import Event, history
@@ -47,7 +47,7 @@ def as_of(table: Path, time: datetime) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@spark_in_faults
 def test_history_has_versions_with_times_of_entries(frame: Frame, table: Path, engine: str) -> None:
     first, same, second = put("a", 1), put("a", 3, value=b"a@1"), put("a", 5)
     removed, again = delete("a", 7), put("a", 9, value=b"a@5")
@@ -95,9 +95,7 @@ def test_history_equals_that_of_bucket_which_keeps_it(
     assert found == sorted(version[:3] for version in history(events))
 
 
-@pytest.mark.parametrize(
-    "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
-)
+@spark_in_faults
 def test_reconcile_closes_open_rows_of_missing_keys(
     spark: SparkSession, frame: Frame, table: Path, bucket: Bucket, engine: str
 ) -> None:
