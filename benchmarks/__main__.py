@@ -40,6 +40,7 @@ FULL: dict[str, list[str]] = {
     "latency": [],
     "freshness": [],
     "commits": [],
+    "history": [],
     "writing": [],
     "planner": [],
     "several": [],

@@ -46,13 +46,18 @@ from nats_stream_source.embedded import NatsServer
 WAYS: dict[str, dict[str, Any]] = {
     "foreachBatch": {},
     **ENGINES,
+    "history": {"engine": "delta-rs", "stored_as_scd_type": 2},
 }
-"""Arguments of ``merge_changes``, by name; the first one does not merge."""
+"""Arguments of ``merge_changes``, by name; the first one does not merge.
 
+``benchmarks.history`` measures the last one, beside ``merge-on-read``.
+"""
+
+_FAST = ("foreachBatch", "merge-on-read")
 CASES = (
-    *(f"{way}:{keys}:1000" for keys in (4_000, 100_000) for way in WAYS),
-    *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in list(WAYS)[:2]),
-    *(f"{way}:{keys}:20000" for keys in (4_000, 1_000_000) for way in list(WAYS)[:2]),
+    *(f"{way}:{keys}:1000" for keys in (4_000, 100_000) for way in ("foreachBatch", *ENGINES)),
+    *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in _FAST),
+    *(f"{way}:{keys}:20000" for keys in (4_000, 1_000_000) for way in _FAST),
 )
 """An engine that rewrites files does not keep up with a large table."""
 
@@ -219,7 +224,8 @@ def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]
         process.join()
 
 
-def _session(builder: SparkSession.Builder) -> SparkSession.Builder:
+def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """The settings of a session whose queries merge, on a small machine."""
     return configure(configure_delta(builder, small_machine=True))
 
 
@@ -235,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     host = machine()
     console.print(str(host))
     cases = [case.split(":") for case in options.case or CASES]
-    with spark_session(configure=_session) as s:
+    with spark_session(configure=merging_session) as s:
         # The first micro-batches of a session are slow.
         for way in dict.fromkeys(way for way, _, _ in cases):
             measure(s, way, 500, 1_000, 4)

@@ -382,6 +382,29 @@ def _commits(figures: Figures) -> str:
     return table(head, rows)
 
 
+def _history(figures: Figures) -> str:
+    one = figures["history"]
+    rows = [
+        [
+            what,
+            f"{one[f'{name}p50_1']:,.0f} / {one[f'{name}p99_1']:,.0f} ms",
+            f"{one[f'{name}p50_2']:,.0f} / {one[f'{name}p99_2']:,.0f} ms",
+            f"**{one[f'{name}ratio']:.2f}**",
+        ]
+        for what, name in (
+            (f"merge of {one['rows']:,} rows", ""),
+            (f"put → visible row at {one['rate']:,} puts/s", "visible_"),
+        )
+    ]
+    head = [f"{one['keys']:,} keys", "type 1, p50 / p99", "type 2, p50 / p99", "p50 ÷ type 1's"]
+    more = one["written_2"] - one["written_1"]
+    return (
+        f"{table(head, rows)}\n\nIn {one['batches']:,} merges, type 2 wrote {more:,} rows more "
+        f"than type 1 and closed {one['closed']:,} versions; its state table got "
+        f"{one['state']:,} rows."
+    )
+
+
 def _lookup(figures: Figures) -> str:
     tasks = table(
         ["keys of the bucket", "look-ups in one task", "CPU for each, task + server"],
@@ -419,6 +442,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "latency": ("Latency from put to `foreachBatch` and to a table", _latency),
     "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
     "commits": ("Many commits into one table by deletion vectors", _commits),
+    "history": ("A history (SCD type 2), compared with the newest entries (type 1)", _history),
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "planner": ("Planning on a large bucket with mostly holes", _planner),
     "several": ("Many buckets in one query", _several),

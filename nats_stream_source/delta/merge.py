@@ -263,9 +263,9 @@ class TableMerger:
 
     def _merge_events(self, events: Events) -> None:
         result = self._selector.run(
-            events.frame.sparkSession, lambda engine: engine.merge_events(events, self._upkeep)
+            events.rows.sparkSession, lambda engine: engine.merge_events(events, self._upkeep)
         )
-        report_merge(events.frame.sparkSession, self._selector.location.name, result)
+        report_merge(events.rows.sparkSession, self._selector.location.name, result)
         found = result.contradictions
         if found and not self.contradictions:
             _log.warning(

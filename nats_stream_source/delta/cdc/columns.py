@@ -1,20 +1,25 @@
 """Columns of a table and of its batches, which change from batch to batch.
 
 - A column that the table lacks is added to it, null in the rows that it has. So is a field of a
-  struct, also in arrays. In a map it is refused: delta-rs cannot read data files from before
-  (measured with deltalake 1.6.6).
+  struct, also in arrays.
 - A column that a batch lacks keeps its value in rows that are updated, and is null in new ones. A
   field that a struct lacks is null: a struct is one value.
 - Columns and fields are matched by name, in any order. Names that differ in case only are refused,
   since Delta Lake and Spark take them for one.
-- A type of the batch whose values are values of the table's type is cast. Where the table's type
-  would have to be widened, the table's engine must be able to; any other type is refused.
+- A type of the batch whose values are values of the table's type is cast. Where a wider type has
+  the values of both, the table's column gets it; any other type is refused.
 - A column without a type (VOID: all its values are null) is not added.
+
+**Wider types.** Delta Lake's feature ``typeWidening`` changes the schema only, and delta-rs, polars
+and DuckDB do not read a table that has it (measured with deltalake 1.6.6 and polars 2.1). Without
+the feature, each data file must have the types of the schema. Therefore a commit that widens a
+column has all data files again, with the wider type. The same holds for the fields of a map's
+structs: delta-rs does not read them from files that lack them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -22,6 +27,7 @@ from pyspark.sql.types import (
     ArrayType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -37,26 +43,28 @@ from pyspark.sql.types import (
 
 from nats_stream_source.delta.table import quote, stored_type
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.logs import field_logger
 
 # A value of a type can be stored as each later type of its row without a change.
-_WIDER = ((ByteType, ShortType, IntegerType, LongType), (FloatType, DoubleType))
+_WIDER = (
+    (ByteType, ShortType, IntegerType, LongType),
+    (ByteType, ShortType, IntegerType, DoubleType),
+    (FloatType, DoubleType),
+    (DateType, TimestampNTZType),
+)
+_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 _MAX_PRECISION = 38
 
+_log = field_logger(__name__)
 
-def with_new_columns(
-    table: str,
-    schema: StructType,
-    batch: Iterable[StructField],
-    widens: Callable[[], bool] | None = None,
-) -> StructType:
+
+def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField]) -> StructType:
     """The table's columns with those of a batch; ``schema`` itself if the table has them all.
 
     Args:
         table: path or name, for the error.
         schema: the table's columns.
         batch: the columns to store.
-        widens: returns whether the table's engine can widen the types of its columns; None for an
-            engine that never can.
 
     Raises:
         ConfigurationError: the table cannot store the columns.
@@ -80,13 +88,48 @@ def with_new_columns(
         else:
             own = fields[field.name]
             kind = _united(field.dataType, own.dataType)
-            held = kind is not None and _holds(own.dataType, field.dataType)
-            if kind is None or not (held or (widens and widens())):
-                raise _other_type_error(table, field, own.dataType, widened=kind is not None)
+            if kind is None:
+                raise ConfigurationError(
+                    f"could not merge the batch into table {table!r}: column '{field.name}' is "
+                    f"{_type_name(field.dataType)} in the batch, expected "
+                    f"{_type_name(own.dataType)} as in the table; cast the column"
+                )
             if kind != own.dataType:
                 fields[field.name] = StructField(field.name, kind, own.nullable, own.metadata)
                 changed = True
     return StructType(list(fields.values())) if changed else schema
+
+
+def widened_columns(schema: StructType, new: StructType) -> list[str]:
+    """The columns that data files with the columns of ``schema`` have in another type.
+
+    Args:
+        schema: the table's columns.
+        new: as :func:`with_new_columns` returns them.
+    """
+    before = {field.name: field.dataType for field in schema.fields}
+    return [
+        field.name
+        for field in new.fields
+        if field.name in before and not _grown(before[field.name], field.dataType)
+    ]
+
+
+def log_new_columns(table: str, schema: StructType, new: StructType) -> None:
+    """Log the columns of a batch that a table has got.
+
+    Args:
+        table: path or name.
+        schema: the columns before.
+        new: the columns after.
+    """
+    widened = widened_columns(schema, new)
+    before = {field.name: field for field in schema.fields}
+    added = [f.name for f in new.fields if before.get(f.name) != f and f.name not in widened]
+    if added:
+        _log.info("added columns of the batch to the table", table=table, columns=added)
+    if widened:
+        _log.info("widened columns of the table for the batch", table=table, columns=widened)
 
 
 def conformed(frame: DataFrame, schema: StructType, added: Iterable[str] = ()) -> DataFrame:
@@ -147,35 +190,44 @@ def _united(given: DataType, own: DataType) -> DataType | None:
         element = _united(given.elementType, own.elementType)
         return element and ArrayType(element, own.containsNull)
     if isinstance(given, MapType) and isinstance(own, MapType):
-        same = all(
-            _united(one, other) == other
-            for one, other in ((given.keyType, own.keyType), (given.valueType, own.valueType))
-        )
-        return own if same else None
+        key = _united(given.keyType, own.keyType)
+        value = _united(given.valueType, own.valueType)
+        if key is None or value is None:
+            return None
+        return MapType(key, value, own.valueContainsNull)
     if isinstance(given, NullType):
         return own
-    if isinstance(given, DecimalType) and isinstance(own, DecimalType):
-        scale = max(given.scale, own.scale)
-        digits = max(given.precision - given.scale, own.precision - own.scale)
-        return DecimalType(digits + scale, scale) if digits + scale <= _MAX_PRECISION else None
+    if isinstance(given, DecimalType) or isinstance(own, DecimalType):
+        return _united_decimals(given, own)
     for types in _WIDER:
         if type(given) in types and type(own) in types:
             return max(given, own, key=lambda kind: types.index(type(kind)))
     return own if given == own else None
 
 
-def _holds(own: DataType, given: DataType) -> bool:
-    """Whether no part of a table's type has to be widened for a type that unites with it."""
-    if isinstance(given, StructType) and isinstance(own, StructType):
+def _united_decimals(given: DataType, own: DataType) -> DataType | None:
+    sizes = []
+    for kind in (given, own):
+        if isinstance(kind, DecimalType):
+            sizes.append((kind.precision - kind.scale, kind.scale))
+        elif type(kind) in _DIGITS:
+            sizes.append((_DIGITS[type(kind)], 0))
+        else:
+            return None
+    digits, scale = (max(parts) for parts in zip(*sizes, strict=True))
+    return DecimalType(digits + scale, scale) if digits + scale <= _MAX_PRECISION else None
+
+
+def _grown(own: DataType, new: DataType) -> bool:
+    """Whether a type differs from another one by added fields of structs at most."""
+    if isinstance(own, StructType) and isinstance(new, StructType):
         kinds = {field.name: field.dataType for field in own.fields}
         return all(
-            _holds(kinds.get(field.name, field.dataType), field.dataType) for field in given.fields
+            _grown(kinds.get(field.name, field.dataType), field.dataType) for field in new.fields
         )
-    if isinstance(given, ArrayType) and isinstance(own, ArrayType):
-        return _holds(own.elementType, given.elementType)
-    if isinstance(given, MapType) and isinstance(own, MapType):
-        return _holds(own.keyType, given.keyType) and _holds(own.valueType, given.valueType)
-    return _united(given, own) == own
+    if isinstance(own, ArrayType) and isinstance(new, ArrayType):
+        return _grown(own.elementType, new.elementType)
+    return own == new
 
 
 def _same(given: DataType, own: DataType) -> bool:
@@ -205,22 +257,6 @@ def _cast(column: Column, given: DataType, wanted: DataType) -> Column:
         cast = F.transform_keys(column, lambda key, _: _cast(key, old[0], new[0]))
         return F.transform_values(cast, lambda _, value: _cast(value, old[1], new[1]))
     return column.cast(wanted)
-
-
-def _other_type_error(
-    table: str, field: StructField, own: DataType, *, widened: bool
-) -> ConfigurationError:
-    hint = ""
-    if widened:
-        hint = (
-            ", or let the engine 'spark' widen the table's (ALTER TABLE … SET TBLPROPERTIES "
-            "('delta.enableTypeWidening' = 'true'))"
-        )
-    return ConfigurationError(
-        f"could not merge the batch into table {table!r}: column '{field.name}' is "
-        f"{_type_name(field.dataType)} in the batch, expected {_type_name(own)} as in the table; "
-        f"cast the column{hint}"
-    )
 
 
 def _type_name(of: DataType) -> str:

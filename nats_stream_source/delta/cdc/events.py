@@ -14,23 +14,21 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    NumericType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.columns import conformed
+from nats_stream_source.delta.cdc.entry_events import (
+    PUT,
+    entry_columns,
+    event_columns,
+    event_fields,
+    with_event_columns,
+)
+from nats_stream_source.delta.cdc.event_columns import validate_names, validate_types
 from nats_stream_source.delta.cdc.layout import (
     DELETE,
     EVENT_COLUMNS,
@@ -41,6 +39,7 @@ from nats_stream_source.delta.cdc.layout import (
 )
 from nats_stream_source.delta.cdc.rules import ChangeRules
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.table import (
     DELIVERY_COLUMNS,
     REQUIRED_COLUMNS,
@@ -49,19 +48,7 @@ from nats_stream_source.delta.table import (
 )
 from nats_stream_source.errors import ConfigurationError
 
-_ORDER = ("stream_created", "revision")
-_PUT = "operation <> 'PUT'"
 _ENTRY = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
-_NAMES = "array<string>"
-_ORDERED = (
-    NumericType,
-    StringType,
-    BinaryType,
-    BooleanType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +56,39 @@ class Events:
     """The events of a batch, and how they change a table.
 
     Attributes:
-        frame: see the module.
+        rows: with the columns of an event, see the module; without the event columns if they are
+            ``entries``.
         layout: of the table that they are merged into.
         tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
             close the open rows, see :mod:`nats_stream_source.delta.reconcile`.
         untracked: the columns that do not; None if the rules name those that do.
+        entries: whether the event columns are those of :mod:`entry_events`.
     """
 
-    frame: DataFrame
+    rows: DataFrame
     layout: Layout
     tracked: tuple[str, ...] | None
     untracked: frozenset[str] | None = None
+    entries: bool = False
+
+    @property
+    def frame(self) -> DataFrame:
+        """The events with all their columns."""
+        if not self.entries:
+            return self.rows
+        return self.rows.select("*", *event_columns(self.layout.times))
 
     @property
     def schema(self) -> StructType:
         """The columns of an event."""
-        return self.frame.schema
+        schema = self.rows.schema
+        if not self.entries:
+            return schema
+        return StructType([*schema.fields, *event_fields(schema, self.layout.times)])
+
+    def with_event_columns(self, rows: pa.Table) -> pa.Table:
+        """The events with all their columns, of ``rows`` that were collected."""
+        return with_event_columns(rows, self.layout.times) if self.entries else rows
 
     @property
     def columns(self) -> list[StructField]:
@@ -105,16 +109,17 @@ class Events:
         layout = self.layout
         names = [f.name for f in schema.fields if f.name not in layout.reserved()]
         earlier = set(state.names) if state is not None and layout.scd_type == 2 else set()
-        added = [n for n in names if n in earlier and n not in self.schema.names]
-        own = [self.schema[name] for name in EVENT_COLUMNS if name in self.schema.names]
-        fields = [schema[name] for name in names if name in self.schema.names or name in added]
-        frame = conformed(self.frame, StructType([*fields, *own]), added)
+        added = [n for n in names if n in earlier and n not in self.rows.schema.names]
+        given = self.rows.schema
+        own = [given[name] for name in EVENT_COLUMNS if name in given.names]
+        fields = [schema[name] for name in names if name in given.names or name in added]
+        frame = conformed(self.rows, StructType([*fields, *own]), added)
         tracked, untracked = self.tracked, self.untracked
         if tracked is not None:
             known = [name for name in tracked if name in frame.columns]
             more = [n for n in added if untracked is not None and n not in untracked]
             tracked = (*known, *more)
-        return Events(frame, layout, tracked, untracked)
+        return Events(frame, layout, tracked, untracked, self.entries)
 
 
 def is_entries(columns: list[str]) -> bool:
@@ -129,11 +134,11 @@ def keeps_newest_entries(rules: ChangeRules, columns: list[str]) -> bool:
     """
     return (
         rules.scd_type == 1
-        and rules.apply_as_deletes in (None, _PUT)
+        and _is_default(rules.apply_as_deletes, PUT)
         and (
             rules.keys is None or list(rules.keys) == key_columns(selected_columns(rules, columns))
         )
-        and rules.sequence_by in (None, _ORDER)
+        and _is_default(rules.sequence_by, ORDER_COLUMNS)
         and rules.unavailable_columns is None
     )
 
@@ -202,37 +207,39 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
     entries = is_entries(columns)
     selected = selected_columns(rules, columns)
     keys = rules.keys or tuple(key_columns(selected))
-    parts = rules.sequence_by or _ORDER
+    parts = rules.sequence_by or ORDER_COLUMNS
     plain = [part for part in parts if isinstance(part, str) and part in selected]
     order: tuple[str, ...] = (SEQUENCE,)
     if rules.scd_type == 1 and len(plain) == len(parts):
         order = tuple(plain)
     deletes = rules.apply_as_deletes
     if deletes is None and entries:
-        deletes = _PUT
+        deletes = PUT
     times = rules.scd_type == 2 and entries and "created" in columns
-    own = [F.coalesce(_expression(deletes, columns), F.lit(False)).alias(DELETE)]
-    if deletes is None:
-        own = [F.lit(False).alias(DELETE)]
-    if order == (SEQUENCE,):
-        own.insert(0, _sequence(parts, columns).alias(SEQUENCE))
-    if times:
-        own.append(F.col("created").alias(TIME))
-    if rules.unavailable_columns is not None:
-        own.append(F.col(quote(rules.unavailable_columns)).alias(UNAVAILABLE))
+    from_entries = (
+        order == (SEQUENCE,)
+        and _is_default(rules.sequence_by, ORDER_COLUMNS)
+        and _is_default(rules.apply_as_deletes, PUT)
+        and {*entry_columns(times)} <= {*selected}
+        and rules.unavailable_columns is None
+    )
+    own = [] if from_entries else _event_columns(rules, order, parts, deletes, times, columns)
     try:
         # A star and a drop are a call of the JVM each, where every named column would be several.
         dropped = [name for name in columns if name not in selected]
         if {name.upper() for name in dropped}.isdisjoint(EVENT_COLUMNS):
-            frame = batch.select("*", *own).drop(*dropped)
+            rows = (batch.select("*", *own) if own else batch).drop(*dropped)
         else:
-            frame = batch.select(*(F.col(quote(name)) for name in selected), *own)
-        schema = frame.schema
+            rows = batch.select(*(F.col(quote(name)) for name in selected), *own)
+        fields = rows.schema.fields
     except AnalysisException as error:
         raise ConfigurationError(
             f"could not merge the batch: sequence_by or apply_as_deletes is invalid "
             f"({first_line(error)}); the columns are {', '.join(columns)}"
         ) from error
+    if from_entries:
+        fields = [*fields, *event_fields(rows.schema, times)]
+    schema = StructType(fields)
     kinds = [schema[name].dataType for name in order]
     layout = Layout(
         scd_type=rules.scd_type,
@@ -242,11 +249,31 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
         deletes=rules.deletes,
         times=times,
     )
-    _validate_types(layout, schema)
-    _validate_names(layout, selected)
+    validate_types(layout, schema)
+    validate_names(layout, selected)
     untracked = _untracked(rules, layout, parts, entries)
     tracked = rules.track_list or tuple(name for name in selected if name not in untracked)
-    return Events(frame, layout, tracked, None if rules.track_list else untracked)
+    return Events(rows, layout, tracked, None if rules.track_list else untracked, from_entries)
+
+
+def _event_columns(
+    rules: ChangeRules,
+    order: tuple[str, ...],
+    parts: tuple[str | Column, ...],
+    deletes: str | Column | None,
+    times: bool,
+    columns: list[str],
+) -> list[Column]:
+    own = [F.coalesce(_expression(deletes, columns), F.lit(False)).alias(DELETE)]
+    if deletes is None:
+        own = [F.lit(False).alias(DELETE)]
+    if order == (SEQUENCE,):
+        own.insert(0, _sequence(parts, columns).alias(SEQUENCE))
+    if times:
+        own.append(F.col("created").alias(TIME))
+    if rules.unavailable_columns is not None:
+        own.append(F.col(quote(rules.unavailable_columns)).alias(UNAVAILABLE))
+    return own
 
 
 def _untracked(
@@ -283,6 +310,13 @@ def _expression(part: str | Column | None, columns: list[str]) -> Column:
     return F.col(quote(part)) if part in columns else F.expr(part)
 
 
+def _is_default(given: object, default: object) -> bool:
+    """Whether an argument is missing or the default of entries; a Column cannot be compared."""
+    parts = given if isinstance(given, tuple) else (given,)
+    columns = any(isinstance(part, Column) for part in parts)
+    return given is None or (not columns and given == default)
+
+
 def _optional(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
 
@@ -295,51 +329,3 @@ def _require_column(argument: str, name: str, columns: list[str]) -> None:
     raise ConfigurationError(
         f"could not merge the batch: {argument} has {name!r}, which is not a column of it; {hint}"
     )
-
-
-def _validate_types(layout: Layout, schema: StructType) -> None:
-    for name in layout.keys:
-        kind = schema[name].dataType
-        if not _is_atomic(kind):
-            raise ConfigurationError(
-                f"could not merge the batch: the key {name!r} is {kind.simpleString().upper()}, "
-                f"expected a number, text, binary, boolean, date or time; cast it or pick another"
-            )
-    for name in layout.order:
-        kind = schema[name].dataType
-        if not _is_ordered(kind):
-            raise ConfigurationError(
-                f"could not merge the batch: sequence_by is {kind.simpleString().upper()}, which "
-                f"cannot be ordered; expected numbers, texts, binaries, booleans, dates or times, "
-                f"or structs of them"
-            )
-    if UNAVAILABLE in schema.names and schema[UNAVAILABLE].dataType.simpleString() != _NAMES:
-        raise ConfigurationError(
-            f"could not merge the batch: unavailable_columns is a column of type "
-            f"{schema[UNAVAILABLE].dataType.simpleString().upper()}, expected {_NAMES.upper()}"
-        )
-
-
-def _is_ordered(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return bool(kind.fields) and all(_is_ordered(field.dataType) for field in kind.fields)
-    return _is_atomic(kind)
-
-
-def _is_atomic(kind: DataType) -> bool:
-    # A string with a collation is compared by other rules than its bytes.
-    if isinstance(kind, StringType):
-        return kind == StringType()
-    return isinstance(kind, _ORDERED)
-
-
-def _validate_names(layout: Layout, selected: list[str]) -> None:
-    # Delta Lake and Spark compare names without case.
-    names = {name.lower(): name for name in selected}
-    for reserved in layout.reserved():
-        if reserved.lower() in names:
-            raise ConfigurationError(
-                f"could not merge the batch: it has a column {names[reserved.lower()]!r}, and "
-                f"{reserved!r} is reserved for the table's own; rename the column, or exclude it "
-                f"with except_column_list"
-            )

@@ -102,7 +102,8 @@ class BatchCollector:
                 schema, layout.keys, order=layout.order, ties=True, lists=lists, **maximum
             )
 
-        collected, read = self._collect(events.frame, reduction, enforced)
+        collected, read = self._collect(events.rows, reduction, enforced)
+        collected = events.with_event_columns(collected)
         require_valid(collected, layout)
         return self._within(collected, read, limits)
 

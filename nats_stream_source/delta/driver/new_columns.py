@@ -1,27 +1,48 @@
-"""Adds columns of a batch to a table, by a commit that changes its schema only.
+"""Adds columns of a batch to a table, and widens their types, by one commit.
 
 delta-rs can add columns, and then also asks the readers of a table with deletion vectors for the
 feature ``variantType`` (measured with deltalake 1.6.6). Therefore this module puts the commit.
+
+A column with a wider type has it in all data files (see :mod:`nats_stream_source.delta.cdc.columns`
+for the reason): the commit removes these and adds their live rows in new ones. It changes no data
+(``dataChange`` is false). The files are read one by one, so the memory is that of a few.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructField, StructType
 
-from nats_stream_source.delta.cdc.columns import has_ntz, with_new_columns
+from nats_stream_source.delta.cdc.columns import (
+    has_ntz,
+    log_new_columns,
+    widened_columns,
+    with_new_columns,
+)
+from nats_stream_source.delta.driver.data_files import (
+    read_data_file,
+    removed_rows,
+    write_data_file,
+)
+from nats_stream_source.delta.driver.deletion_vectors import VectorError
 from nats_stream_source.delta.driver.delta_log import (
     Action,
+    DamagedLogError,
     DeltaLog,
     VersionExistsError,
+    removal,
 )
 from nats_stream_source.delta.driver.features import unsupported_type
+from nats_stream_source.delta.driver.live_files import LiveFile
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
-from nats_stream_source.logs import field_logger
+from nats_stream_source.errors import TableError
 
 _NTZ = "timestampNtz"
 _FEATURES = {  # those that a protocol's version has without their names
@@ -32,11 +53,11 @@ _FEATURES = {  # those that a protocol's version has without their names
     6: ("identityColumns",),
 }
 
-_log = field_logger(__name__)
+_FILE_BYTES = 128 << 20  # in memory, of the rows that become one file
 
 
 def add_columns(storage: TableStorage, batch: Sequence[StructField]) -> DeltaTable:
-    """Add the columns that the newest version lacks; returns the version with them.
+    """Add what the columns of the newest version lack; returns the version with it.
 
     Args:
         storage: of the table.
@@ -45,6 +66,7 @@ def add_columns(storage: TableStorage, batch: Sequence[StructField]) -> DeltaTab
     Raises:
         EngineRefusedError: only Spark can add them.
         ConfigurationError: the table cannot store them.
+        TableError: a data file is damaged, or the storage failed; the table is unchanged.
     """
 
     def add() -> DeltaTable:
@@ -53,18 +75,27 @@ def add_columns(storage: TableStorage, batch: Sequence[StructField]) -> DeltaTab
         schema = with_new_columns(storage.name, own, batch)
         if schema is own:
             return target
-        _put(storage, target, schema)
-        before = {field.name: field for field in own.fields}
-        new = [f.name for f in schema.fields if before.get(f.name) != f]
-        _log.info("added columns of the batch to the table", table=storage.name, columns=new)
+        widened = widened_columns(own, schema)
+        try:
+            _put(storage, target, schema, widened)
+        except (DamagedLogError, VectorError) as error:
+            raise TableError(
+                f"could not add columns to table {storage.name!r}: {error}; the table is "
+                f"unchanged, restore the file or an earlier version of the table"
+            ) from error
+        log_new_columns(storage.name, own, schema)
         return storage.open_existing()
 
     return storage.changed("add columns to", add)
 
 
-def _put(storage: TableStorage, target: DeltaTable, schema: StructType) -> None:
+def _put(
+    storage: TableStorage, target: DeltaTable, schema: StructType, widened: Sequence[str]
+) -> None:
     metadata, protocol = target.metadata(), _with_ntz(target, schema)
     problem = unsupported_type(schema) or storage.unsupported_store()
+    if partitions := [name for name in widened if name in metadata.partition_columns]:
+        problem = f"the partition column {partitions[0]!r} gets another type"
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         problem = "the table has column mapping, and delta-rs does not number new columns"
     if problem is not None:
@@ -83,11 +114,39 @@ def _put(storage: TableStorage, target: DeltaTable, schema: StructType) -> None:
     actions: list[Action] = [{"metaData": {k: v for k, v in changed.items() if v is not None}}]
     if protocol is not None:
         actions.insert(0, {"protocol": protocol})
-    log = DeltaLog(storage.objects())
+    objects = storage.objects()
+    log = DeltaLog(objects)
+    if widened:
+        adds = list(log.files(target.version()).values())
+        stored = pa.schema(Schema.from_json(schema.json()).to_arrow())
+        actions += _written_again(objects, adds, stored, metadata.partition_columns)
     try:
-        log.put(target.version() + 1, "ADD COLUMNS", actions)
+        log.put(target.version() + 1, "CHANGE COLUMNS" if widened else "ADD COLUMNS", actions)
     except VersionExistsError as error:
         raise CommitFailedError(str(error)) from error
+
+
+def _written_again(
+    objects: TableObjects, adds: Sequence[Action], schema: pa.Schema, partitions: Sequence[str]
+) -> list[Action]:
+    """The actions that replace data files by others with their live rows and these types."""
+    names = [name for name in schema.names if name not in partitions]
+    of_partition = defaultdict(list)
+    for add in adds:
+        of_partition[tuple(sorted(add["partitionValues"].items()))].append(add)
+    actions = [removal(add, data_change=False) for add in adds]
+    for partition, members in of_partition.items():
+        parts: list[pa.Table] = []
+        for number, add in enumerate(members, start=1):
+            rows = read_data_file(objects, add, names, schema)
+            file = LiveFile(add, len(rows), removed_rows(objects, add, len(rows)))
+            parts.append(rows.take(pa.array(file.live_positions())))
+            if number == len(members) or sum(part.nbytes for part in parts) >= _FILE_BYTES:
+                united, parts = pa.concat_tables(parts), []
+                if len(united):
+                    new = write_data_file(objects, united, dict(partition), data_change=False)
+                    actions.append({"add": new})
+    return actions
 
 
 def _with_ntz(target: DeltaTable, schema: StructType) -> Action | None:

@@ -75,7 +75,7 @@ class SparkEngine:
         schema, found = layout.table_schema(events.schema), self.find()
         table = found or self._create(schema, layout.properties, upkeep)
         layout.verify(self._name, table.layout)
-        schema = with_new_columns(self._name, table.schema, schema.fields, table.widens)
+        schema = with_new_columns(self._name, table.schema, schema.fields)
         known = self._state().of_table(table, layout) if layout.has_state else None
         events = events.conformed(schema, None if known is None else known.schema)
         state = self._state().prepared(known, events, table, upkeep) if layout.has_state else None
@@ -98,7 +98,7 @@ class SparkEngine:
         if found is None:
             properties = events.layout.state(table.table_id).properties
             return self._create(schema, properties, upkeep)
-        with_new_columns(self._name, found.schema, schema.fields, table.widens)
+        with_new_columns(self._name, found.schema, schema.fields)
         return found
 
     def _state(self) -> SparkEngine:

@@ -70,7 +70,7 @@ def merge_by_spark(
     try:
         _require_valid(frame, events.layout)
         if state is not None:
-            state.add_columns(events.layout.state_schema(events.schema).fields, table.widens)
+            state.add_columns(events.layout.state_schema(events.schema).fields, table)
         table.add_columns(events.columns)
         merge = _Merge(frame, events, table, state)
         conflicts = (*CONFLICTS, _CommittedMeanwhileError)

@@ -29,13 +29,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
-from nats_stream_source.delta.cdc.columns import conformed, has_ntz, with_new_columns
+from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.newest import OPERATIONS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
-from nats_stream_source.delta.spark.settings import require_exact_times
+from nats_stream_source.delta.spark.new_columns import add_columns
 from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
@@ -46,19 +46,14 @@ from nats_stream_source.delta.table import (
     mark_values,
     order_columns,
     quote,
-    require_storable_names,
     verify_table,
     without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
-from nats_stream_source.logs import field_logger
 
 _RANK_COLUMN = OWN_PREFIX + "rank"
 _ROW = OWN_PREFIX + "row_"  # before the names of the table's columns
-_WIDENING = "delta.enableTypeWidening"
 _T = TypeVar("_T")
-
-_log = field_logger(__name__)
 
 
 class SparkTable:
@@ -114,52 +109,24 @@ class SparkTable:
         """The table's columns."""
         return self._target.toDF().schema
 
-    def widens(self) -> bool:
-        """Whether the types of the table's columns can be widened."""
-        return bool(self._detail().properties.get(_WIDENING) == "true")
-
-    def add_columns(
-        self, columns: Sequence[StructField], widens: Callable[[], bool] | None = None
-    ) -> None:
+    def add_columns(self, columns: Sequence[StructField], of: SparkTable | None = None) -> None:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`.
 
         Args:
             columns: to store.
-            widens: whether columns of this table can be widened; that of the table, for its state.
+            of: of a state table: the table beside it.
         """
-        own, name, path = self.schema, self._name, self._path
-        schema = with_new_columns(name, own, columns, widens or self.widens)
-        if schema is own:
-            return
-        if self._detail().properties.get("delta.columnMapping.mode", "none") == "none":
-            require_storable_names(name, schema)
-        require_exact_times(self._spark, name, schema)
-        properties = {}
-        if widens and widens() and not self.widens():
-            properties[_WIDENING] = "true"
-        if has_ntz(schema) and not has_ntz(own):
-            properties["delta.feature.timestampNtz"] = "supported"
-        identifier = name if path is None else f"delta.{quote(path)}"
-        for key, value in properties.items():
-            self._spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{key}' = '{value}')")
-        # A write without rows: it adds fields to structs, and widens types, as ALTER TABLE cannot
-        # do in one commit.
-        empty = self._spark.createDataFrame([], schema).write.format("delta").mode("append")
-        empty = empty.option("mergeSchema", "true")
-        self._retried(lambda: empty.saveAsTable(name) if path is None else empty.save(path))
-        # A DeltaTable keeps the schema with which it was opened.
-        of = DeltaTable.forName if path is None else DeltaTable.forPath
-        self._target = of(self._spark, name if path is None else path)
-        before = {field.name: field for field in own.fields}
-        new = [f.name for f in schema.fields if before.get(f.name) != f]
-        _log.info("added columns of the batch to the table", table=name, columns=new)
+        beside = None if of is None else of.target
+        self._target = add_columns(
+            self._spark, self._name, self._path, self._target, columns, of_table=beside
+        )
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
         own = self.schema
         verify_table(self._name, own, deletes, batch.schema)
         batch = without_delivery(batch)
-        schema = with_new_columns(self._name, own, batch.schema, self.widens)
+        schema = with_new_columns(self._name, own, batch.schema)
         entries = conformed(batch, schema)
         if deletes == "mark":
             entries = entries.withColumn(DELETED_COLUMN, F.col("operation") != "PUT")

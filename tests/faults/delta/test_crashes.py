@@ -16,10 +16,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta import Upkeep
+from nats_stream_source.delta.driver.deletion_vectors import vector_path
 from nats_stream_source.delta.driver.delta_log import VersionExistsError, now_ms
 from nats_stream_source.delta.driver.merge_on_read import upkeep
 from nats_stream_source.delta.driver.merge_on_read.compaction import compact
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import vector_path
 from nats_stream_source.delta.driver.merge_on_read.key_index import KeyIndex
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
 from nats_stream_source.delta.driver.objects import TableObjects

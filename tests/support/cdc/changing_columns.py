@@ -1,8 +1,8 @@
 """Batches whose columns change, and the rows that result by the rules, in plain Python.
 
-A batch has some columns of :data:`COLUMNS`, in any order, with types that the columns of others
-contain: structs with some of the fields, smaller numbers. The models share nothing with the
-package.
+A batch has some columns of :data:`COLUMNS`, in any order, with types that contain those of other
+batches or are contained by them: structs with some of the fields, smaller and larger numbers. The
+models share nothing with the package.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import Any, Literal
 
 from pyspark.sql.types import (
     ArrayType,
     DataType,
+    DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -134,7 +137,6 @@ class Generator:
         self._keys = [f"key {number}" for number in range(keys)]
         self._seq = 0
         self._used: set[tuple[str, int]] = set()
-        self._seen: set[str] = set()
         self._values: dict[tuple[str, str, str], Any] = {}
 
     def batch(self) -> Batch:
@@ -144,9 +146,7 @@ class Generator:
         return Batch(fields, tuple(changes))
 
     def _field(self, name: str) -> StructField:
-        kinds = COLUMNS[name] + (NARROWER.get(name, []) if name in self._seen else [])
-        self._seen.add(name)
-        return StructField(name, self._rng.choice(kinds)(self._rng), True)
+        return StructField(name, self._rng.choice(COLUMNS[name])(self._rng), True)
 
     def _change(self, fields: Sequence[StructField]) -> Change:
         self._seq += self._rng.randrange(1, 4)
@@ -185,47 +185,60 @@ def value(rng: random.Random, kind: DataType) -> Any:
         return rng.choice(["x", "y"])
     if isinstance(kind, TimestampNTZType):
         return STREAM_CREATED.replace(tzinfo=None)
+    if isinstance(kind, DateType):
+        return STREAM_CREATED.date()
+    if isinstance(kind, DecimalType):
+        return Decimal(rng.choice([1, 2]))
     return rng.choice([1, 2])
 
 
 def normalized(value: Any) -> Any:
-    """A value in which fields that are null and fields that are missing are the same."""
+    """A value in which fields that are null and missing ones are the same, and a date is a time."""
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         value = dict(value)  # a map as Arrow has it
     if isinstance(value, dict):
         fields = ((name, normalized(field)) for name, field in sorted(value.items()))
         return ("struct", *(field for field in fields if field[1] is not None))
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day)
     return [normalized(one) for one in value] if isinstance(value, list) else value
 
 
 def _struct(rng: random.Random) -> DataType:
     """A struct with some of its fields, in any order."""
-    fields = [StructField(name, kind) for name, kind in _FIELDS.items()]
+    fields = [StructField(name, rng.choice(kinds)) for name, kinds in _FIELDS.items()]
     chosen = [fields[0], *(field for field in fields[1:] if rng.random() < 0.5)]
     rng.shuffle(chosen)
     return StructType(chosen)
 
 
-_FIELDS: dict[str, DataType] = {
-    "x": IntegerType(),
-    "y": StringType(),
-    "z": StructType([StructField("deep", LongType())]),
-    "when": TimestampNTZType(),
+def _map(rng: random.Random) -> DataType:
+    """A map whose values are structs, with a field or two."""
+    fields = [StructField("x", rng.choice([IntegerType(), LongType()]))]
+    more = [StructField("y", StringType())] if rng.random() < 0.3 else []
+    return MapType(StringType(), StructType([*fields, *more]))
+
+
+_FIELDS: dict[str, list[DataType]] = {
+    "x": [IntegerType(), LongType()],
+    "y": [StringType()],
+    "z": [StructType([StructField("deep", LongType())])],
+    "when": [TimestampNTZType()],
 }
 COLUMNS: dict[str, list[Kind]] = {
-    "number": [lambda rng: LongType()],
+    "number": [lambda rng: LongType(), lambda rng: IntegerType(), lambda rng: ShortType()],
     "text": [lambda rng: StringType(), lambda rng: NullType()],
-    "real": [lambda rng: DoubleType()],
-    "when": [lambda rng: TimestampNTZType()],
+    "real": [lambda rng: DoubleType(), lambda rng: FloatType()],
+    "amount": [
+        lambda rng: IntegerType(),
+        lambda rng: DecimalType(6, 2),
+        lambda rng: DecimalType(12, 4),
+    ],
+    "ratio": [lambda rng: ShortType(), lambda rng: IntegerType(), lambda rng: DoubleType()],
+    "when": [lambda rng: TimestampNTZType(), lambda rng: DateType()],
     "object": [_struct],
     "list": [lambda rng: ArrayType(_struct(rng))],
-    "map": [lambda rng: MapType(StringType(), StructType([StructField("x", LongType())]))],
+    "map": [_map],
     "Mixed-1": [lambda rng: StringType()],
 }
 """Columns and their types in a batch."""
-NARROWER: dict[str, list[Kind]] = {
-    "number": [lambda rng: IntegerType(), lambda rng: ShortType()],
-    "real": [lambda rng: FloatType()],
-    "map": [lambda rng: MapType(StringType(), StructType([StructField("x", IntegerType())]))],
-}
-"""Types in batches after the first with the column."""

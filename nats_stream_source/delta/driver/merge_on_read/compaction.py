@@ -21,24 +21,24 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
+from nats_stream_source.delta.driver.data_files import (
+    read_data_file,
+    write_data_file,
+)
+from nats_stream_source.delta.driver.deletion_vectors import VectorFile
 from nats_stream_source.delta.driver.delta_log import (
     Action,
     VersionExistsError,
     removal,
     with_vector,
 )
-from nats_stream_source.delta.driver.merge_on_read.data_files import (
-    read_data_file,
-    write_data_file,
-)
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorFile
-from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
-from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
-from nats_stream_source.delta.driver.merge_on_read.live_files import (
+from nats_stream_source.delta.driver.live_files import (
     LiveFile,
     LiveFiles,
     positions,
 )
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
+from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
 
 FILES_PER_CLASS = 10
 """How many files of a class become one."""

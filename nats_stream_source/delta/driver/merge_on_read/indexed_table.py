@@ -20,6 +20,11 @@ from deltalake import DeltaTable
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.cdc.layout import Layout
+from nats_stream_source.delta.driver.data_files import (
+    read_data_file,
+    removed_rows,
+)
+from nats_stream_source.delta.driver.deletion_vectors import VectorFile
 from nats_stream_source.delta.driver.delta_log import (
     Action,
     Commit,
@@ -29,19 +34,12 @@ from nats_stream_source.delta.driver.delta_log import (
     removal,
     with_vector,
 )
-from nats_stream_source.delta.driver.merge_on_read.data_files import read_data_file
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
-    VectorError,
-    VectorFile,
-    vector_path,
-    vector_rows,
-)
-from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
-from nats_stream_source.delta.driver.merge_on_read.live_files import (
+from nats_stream_source.delta.driver.live_files import (
     LiveFile,
     LiveFiles,
     positions,
 )
+from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
 from nats_stream_source.delta.driver.merge_on_read.row_cache import LARGEST_FILE, RowCache
 from nats_stream_source.delta.driver.merge_on_read.row_index import (
     BYTES_PER_KEY,
@@ -119,18 +117,24 @@ class IndexedTable:
         schema = pa.schema([self.schema.field(name) for name in columns])
         files = np.full(len(slots), NO_FILE, np.int32)
         files[slots >= 0] = self.index.file[slots[slots >= 0]]
-        parts, order = [schema.empty_table()], []
+        parts, order = [schema.empty_table()], [np.empty(0, np.int64)]
+        group: list[tuple[pa.Table, Integers]] = []  # rows, and the positions of those to take
+        size = 0
         for number in np.unique(files):
             which = np.flatnonzero(files == number)
-            order.append(which)
             if number == NO_FILE:
                 nulls = [pa.nulls(len(which), field.type) for field in schema]
-                parts.append(pa.table(nulls, schema=schema))
-                continue
-            table = self._rows_in(self.files[number].add, columns)
-            parts.append(table.take(pa.array(self.index.row[slots[which]])))
-        positions = np.concatenate([np.empty(0, np.int64), *order])
-        return pa.concat_tables(parts).take(pa.array(np.argsort(positions)))
+                group.append((pa.table(nulls, schema=schema), np.arange(len(which))))
+            else:
+                add, at = self.files[number].add, self.index.row[slots[which]]
+                group.append((self._rows_in(add, columns), at.astype(np.int64)))
+                size += add["size"]
+            order.append(which)
+            if size >= LARGEST_FILE:
+                parts.append(_taken(group))
+                group, size = [], 0
+        parts += [_taken(group)] if group else []
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order))))
 
     def _rows_in(self, add: Action, columns: Sequence[str]) -> pa.Table:
         """Columns of all rows of a data file."""
@@ -188,7 +192,7 @@ class IndexedTable:
     def _remove_rows(self, number: int, add: Action) -> bool:
         """Apply another vector of a file; false, and drop the file, if rows came back (RESTORE)."""
         file = self.files[number]
-        vector = self._vector(add, file.rows)
+        vector = removed_rows(self.objects, add, file.rows)
         if file.vector - vector:
             self._drop(number)
             return False
@@ -231,7 +235,7 @@ class IndexedTable:
     def _add_file(self, add: Action) -> None:
         """Add the live rows of a data file to the index."""
         rows = read_data_file(self.objects, add, self.index.columns, self.schema)
-        file = LiveFile(add, rows.num_rows, self._vector(add, rows.num_rows))
+        file = LiveFile(add, rows.num_rows, removed_rows(self.objects, add, rows.num_rows))
         self.index.add_file(self.files.add(file), rows, file.live_positions())
 
     def add_written(self, file: LiveFile, rows: pa.Table, found: Found) -> None:
@@ -244,17 +248,6 @@ class IndexedTable:
         if self._cache is not None and file.add["size"] <= LARGEST_FILE:
             self._cache.put(file.add["path"], rows)
         self.index.add(self.files.add(file), rows, np.arange(file.rows), found)
-
-    def _vector(self, add: Action, rows: int) -> BitMap64:
-        descriptor = add.get("deletionVector")
-        if descriptor is None:
-            return BitMap64()
-        path = vector_path(descriptor)
-        content = b"" if path is None else self.objects.get(path)
-        try:
-            return vector_rows(descriptor, content, rows)
-        except VectorError as error:
-            raise VectorError(f"{path or 'the log'}, for {add['path']}: {error}") from error
 
     # -- own commits ----------------------------------------------------------------------------
 
@@ -304,3 +297,10 @@ class IndexedTable:
             for number, file in replaced:
                 self.files.replace(number, file)
             update()
+
+
+def _taken(group: Sequence[tuple[pa.Table, Integers]]) -> pa.Table:
+    """Rows of tables at positions: one ``take`` is faster than one of each by a factor of six."""
+    starts = np.cumsum([0, *(len(rows) for rows, _ in group[:-1])])
+    positions = [at + start for (_, at), start in zip(group, starts, strict=True)]
+    return pa.concat_tables([rows for rows, _ in group]).take(pa.array(np.concatenate(positions)))

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.delta.cdc.layout import SEQUENCE, Layout
-from nats_stream_source.delta.driver.merge_on_read.data_files import cast_column
+from nats_stream_source.delta.driver.data_files import cast_column
 from nats_stream_source.delta.driver.merge_on_read.key_index import (
     Integers,
     KeyIndex,

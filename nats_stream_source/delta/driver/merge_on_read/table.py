@@ -36,19 +36,19 @@ from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.collect import entries_to_merge, require_valid_entries
-from nats_stream_source.delta.driver.delta_log import (
-    DamagedLogError,
-    VersionExistsError,
-)
-from nats_stream_source.delta.driver.merge_on_read.data_files import (
+from nats_stream_source.delta.driver.data_files import (
     cast_column,
     partitions,
     write_data_file,
 )
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import VectorError
+from nats_stream_source.delta.driver.deletion_vectors import VectorError
+from nats_stream_source.delta.driver.delta_log import (
+    DamagedLogError,
+    VersionExistsError,
+)
+from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
-from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
 from nats_stream_source.delta.driver.merge_on_read.row_index import NO_FILE, Found, order_values
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors

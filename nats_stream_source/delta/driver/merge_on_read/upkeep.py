@@ -20,6 +20,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.driver.deletion_vectors import (
+    VectorError,
+    is_vector_path,
+    vector_path,
+)
 from nats_stream_source.delta.driver.delta_log import (
     DamagedLogError,
     DeltaLog,
@@ -28,11 +33,6 @@ from nats_stream_source.delta.driver.delta_log import (
 from nats_stream_source.delta.driver.merge_on_read.compaction import (
     compact,
     select_files,
-)
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
-    VectorError,
-    is_vector_path,
-    vector_path,
 )
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.objects import TableObjects

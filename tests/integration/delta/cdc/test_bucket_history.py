@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from datetime import datetime
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import Upkeep, follow, maintain, merge, reconcile
@@ -18,8 +20,13 @@ from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Entry, Frame, delete, put
 from tests.support.cdc.events import Event, history
 from tests.support.delta import rows_of
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.delta
+PAGE = (ROOT / "docs" / "delta.md").read_text()
+((TUESDAY, CHANGES),) = re.findall(
+    r"```sql\n(SELECT key, value FROM fleet_history[^;]*);\n\n([^;]*);\n```", PAGE
+)
 
 
 def versions(table: Path) -> list[tuple[Any, ...]]:
@@ -40,11 +47,10 @@ def versions(table: Path) -> list[tuple[Any, ...]]:
 
 def as_of(table: Path, time: datetime) -> dict[str, bytes]:
     """Return the values at a time, by the query of the documentation."""
-    return {
-        key: value
-        for key, value, _, _, start, end in versions(table)
-        if start <= time and (end is None or end > time)
-    }
+    query = TUESDAY.replace("2026-11-24 12:00:00", time.strftime("%Y-%m-%d %H:%M:%S.%f"))
+    assert query != TUESDAY
+    rows = QueryBuilder().register("fleet_history", DeltaTable(table)).execute(query)
+    return {row["key"]: row["value"] for row in pa.table(rows).to_pylist()}
 
 
 @spark_in_faults
@@ -63,6 +69,10 @@ def test_history_has_versions_with_times_of_entries(frame: Frame, table: Path, e
     ]
     assert as_of(table, second.created) == {"a": b"a@5", "b": b"b@2"}
     assert as_of(table, removed.created) == {"b": b"b@2"}
+    day, next_day = (f"{first.created.date() + timedelta(days)}" for days in (0, 1))
+    query = CHANGES.replace("2026-11-24", day).replace("2026-11-25", next_day)
+    changed = QueryBuilder().register("fleet_history", DeltaTable(table)).execute(query)
+    assert len(pa.table(changed)) == 4
 
 
 def test_history_equals_that_of_bucket_which_keeps_it(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 
+import polars as pl
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -47,18 +49,64 @@ def test_new_column_of_invalid_batch_is_not_added(
     assert versions(table) == before
 
 
+NARROW = "i INT, s STRUCT<x: FLOAT>, d DECIMAL(4,1), t DATE, n SMALLINT, m MAP<STRING, INT>"
+WIDE = "i BIGINT, s STRUCT<x: DOUBLE>, d DECIMAL(9,2), t TIMESTAMP_NTZ, n DOUBLE, "
+WIDE += "m MAP<STRING, BIGINT>"
+DAY, TIME = date(2026, 1, 1), datetime(2026, 1, 2, 3)
+
+
 @EVERY_ENGINE
-def test_wider_type_is_refused_where_table_cannot_have_it(
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_wider_types_widen_columns_for_every_reader(
+    spark: SparkSession, events: EventsOf, table: Path, engine: str, scd_type: int
+) -> None:
+    rules = {
+        "keys": ["key"],
+        "sequence_by": "seq",
+        "apply_as_deletes": "op = 'D'",
+        "except_column_list": ["op"],
+        "stored_as_scd_type": scd_type,
+        **ENGINES[engine],
+    }
+    narrow = (1, (0.5,), Decimal("1.5"), DAY, 7, {"k": 1})
+    wide = (1 << 40, (0.1,), Decimal("10.25"), TIME, 0.25, {"k": 1 << 40})
+    first = [(key, seq, *narrow, "U") for seq, key in enumerate("abcd", start=1)]
+    merge(events(f"{NARROW}, op STRING", *first), str(table), **rules)
+    merge(events(f"{NARROW}, op STRING", ("d", 5, *narrow, "D")), str(table), **rules)
+    old = DeltaTable(table)
+    merge(events(f"{WIDE}, op STRING", ("b", 7, *wide, "U")), str(table), **rules)
+    merge(events(f"{NARROW}, op STRING", ("c", 8, *narrow, "D")), str(table), **rules)
+
+    widened = (1, {"x": 0.5}, Decimal("1.50"), datetime(2026, 1, 1), 7.0, [("k", 1)])
+    expected = {("a", 1): widened, ("b", 7): (1 << 40, {"x": 0.1}, *wide[2:5], [("k", 1 << 40)])}
+    if scd_type == 2:
+        expected |= {(key, seq): widened for seq, key in enumerate("bcd", start=2)}
+    rows = rows_of(DeltaTable(table))
+    assert {(r["key"], r["seq"]): tuple(r[c] for c in "isdtnm") for r in rows} == expected
+    polars = pl.scan_delta(str(table)).select("key", "seq", *"isdtn").collect()
+    assert {(r[0], r[1]): r[2:] for r in polars.rows()} == {k: v[:5] for k, v in expected.items()}
+    by_spark = spark.read.format("delta").load(str(table)).select("key", "seq", *"idtn").collect()
+    assert {(r[0], r[1]): r[2:] for r in by_spark} == {
+        key: (v[0], *v[2:5]) for key, v in expected.items()
+    }
+    # A reader that has begun before goes on with its version.
+    assert {r["i"] for r in rows_of(old)} == {1}
+    assert old.schema().to_json() != DeltaTable(table).schema().to_json()
+
+
+@EVERY_ENGINE
+def test_type_without_common_wider_type_is_refused(
     events: EventsOf, table: Path, engine: str
 ) -> None:
     rules = {"keys": ["key"], "sequence_by": "seq", **ENGINES[engine]}
-    merge(events("a INT, s STRUCT<x: FLOAT>", ("k", 1, 1, (0.5,))), str(table), **rules)
+    merge(events("a BIGINT, s STRUCT<x: FLOAT>", ("k", 1, 1, (0.5,))), str(table), **rules)
     before = versions(table)
     for schema, row, types in (
-        ("a BIGINT, s STRUCT<x: FLOAT>", (1, (0.5,)), "'a' is BIGINT in the batch, expected INT"),
-        ("a INT, s STRUCT<x: DOUBLE>", (1, (0.5,)), "'s' is STRUCT<X:DOUBLE> .*STRUCT<X:FLOAT>"),
+        ("a DOUBLE", (0.5,), "'a' is DOUBLE in the batch, expected BIGINT"),
+        ("s STRUCT<x: INT>", ((1,),), "'s' is STRUCT<X:INT> .*STRUCT<X:FLOAT>"),
+        ("a DECIMAL(38,20)", (Decimal(1),), r"'a' is DECIMAL\(38,20\) .*BIGINT"),
     ):
-        with pytest.raises(ConfigurationError, match=f"{types}.*enableTypeWidening"):
+        with pytest.raises(ConfigurationError, match=types):
             merge(events(schema, ("k", 2, *row)), str(table), **rules)
     assert versions(table) == before
 
@@ -73,6 +121,8 @@ def test_spark_widens_types_of_table_with_type_widening(
     wide = 1 << 40
     merge(events("a BIGINT, d DECIMAL(9,2)", ("k", 3, wide, None)), str(table), **rules)
     merge(events("a SMALLINT", ("k", 2, 7), ("l", 4, 8)), str(table), **rules)
+    features = DeltaTable(table).protocol().reader_features or ()
+    assert any(name.startswith("typeWidening") for name in features)
     rows = spark.read.format("delta").load(str(table)).orderBy("key", "seq")
     assert dict(rows.dtypes)["a"] == "bigint"
     assert dict(rows.dtypes)["d"] == "decimal(9,2)"

@@ -23,8 +23,8 @@ from pyspark.sql.types import ArrayType, MapType, StringType, StructField, Struc
 
 from nats_stream_source.delta import Deletes
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.compaction import compact
-from nats_stream_source.delta.driver.merge_on_read.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.delta.location import TableLocation

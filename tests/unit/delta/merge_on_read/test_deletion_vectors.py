@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from nats_stream_source.delta.driver.merge_on_read.deletion_vectors import (
+from nats_stream_source.delta.driver.deletion_vectors import (
     VectorError,
     VectorFile,
     is_vector_path,

@@ -14,8 +14,14 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.driver.deletion_vectors import (
+    VectorError,
+    vector_path,
+    vector_rows,
+)
 from nats_stream_source.delta.driver.delta_log import Action, now_ms
 from nats_stream_source.delta.driver.objects import TableObjects
 
@@ -88,6 +94,27 @@ def read_data_file(
         else:
             arrays.append(pa.nulls(rows, kind))
     return pa.table(arrays, schema=pa.schema([schema.field(name) for name in columns]))
+
+
+def removed_rows(objects: TableObjects, add: Action, rows: int) -> BitMap64:
+    """The rows of a data file that its deletion vector removes.
+
+    Args:
+        rows: the number of rows of the file.
+
+    Raises:
+        VectorError: the vector is damaged.
+        OSError: its file does not exist, or the store failed.
+    """
+    descriptor = add.get("deletionVector")
+    if descriptor is None:
+        return BitMap64()
+    path = vector_path(descriptor)
+    content = b"" if path is None else objects.get(path)
+    try:
+        return vector_rows(descriptor, content, rows)
+    except VectorError as error:
+        raise VectorError(f"{path or 'the log'}, for {add['path']}: {error}") from error
 
 
 def partitions(
