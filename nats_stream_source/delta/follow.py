@@ -12,6 +12,12 @@ each second. A query that then resumes with synchronous logs fails ("batch … d
 these require the last two. :func:`follow` has all of them written, in order. Therefore any query
 can resume from the checkpoint, and at most two micro-batches wait to be written.
 
+**A write that fails** ends the query before its next micro-batch. If it was that of the offsets,
+the commit of the same micro-batch is written nevertheless (measured with Spark 4.2.0), and
+Spark then refuses to resume: it runs the last micro-batch that has offsets again, and finds it
+committed. :func:`follow` removes commits that have no offsets from the checkpoint, so that their
+micro-batches are repeated.
+
 **When Spark's own logs are used.** Spark accepts no asynchronous logs for ``availableNow`` and for
 queries with state. It has a list of sinks that may have them: ``foreachBatch`` requires an option
 that Spark's source describes as one for tests (Spark 3.4 to 4.3). If a version refuses it, the
@@ -21,11 +27,13 @@ query runs with Spark's own logs.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -110,7 +118,8 @@ def follow(
 
     Raises:
         ConfigurationError: an argument is invalid, ``changes`` is a batch or lacks a column that
-            the merge requires, or the session lacks what the engine requires.
+            the merge requires, the session lacks what the engine requires, or the checkpoint has
+            a commit without offsets that cannot be removed.
         MissingPackageError: the engine's package is not installed, or one of the extra ``metrics``.
     """
     if not changes.isStreaming:
@@ -120,6 +129,8 @@ def follow(
         )
     merge = merge_changes(table, **merge_arguments)
     merge.validate(changes.columns)
+    if not is_connect(changes.sparkSession):
+        _remove_commits_without_offsets(changes.sparkSession, os.fspath(checkpoint))
     # Before the query starts: its first merge is recorded, too.
     metrics = start_metrics(prometheus, opentelemetry)
     writer = changes.writeStream.foreachBatch(merge).option(
@@ -155,6 +166,53 @@ def _start_async(writer: DataStreamWriter) -> tuple[StreamingQuery, str | None]:
         # A writer keeps its options. If the cause is another one, this start fails with it.
         query = writer.option("asyncProgressTrackingEnabled", "false").start()
         return query, str(error).partition("\n")[0]
+
+
+def _remove_commits_without_offsets(spark: SparkSession, checkpoint: str) -> None:
+    """Remove the commits of a checkpoint that follow its last offsets; see the module."""
+    jvm = spark._jvm
+    assert jvm is not None
+    hadoop = jvm.org.apache.hadoop.fs
+    root = hadoop.Path(checkpoint)
+    try:
+        files = root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+
+        def batches(log: str) -> set[int]:
+            directory = hadoop.Path(root, log)
+            if not files.exists(directory):
+                return set()
+            # As one text: a call of the JVM for each file takes longer than the start of a query.
+            paths = hadoop.FileUtil.stat2Paths(files.listStatus(directory))
+            text = jvm.scala.runtime.ScalaRunTime.stringOf(paths)
+            return set(map(int, re.findall(rf"/{log}/(\d+)[,)]", text)))
+
+        commits = batches("commits")  # first: a query that runs writes a commit after its offsets
+        end = max(batches("offsets"), default=-1)
+    except Py4JJavaError:
+        return  # Spark cannot list them either, and reports it at the start of the query
+    orphans = sorted(batch for batch in commits if batch > end)
+    if not orphans:
+        return
+    for batch in orphans:
+        _remove(files, hadoop.Path(root, f"commits/{batch}"))
+    _log.warning(
+        "commits of the checkpoint lacked their offsets, the micro-batches are repeated",
+        checkpoint=checkpoint,
+        removed=orphans,
+    )
+
+
+def _remove(files: Any, path: Any) -> None:
+    reason = "it is still there"
+    try:
+        if files.delete(path, False):
+            return
+    except Py4JJavaError as error:
+        reason = str(error.java_exception.toString())
+    raise ConfigurationError(
+        f"could not follow: {path.toString()} of the checkpoint is a commit without offsets, and "
+        f"could not be removed ({reason}); make the directory writable, or remove the file"
+    )
 
 
 def _problem(changes: DataFrame, *, once: bool, async_progress: bool) -> str | None:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.table_content import live
 from tests.support.nats.buckets import create_bucket, put
 from tests.support.nats.tmpfs import small_disk
@@ -67,8 +68,9 @@ class Followed:
         def alive() -> None:
             assert query.isActive, query.exception()
 
+        first = self.table / "_delta_log" / f"{0:020}.json"
         wait_until(
-            lambda: (self.table / "_delta_log").exists() and live(self.table) == {"a": revision},
+            lambda: first.exists() and live(self.table) == {"a": revision},
             f"revision {revision} in the table",
             _DEADLINE,
             alive=alive,
@@ -102,9 +104,23 @@ def test_checkpoint_disk_full(followed: Followed) -> None:
         followed.fail_and_resume(filled(disk, resize), "No space left")
 
 
-@pytest.mark.parametrize("log", ["commits"])
+@pytest.mark.parametrize("log", ["offsets", "commits"])
 def test_checkpoint_log_not_writable(followed: Followed, log: str) -> None:
     followed.fail_and_resume(unwritable(followed.checkpoint / log), "not permitted|denied")
+
+
+def test_commit_without_offsets_not_removable(followed: Followed) -> None:
+    commits = followed.checkpoint / "commits"
+    with followed.running() as query:
+        followed.put(b"x")
+        followed.wait_for(query, 1)
+    (commits / "1000").touch()
+    with (
+        unwritable(commits),
+        pytest.raises(ConfigurationError, match=r"commits/1000 .* could not be removed"),
+        followed.running(),
+    ):
+        pass
 
 
 @contextlib.contextmanager
