@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import nats.errors
+import pytest
 from nats.aio.client import Client
 
 from tests.support.event_loop import run
@@ -207,3 +208,9 @@ def server_version(url: str) -> tuple[int, int]:
         return version.major, version.minor
 
     return with_client(url, work)
+
+
+def skip_before(url: str, minor: int) -> None:
+    """Skip the test on a server older than 2.``minor``."""
+    if server_version(url) < (2, minor):
+        pytest.skip(f"needs nats-server 2.{minor}")

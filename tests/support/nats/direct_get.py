@@ -8,15 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nats.aio.client import Client
-
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.request import send_request
 from tests.support.event_loop import deadline
-from tests.support.nats.buckets import with_client
 from tests.support.nats.cluster import Cluster
 
 
@@ -34,16 +31,6 @@ async def direct_get(url: str, stream: str, **settings: Any) -> AsyncIterator[Di
 async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:
     """The sequences of all that comes."""
     return [message.seq async for message in messages]
-
-
-def version(url: str) -> tuple[int, int]:
-    """The server's version: major and minor."""
-
-    async def work(client: Client) -> tuple[int, int]:
-        known = client.connected_server_version
-        return known.major, known.minor
-
-    return with_client(url, work)
 
 
 async def some_unanswered(get: DirectGet) -> bool:

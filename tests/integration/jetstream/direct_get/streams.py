@@ -1,15 +1,12 @@
-"""Streams of numbered messages, and the server versions that a test needs."""
+"""Streams of numbered messages."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from nats_stream_source.jetstream.api import StoredMessage
 from tests.support.nats.buckets import api, publish
-from tests.support.nats.direct_get import version
 
 
 async def listed(messages: AsyncIterator[StoredMessage]) -> list[StoredMessage]:
@@ -21,8 +18,3 @@ def make(url: str, name: str, count: int = 10, **config: Any) -> None:
     wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
     api(url, f"STREAM.CREATE.{name}", wanted)
     publish(url, [(f"{name}.{n % 4}", b"v%d" % n, None) for n in range(1, count + 1)])
-
-
-def skip_before(url: str, minor: int) -> None:
-    if version(url) < (2, minor):
-        pytest.skip(f"needs nats-server 2.{minor}")

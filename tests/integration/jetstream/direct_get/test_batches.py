@@ -12,9 +12,9 @@ from nats.aio.client import Client
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, ServerTooOldError, StreamNotFoundError
 from nats_stream_source.wire.columns import payloads
-from tests.integration.jetstream.direct_get.streams import listed, make, skip_before
-from tests.support.nats.buckets import api, with_client
-from tests.support.nats.direct_get import direct_get, seqs, version
+from tests.integration.jetstream.direct_get.streams import listed, make
+from tests.support.nats.buckets import api, server_version, skip_before, with_client
+from tests.support.nats.direct_get import direct_get, seqs
 
 pytestmark = pytest.mark.servers
 
@@ -54,7 +54,7 @@ async def test_stream_empty(shared_server: NatsServer) -> None:
 
     async with direct_get(shared_server.url, "EMPTY") as get:
         assert await seqs(get.batch()) == []
-        if version(shared_server.url) >= (2, 11):
+        if server_version(shared_server.url) >= (2, 11):
             assert await seqs(get.batch(complete=False)) == []
             assert await seqs(get.last_for(["EMPTY.a"])) == []
             assert await seqs(get.last_for(["EMPTY.>"], complete=False)) == []
@@ -108,7 +108,7 @@ async def test_direct_get_off_is_read_by_consumer(shared_server: NatsServer) -> 
 
 async def test_server_without_batches(shared_server: NatsServer) -> None:
     url = shared_server.url
-    if version(url) >= (2, 11):
+    if server_version(url) >= (2, 11):
         pytest.skip("this server has batches")
     make(url, "OLD")
 
@@ -154,7 +154,7 @@ def test_server_responses_are_as_documented(shared_server: NatsServer) -> None:
 
     (single,) = raw({"seq": 2}, 1)
     assert {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"} == set(single)
-    if version(url) < (2, 11):
+    if server_version(url) < (2, 11):
         (old,) = raw({"seq": 1, "batch": 2, "next_by_subj": "FIELDS.>"}, 1)
         assert "Nats-Num-Pending" not in old
         return

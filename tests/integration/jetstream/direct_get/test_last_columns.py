@@ -15,8 +15,8 @@ from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get import last_columns as module
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.last_columns import LAST_MESSAGES, last_columns
-from tests.support.nats.buckets import api, create_bucket, delete, purge, put_many
-from tests.support.nats.direct_get import direct_get, version
+from tests.support.nats.buckets import api, create_bucket, delete, purge, put_many, server_version
+from tests.support.nats.direct_get import direct_get
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.servers
@@ -79,7 +79,7 @@ async def test_subjects_of_several_requests(
     }
     time = found[f"{prefix}k4"]["time"]
     assert time.isoformat().removesuffix("+00:00")[:26] == last.time.rstrip("Z")[:26]
-    if version(url) >= (2, 11):
+    if server_version(url) >= (2, 11):
         assert (leader_requests[f"KV_{name}"] > 0) == (way == "leader")
 
 
@@ -95,7 +95,7 @@ async def test_missing_subjects_cost_few_requests(
     assert leader_requests.total() == 0
     async with direct_get(url, "KV_one") as get:
         assert await read(get, (f"$KV.one.{i}" for i in range(2000))) == {}
-    if version(url) >= (2, 11):
+    if server_version(url) >= (2, 11):
         assert leader_requests.total() == 2  # one for each 404
 
 

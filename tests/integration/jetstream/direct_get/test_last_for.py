@@ -9,8 +9,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import TooManySubjectsError
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.integration.jetstream.direct_get.streams import make, skip_before
-from tests.support.nats.buckets import create_bucket, publish
+from tests.integration.jetstream.direct_get.streams import make
+from tests.support.nats.buckets import create_bucket, publish, skip_before
 from tests.support.nats.direct_get import direct_get, seqs
 
 pytestmark = pytest.mark.servers

@@ -6,9 +6,16 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.direct_get.request import send_request
-from tests.integration.jetstream.direct_get.streams import make, skip_before
-from tests.support.nats.buckets import api, consumers, create_bucket, publish
-from tests.support.nats.direct_get import direct_get, seqs, version
+from tests.integration.jetstream.direct_get.streams import make
+from tests.support.nats.buckets import (
+    api,
+    consumers,
+    create_bucket,
+    publish,
+    server_version,
+    skip_before,
+)
+from tests.support.nats.direct_get import direct_get, seqs
 
 pytestmark = pytest.mark.servers
 
@@ -61,7 +68,7 @@ async def test_partial_mirror_never_responds_for_stream(
             )
             for _ in range(100)
         } == {(52, 92, 100, 94, 60, 62)}
-    if version(url) < (2, 11):
+    if server_version(url) < (2, 11):
         return
 
     async with direct_get(url, "KV_whole") as get:

@@ -24,14 +24,13 @@ from nats_stream_source.jetstream.leader import (
     supports_min_last_seq,
     wait_for_last_seq,
 )
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import api, publish, server_version, skip_before
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.direct_get import (
     direct_get,
     outsider,
     pause_a_responder,
     seqs,
-    version,
 )
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until
@@ -98,8 +97,8 @@ async def test_sequence_too_high_until_written(
 ) -> None:
     """ADR-53, "Note about testing": the error; then the publish, and the read succeeds."""
     url = shared_server.url
-    if name in ("batch", "last_for") and version(url) < (2, 11):
-        pytest.skip("needs nats-server 2.11")
+    if name in ("batch", "last_for"):
+        skip_before(url, 11)
     read, expected = READS[name]
     stream = f"PLAN_{name.replace(' ', '_')}_{allow_direct}"
     make(url, stream, allow_direct=allow_direct)
@@ -199,7 +198,7 @@ async def test_lagging_follower_is_never_read_early() -> None:
         make(cluster.url, "LAG", num_replicas=3)
         cluster.wait_current("LAG")
         asked, leader = outsider(cluster, "LAG"), cluster.leader_of("LAG")
-        batches = version(leader.url) >= (2, 11)
+        batches = server_version(leader.url) >= (2, 11)
         for round_ in range(3):
             follower = await pause_a_responder(cluster, "LAG")
             (least,) = publish(leader.url, [("LAG.a", b"new%d" % round_, None)])

@@ -18,8 +18,8 @@ from nats_stream_source.errors import MessageNotFoundError, PermissionDeniedErro
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get.client import MAX_BYTES, DirectGet
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.integration.jetstream.direct_get.streams import make, skip_before
-from tests.support.nats.buckets import api
+from tests.integration.jetstream.direct_get.streams import make
+from tests.support.nats.buckets import api, skip_before
 from tests.support.nats.direct_get import direct_get, seqs
 from tests.support.nats.topology import with_user
 from tests.support.proxy.fault_proxy import Proxy, subject_of

@@ -23,8 +23,8 @@ from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.direct_get.streams import listed, make
-from tests.support.nats.buckets import api
-from tests.support.nats.direct_get import direct_get, seqs, version
+from tests.support.nats.buckets import api, server_version
+from tests.support.nats.direct_get import direct_get, seqs
 from tests.support.nats.topology import with_user
 from tests.support.proxy.fault_proxy import Proxy
 
@@ -98,7 +98,7 @@ async def test_message_from_time(shared_server: NatsServer, allow_direct: bool) 
     async with direct_get(url, name) as get:
         fifth = await get.get(5)
         moment = datetime.fromtimestamp(nanoseconds(fifth.time) // 10**9, timezone.utc)
-        if version(url) < (2, 11):
+        if server_version(url) < (2, 11):
             with pytest.raises(ServerTooOldError, match=r"2\.11"):
                 await get.next(start_time=moment + timedelta(days=1))
             return
@@ -156,7 +156,7 @@ async def test_publisher_headers_are_data(shared_server: NatsServer) -> None:
         assert await get.last("HDR.a") == one_by_one[3]
         leaders = [await get.jetstream.message("HDR", seq=n) for n in range(1, 5)]
         assert one_by_one == leaders
-        if version(url) >= (2, 11):
+        if server_version(url) >= (2, 11):
             assert await listed(get.batch()) == one_by_one
             assert await listed(get.last_for(["HDR.a"])) == [one_by_one[3]]
 
