@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -121,7 +122,7 @@ def partitions(
     rows: pa.Table, columns: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.Array]]:
     """The partitions of rows: the values of their columns as the log has them, and positions."""
-    positions = pa.array(range(rows.num_rows), pa.int64())
+    positions = pa.array(np.arange(rows.num_rows))
     if not columns:
         yield {}, positions
         return

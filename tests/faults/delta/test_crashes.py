@@ -20,6 +20,7 @@ from nats_stream_source.delta.driver.deletion_vectors import vector_path
 from nats_stream_source.delta.driver.delta_log import VersionExistsError, now_ms
 from nats_stream_source.delta.driver.merge_on_read import upkeep
 from nats_stream_source.delta.driver.merge_on_read.compaction import compact
+from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import KeyIndex
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
 from nats_stream_source.delta.driver.objects import TableObjects
@@ -158,6 +159,7 @@ def test_crash_in_a_compaction_changes_no_row(
     path: Path, table: InProcessTable, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.merge(*SECOND)
+    table.reopen()
     real = TableObjects.reader
     with crash_at(step, monkeypatch, armed=False) as crash:
 
@@ -177,18 +179,30 @@ def test_crash_in_a_compaction_changes_no_row(
     assert index_of(table.state) == index_of(rebuilt(path))
 
 
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(TableObjects, "reader"), (IndexedTable, "refresh")],
+    ids=["read", "commit"],
+)
 def test_rows_replaced_during_a_compaction_stay_replaced(
-    path: Path, table: InProcessTable, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    table: InProcessTable,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    method: str,
 ) -> None:
+    """A merge commits while the files are read, or after they are in the new file."""
     table.merge(*SECOND)
-    real, merged = TableObjects.reader, list[int]()
+    table.reopen()
+    real, merged = getattr(owner, method), list[int]()
 
-    def reader(objects: TableObjects, name: str) -> Any:
+    def merge_before(*arguments: Any) -> Any:
         if not merged:
-            merged.append(table.merge(put("k3", 30), delete("k4", 31)))
-        return real(objects, name)
+            merged.append(-1)
+            merged[0] = table.merge(put("k3", 30), delete("k4", 31))
+        return real(*arguments)
 
-    monkeypatch.setattr(TableObjects, "reader", reader)
+    monkeypatch.setattr(owner, method, merge_before)
     compact(table.state, [number for number, _ in table.state.files.items()])
     assert merged == [2]
     expect(path, FIRST, SECOND, [put("k3", 30), delete("k4", 31)])

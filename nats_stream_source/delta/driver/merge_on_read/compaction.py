@@ -5,9 +5,10 @@ one below. Once a class has enough files, their live rows become one file, which
 class above; therefore a row is written about once for each class. A file whose rows are mostly
 removed is written alone. Files of the target size stay.
 
-**Beside the merges.** The files are read and the new file is written without the table's lock. The
-commit then gives the new file a vector of the rows that were replaced meanwhile. It changes no data
-(``dataChange`` is false). The index is changed row by row, not built again.
+**Beside the merges.** The files are read, the new file is written and the index is searched for its
+rows without the table's lock. The commit then gives the new file a vector of the rows that were
+replaced meanwhile. It changes no data (``dataChange`` is false). The index is changed row by row,
+not built again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
@@ -52,11 +54,35 @@ _MOST_FILES = 500  # of one compaction; bounds its memory
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file that is compacted: its state at the begin, and its live rows then."""
+    """A file that is compacted.
+
+    Attributes:
+        file: its state at the begin.
+        rows: its live rows then.
+        start: the position of the first of them in the new file.
+        kept: all its rows, if they are in memory.
+    """
 
     number: int
     file: LiveFile
     rows: Integers
+    start: int
+    kept: pa.Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """The rows of the new file in the index.
+
+    Attributes:
+        slots: of rows that were in the sources after the begin.
+        numbers: the source of each.
+        positions: where each is in the new file.
+    """
+
+    slots: Integers
+    numbers: NDArray[np.int32]
+    positions: Integers
 
 
 def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[int]:
@@ -96,38 +122,60 @@ def compact(table: IndexedTable, numbers: Sequence[int]) -> None:
         TableChangedError: the table must be opened again.
     """
     with table.lock:
-        files = [(number, table.files[number]) for number in numbers]
-    sources = [_Source(number, file, file.live_positions()) for number, file in files]
-    names = [name for name in table.schema.names if name not in table.partition_columns]
-    parts = [
-        read_data_file(table.objects, source.file.add, names, table.schema).take(
-            pa.array(source.rows)
-        )
-        for source in sources
-    ]
-    rows = pa.concat_tables(parts)
+        files = [
+            (number, file, table.kept_rows(file.add))
+            for number, file in ((number, table.files[number]) for number in numbers)
+        ]
+    sources, count = [], 0
+    for number, file, kept in files:
+        sources.append(_Source(number, file, file.live_positions(), count, kept))
+        count += file.live_rows
     values = sources[0].file.add["partitionValues"]
-    add = write_data_file(table.objects, rows, values, data_change=False) if len(rows) else None
+    add = None
+    if count:
+        rows = pa.concat_tables([_live_rows(table, source) for source in sources])
+        add = write_data_file(table.objects, rows, values, data_change=False)
+        del rows
+    moves = _moves(table, sources)
 
     def commit() -> None:
         with table.lock:
             table.refresh()
-            _commit(table, sources, add, len(rows))
+            _commit(table, sources, moves, add, count)
 
     retry_conflicts(commit, table.name, (VersionExistsError,))
 
 
-def _commit(table: IndexedTable, sources: Sequence[_Source], add: Action | None, rows: int) -> None:
-    start, removed, moves = 0, [], []
+def _live_rows(table: IndexedTable, source: _Source) -> pa.Table:
+    names = [name for name in table.schema.names if name not in table.partition_columns]
+    if source.kept is not None:
+        rows = source.kept.select(names)
+    else:
+        rows = read_data_file(table.objects, source.file.add, names, table.schema)
+    return rows if len(source.rows) == len(rows) else rows.take(pa.array(source.rows))
+
+
+def _moves(table: IndexedTable, sources: Sequence[_Source]) -> _Moves:
+    """The rows of the sources; merges beside this can only take rows out of them."""
+    index = table.index
+    slots, numbers = index.in_files([source.number for source in sources])
+    rows, at = index.row[slots], np.empty(len(slots), np.int64)
+    for source in sources:
+        of_source = numbers == source.number
+        at[of_source] = np.searchsorted(source.rows, rows[of_source]) + source.start
+    return _Moves(slots, numbers, at)
+
+
+def _commit(
+    table: IndexedTable, sources: Sequence[_Source], moves: _Moves, add: Action | None, rows: int
+) -> None:
+    removed = []
     present = [source for source in sources if source.number in table.files]
     for source in sources:
         since = source.rows
         if source.number in table.files:
             since = positions(table.files[source.number].vector - source.file.vector)
-        removed.append(np.searchsorted(source.rows, since) + start)
-        slots = table.index.in_file(source.number)
-        moves.append((slots, np.searchsorted(source.rows, table.index.row[slots]) + start))
-        start += len(source.rows)
+        removed.append(np.searchsorted(source.rows, since) + source.start)
     vector = BitMap64(np.concatenate(removed))
     actions = [removal(table.files[s.number].add, data_change=False) for s in present]
     new = None
@@ -142,7 +190,8 @@ def _commit(table: IndexedTable, sources: Sequence[_Source], add: Action | None,
     def update() -> None:
         if new is not None:
             number = table.files.add(new)
-            for slots, at in moves:
-                table.index.file[slots], table.index.row[slots] = number, at
+            still = table.index.file[moves.slots] == moves.numbers
+            slots = moves.slots[still]
+            table.index.file[slots], table.index.row[slots] = number, moves.positions[still]
 
     table.commit("OPTIMIZE", actions, [(source.number, None) for source in present], update)

@@ -93,9 +93,7 @@ class IndexedTable:
         self.table_id = str(target.metadata().id)
         self.layout = Layout.of(target.metadata().configuration)
         self.index = RowIndex(name, self.schema, self.layout)
-        several = self.index.several
-        self._cache = RowCache() if several else None
-        self.kept_columns = tuple(self.schema.names) if several else self.index.columns
+        self._cache = RowCache()
         self.spark_schema = schema_of(target)
         self.partition_columns = tuple(target.metadata().partition_columns)
         properties = target.metadata().configuration
@@ -138,13 +136,17 @@ class IndexedTable:
 
     def _rows_in(self, add: Action, columns: Sequence[str]) -> pa.Table:
         """Columns of all rows of a data file."""
-        if self._cache is None or add["size"] > LARGEST_FILE:
-            return read_data_file(self.objects, add, columns, self.schema)
         rows = self._cache.get(add["path"])
         if rows is None:
+            if not self.index.several or add["size"] > LARGEST_FILE:
+                return read_data_file(self.objects, add, columns, self.schema)
             rows = read_data_file(self.objects, add, self.schema.names, self.schema)
             self._cache.put(add["path"], rows)
         return rows.select(list(columns))
+
+    def kept_rows(self, add: Action) -> pa.Table | None:
+        """All rows of a data file, removed ones included; None if they are not in memory."""
+        return self._cache.get(add["path"])
 
     # -- the newest version ---------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class IndexedTable:
         return True
 
     def _drop(self, number: int) -> None:
-        self.files.replace(number, None)
+        self._replace(number, None)
         self.index.file[self.index.in_file(number)] = NO_FILE
 
     def _at(self, version: int) -> None:
@@ -242,10 +244,10 @@ class IndexedTable:
         """Add a file that a commit has written.
 
         Args:
-            rows: the kept columns of its rows.
+            rows: its rows, with the table's columns.
             found: their identities.
         """
-        if self._cache is not None and file.add["size"] <= LARGEST_FILE:
+        if file.add["size"] <= LARGEST_FILE:
             self._cache.put(file.add["path"], rows)
         self.index.add(self.files.add(file), rows, np.arange(file.rows), found)
 
@@ -295,8 +297,14 @@ class IndexedTable:
         with self._whole():
             self._at(self.version + 1)
             for number, file in replaced:
-                self.files.replace(number, file)
+                self._replace(number, file)
             update()
+
+    def _replace(self, number: int, file: LiveFile | None) -> None:
+        """Give a file another vector, or remove it."""
+        if file is None:
+            self._cache.drop(self.files[number].add["path"])
+        self.files.replace(number, file)
 
 
 def _taken(group: Sequence[tuple[pa.Table, Integers]]) -> pa.Table:

@@ -1,8 +1,9 @@
-"""The rows of small data files in memory, for tables whose rows are read before they change.
+"""The rows of small data files in memory: those that were written lately.
 
-A version of a history is closed by writing its row again, so each batch reads the open rows of its
-keys. These are mostly in files that were written lately. A data file never changes, so its rows can
-be kept as long as there is room; the file that was used the longest time ago goes first.
+A compaction reads the files of the last commits, which took most of its time. A version of a
+history is closed by writing its row again, so each batch reads the open rows of its keys, mostly in
+files that were written lately, too. A data file never changes, so its rows can be kept while it is
+live and there is room; the file that was used the longest time ago goes first.
 """
 
 from __future__ import annotations
@@ -37,3 +38,8 @@ class RowCache:
         self._bytes += rows.nbytes
         while self._bytes > self._max_bytes:
             self._bytes -= self._files.popitem(last=False)[1].nbytes
+
+    def drop(self, path: str) -> None:
+        """Drop the rows of a file that is no longer live."""
+        if (rows := self._files.pop(path, None)) is not None:
+            self._bytes -= rows.nbytes

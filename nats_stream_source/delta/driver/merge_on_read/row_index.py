@@ -159,6 +159,18 @@ class RowIndex:
         """The slots whose rows are in a data file."""
         return np.flatnonzero(self.file == number)
 
+    def in_files(self, numbers: Sequence[int]) -> tuple[Integers, NDArray[np.int32]]:
+        """The slots whose rows are in one of several data files, and the file of each.
+
+        This method may run beside a change of the index: it then returns the state of each slot
+        before or after the change.
+        """
+        file = self.file
+        chosen = np.zeros(max(numbers) + 2, bool)
+        chosen[list(numbers)] = True  # the last one, which NO_FILE selects, is false
+        slots = np.flatnonzero(chosen[np.minimum(file, len(chosen) - 1)])
+        return slots, file[slots]
+
     def of_keys(self, keys: pa.Table) -> Integers:
         """The slots of the rows of keys, in a table with a layout.
 

@@ -377,13 +377,11 @@ def _commit(table: IndexedTable, changes: _Changes) -> None:
     actions, replaced = table.removals(removed, data_change=True)
     actions += [{"add": add} for add, _ in written]
 
-    kept = rows.select(list(table.kept_columns))
-
     def update() -> None:
         table.index.file[old] = NO_FILE
         for add, at in written:
             table.add_written(
-                LiveFile(add, len(at), BitMap64()), kept.take(at), changes.found.take(at.to_numpy())
+                LiveFile(add, len(at), BitMap64()), rows.take(at), changes.found.take(at.to_numpy())
             )
 
     table.commit("MERGE", actions, replaced, update)

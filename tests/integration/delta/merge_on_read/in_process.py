@@ -103,6 +103,11 @@ class InProcessTable:
         self.opened.upkeep.wait()
         self.opened = opened_table(self.opened_location())
 
+    def reopen(self) -> None:
+        """Open the table as another process does: its rows are only in their files."""
+        self.crash()
+        self.opened.open(None, LimitCheck(self.limits))
+
     def opened_location(self) -> TableLocation:
         storage = self.opened.storage
         return TableLocation(storage.name, "delta-rs", storage.storage_options)
