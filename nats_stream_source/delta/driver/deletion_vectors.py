@@ -42,6 +42,7 @@ class VectorFile:
 
     def __init__(self) -> None:
         self._id = uuid.uuid4()
+        self._encoded_id = _encode(self._id.bytes)
         self._parts = bytearray(_VERSION)
 
     @property
@@ -57,7 +58,7 @@ class VectorFile:
         self._parts += struct.pack(">I", zlib.crc32(vector))
         return {
             "storageType": "u",
-            "pathOrInlineDv": _encode(self._id.bytes),
+            "pathOrInlineDv": self._encoded_id,
             "offset": offset,
             "sizeInBytes": len(vector),
             "cardinality": len(rows),

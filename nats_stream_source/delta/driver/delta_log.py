@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -241,16 +242,20 @@ def with_vector(add: Action, descriptor: Action, rows: int, *, data_change: bool
 
     Its statistics then describe more rows than are live, and must say so.
     """
-    statistics = json.loads(add.get("stats") or "{}")
-    statistics |= {"numRecords": rows, "tightBounds": False}
     kept = ("path", "partitionValues", "size", "tags")
     return {
         **{name: add[name] for name in kept if name in add},
         "modificationTime": now_ms(),
         "dataChange": data_change,
-        "stats": json.dumps(statistics, separators=(",", ":")),
+        "stats": _not_tight(add.get("stats") or "{}", rows),
         "deletionVector": descriptor,
     }
+
+
+@lru_cache(maxsize=1024)  # a file keeps its statistics, commit for commit
+def _not_tight(statistics: str, rows: int) -> str:
+    values = json.loads(statistics) | {"numRecords": rows, "tightBounds": False}
+    return json.dumps(values, separators=(",", ":"))
 
 
 def live_rows(add: Action) -> int:

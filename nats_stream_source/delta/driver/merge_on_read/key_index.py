@@ -1,9 +1,9 @@
 """An exact index of keys: each has a *slot*, a number that it keeps.
 
-A key is found by its 64-bit hash in sorted runs of (hash, slot), and then compared byte by byte:
-two keys with one hash are two keys. New keys are a run of their own. Two runs are merged when the
-earlier one is not at least four times as large, so that a key moves few times and a search looks
-into few runs.
+Keys are in runs: the keys of a range of slots, and their 64-bit hashes in ascending order. A key is
+found by its hash in each run, and then compared byte by byte: two keys with one hash are two keys.
+New keys are a run of their own. Two runs are merged when the earlier one is not at least four times
+as large, so that a key moves few times and a search looks into few runs.
 
 Memory: 20 bytes for each key plus its bytes. Pure: arrays in, arrays out.
 """
@@ -101,10 +101,26 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Hashes in ascending order, and the slot of each."""
+    """The keys of a range of slots.
 
+    Attributes:
+        first: the first slot.
+        keys: in the order of slots.
+        hashes: in ascending order.
+        slots: the slot of each hash, counted from the first one.
+    """
+
+    first: int
+    keys: pa.LargeBinaryArray
     hashes: NDArray[np.uint64]
     slots: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        return self.hashes.nbytes + self.slots.nbytes + int(self.keys.nbytes)
 
 
 class KeyIndex:
@@ -112,8 +128,7 @@ class KeyIndex:
 
     def __init__(self) -> None:
         self._count = 0
-        self._runs: list[_Run] = []  # the largest first
-        self._keys: list[pa.LargeBinaryArray] = []  # in the order of slots
+        self._runs: list[_Run] = []  # in the order of slots, the largest first
 
     def __len__(self) -> int:
         """The number of slots."""
@@ -122,8 +137,7 @@ class KeyIndex:
     @property
     def nbytes(self) -> int:
         """The memory of the index in bytes."""
-        runs = sum(run.hashes.nbytes + run.slots.nbytes for run in self._runs)
-        return runs + sum(int(keys.nbytes) for keys in self._keys)
+        return sum(run.nbytes for run in self._runs)
 
     def find(self, keys: Keys) -> Integers:
         """The slot of each key, -1 for a key without one."""
@@ -134,14 +148,16 @@ class KeyIndex:
         for run in self._runs:
             at = np.searchsorted(run.hashes, hashes[open_])
             left = open_
-            while len(left):
+            while True:
                 inside = at < len(run.hashes)
                 left, at = left[inside], at[inside]
                 same_hash = run.hashes[at] == hashes[left]
                 left, at = left[same_hash], at[same_hash]
+                if not len(left):
+                    break
                 slots = run.slots[at].astype(np.int64)
-                equal = self._equal(keys.values, left, slots)
-                found[left[equal]] = slots[equal]
+                equal = _equal(keys.values.take(pa.array(left)), run.keys.take(pa.array(slots)))
+                found[left[equal]] = run.first + slots[equal]
                 left, at = left[~equal], at[~equal] + 1  # another key with this hash comes next
             open_ = open_[found[open_] < 0]
             if not len(open_):
@@ -151,55 +167,35 @@ class KeyIndex:
     def insert(self, keys: Keys) -> Integers:
         """The new slots of keys that do not have one, each of them different."""
         count = len(keys)
-        slots = np.arange(self._count, self._count + count)
-        if not count:
-            return slots
-        self._count += count
-        self._keys.append(keys.values)
-        while len(self._keys) > 1 and len(self._keys[-2]) < _RATIO * len(self._keys[-1]):
-            last = self._keys.pop()
-            self._keys[-1] = pa.concat_arrays([self._keys[-1], last])
-        order = keys.order
-        self._runs.append(_Run(keys.hashes[order], slots[order].astype(np.uint32)))
-        while len(self._runs) > 1 and len(self._runs[-2].slots) < _RATIO * len(
-            self._runs[-1].slots
-        ):
-            last_run = self._runs.pop()
-            self._runs[-1] = _merged(self._runs[-1], last_run)
-        return slots
+        first, self._count = self._count, self._count + count
+        if count:
+            order = keys.order
+            self._runs.append(_Run(first, keys.values, keys.hashes[order], order.astype(np.uint32)))
+        while len(self._runs) > 1 and len(self._runs[-2]) < _RATIO * len(self._runs[-1]):
+            last = self._runs.pop()
+            self._runs[-1] = _merged(self._runs[-1], last)
+        return np.arange(first, self._count)
 
     def keys(self, slots: Integers) -> pa.LargeBinaryArray:
         """The keys of these slots."""
-        # `take` of a chunked array would copy all chunks first.
-        ends = np.cumsum([len(part) for part in self._keys])
-        chunk = np.searchsorted(ends, slots, side="right")
-        taken, order = [pa.array([], pa.large_binary())], []
-        for number in np.unique(chunk):
-            which = np.flatnonzero(chunk == number)
-            order.append(which)
-            start = ends[number] - len(self._keys[number])
-            taken.append(self._keys[number].take(pa.array(slots[which] - start)))
-        back = np.argsort(np.concatenate([np.empty(0, np.int64), *order]))
-        return pa.concat_arrays(taken).take(pa.array(back))
+        keys = pa.chunked_array([run.keys for run in self._runs], pa.large_binary())
+        return keys.take(pa.array(slots)).combine_chunks()
 
-    def _equal(
-        self, keys: pa.LargeBinaryArray, which: Integers, slots: Integers
-    ) -> NDArray[np.bool_]:
-        if not len(which):
-            return np.zeros(0, bool)
-        equal = pc.equal(keys.take(pa.array(which)), self.keys(slots))
-        return equal.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+def _equal(one: pa.LargeBinaryArray, other: pa.LargeBinaryArray) -> NDArray[np.bool_]:
+    return pc.equal(one, other).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _merged(one: _Run, other: _Run) -> _Run:
-    at = np.searchsorted(one.hashes, other.hashes) + np.arange(len(other.hashes))
-    from_other = np.zeros(len(one.hashes) + len(other.hashes), bool)
+    """The run of two ranges of slots, the second of which follows the first."""
+    at = np.searchsorted(one.hashes, other.hashes) + np.arange(len(other))
+    from_other = np.zeros(len(one) + len(other), bool)
     from_other[at] = True
     hashes = np.empty(len(from_other), np.uint64)
     hashes[at], hashes[~from_other] = other.hashes, one.hashes
     slots = np.empty(len(from_other), np.uint32)
-    slots[at], slots[~from_other] = other.slots, one.slots
-    return _Run(hashes, slots)
+    slots[at], slots[~from_other] = other.slots + np.uint32(len(one)), one.slots
+    return _Run(one.first, pa.concat_arrays([one.keys, other.keys]), hashes, slots)
 
 
 def _hashes(keys: pa.LargeBinaryArray) -> NDArray[np.uint64]:
