@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ _REPEATABLE = (
     *("STREAM.CREATE.", "STREAM.INFO.", "STREAM.NAMES", "INFO"),
     *("CONSUMER.CREATE.", "CONSUMER.INFO.", "CONSUMER.LIST.", "CONSUMER.NAMES."),
 )
+_TEMPORARILY_UNAVAILABLE = 10008
 _CLOSE_DEADLINE = 10.0
 
 
@@ -131,20 +133,28 @@ def api(
 
     A request that may be repeated is sent a second time without a response: the first one on a new
     connection to a cluster can get lost, when the server that answers does not know the inbox yet.
+    Within the timeout it is repeated where a cluster elects a leader.
     """
+    repeatable = subject.startswith(_REPEATABLE)
 
-    async def work(client: Client) -> dict[str, Any]:
+    async def send(client: Client) -> dict[str, Any]:
         payload = json.dumps(request).encode() if request is not None else b""
         try:
             message = await client.request(f"{prefix}.{subject}", payload, timeout)
         except nats.errors.TimeoutError:
-            if not subject.startswith(_REPEATABLE):
+            if not repeatable:
                 raise
             message = await client.request(f"{prefix}.{subject}", payload, timeout)
-        answer = json.loads(message.data)
-        if "error" in answer:
-            raise RuntimeError(f"{subject}: {answer['error']}")
-        return dict(answer)
+        return dict(json.loads(message.data))
+
+    async def work(client: Client) -> dict[str, Any]:
+        end = time.monotonic() + timeout
+        while "error" in (found := await send(client)):
+            elects = repeatable and found["error"].get("err_code") == _TEMPORARILY_UNAVAILABLE
+            if not elects or time.monotonic() > end:
+                raise RuntimeError(f"{subject}: {found['error']}")
+            await asyncio.sleep(0.1)
+        return found
 
     return with_client(url, work)
 
