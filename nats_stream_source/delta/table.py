@@ -309,7 +309,8 @@ def quote(column: str) -> str:
 def without_delivery(batch: DataFrame) -> DataFrame:
     """A batch without the columns that describe the delivery of an entry."""
     # `drop` compares names without case: a column `Delta` of the user stays.
-    return batch.drop(*(name for name in DELIVERY_COLUMNS if name in batch.columns))
+    names = [name for name in DELIVERY_COLUMNS if name in batch.columns]
+    return batch.drop(*names) if names else batch  # `drop` of nothing is several calls to the JVM
 
 
 def _join_quoted(columns: tuple[str, ...]) -> str:
