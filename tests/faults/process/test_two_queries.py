@@ -40,6 +40,10 @@ def test_two_drivers_follow_into_one_table(
     def batches() -> list[int]:
         return [len(list(one.glob("checkpoint/commits/[0-9]*"))) for _, _, one in queries]
 
+    def conflicted() -> bool:
+        logs = [one.read_text() for one in tmp_path.glob("*/log")]
+        return any("another writer changed the table" in log for log in logs)
+
     def stored() -> bool:
         return queries[0][0].stored(table) == expected
 
@@ -52,10 +56,13 @@ def test_two_drivers_follow_into_one_table(
             assert [process.poll() for process in processes] == [None, None]
             assert not list(tmp_path.glob("*/errors")), "a query ended"
 
-        wait_until(lambda: min(batches()) >= BATCHES, "micro-batches", _DEADLINE, alive=alive)
+        wait_until(
+            lambda: min(batches()) >= BATCHES and conflicted(),
+            "micro-batches and a conflict of their commits",
+            _DEADLINE,
+            alive=alive,
+        )
         writer.stop()
         expected = sorted(row for query, _, _ in queries for row in query.expected(writer.written))
         wait_until(stored, "the table to be equal", _DEADLINE, alive=alive)
         alive()
-    logs = "".join(one.read_text() for one in tmp_path.glob("*/log"))
-    assert "another writer changed the table" in logs, "no commit conflicted with the other query's"
