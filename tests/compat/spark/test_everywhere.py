@@ -26,9 +26,6 @@ from tests.support.spark.scenario import (
 from tests.support.spark.shared_scenarios import NEEDS_LIMITS, OF_ONE_STREAM, SHARED
 
 pytestmark = [pytest.mark.sparks]
-if not ADMISSION_CONTROL:
-    # PySpark 4.0 and 4.1 leave the sockets of `collect` to the garbage collector.
-    pytestmark.append(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
 
 
 @pytest.fixture(params=[KV, STREAM])

@@ -1,4 +1,4 @@
-"""A process that is killed during a merge by delta-rs leaves the old or the new table.
+"""A process that is killed during a merge by copy-on-write leaves the old or the new table.
 
 A merge writes data files first and commits then, with one file in the log. The test stops the
 process (SIGSTOP) at a random point of a merge, looks what it has written, and kills it: before its
@@ -30,7 +30,7 @@ STATES = {"before", "between", "after"}
 PROGRAM = """
 import sys
 import pyarrow as pa
-from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from pyspark.sql.types import *
@@ -45,8 +45,9 @@ entries = pa.table({
     "operation": ["PUT"] * keys,
     "stream_created": pa.array([0] * keys, pa.timestamp("us", "UTC")),
 })
-engine = DriverEngine(TableLocation(path, "delta-rs"), LimitCheck(NO_LIMITS))
-table = engine.find_or_create(batch, "remove", {})
+opened = opened_table(TableLocation(path, "delta-rs"))
+engine = DriverEngine(opened, LimitCheck(NO_LIMITS), deletion_vectors=False)
+table = engine.find_or_create(batch, "remove", None)
 print("ready", flush=True)
 sys.stdin.readline()
 table.merge_entries(entries, batch, "remove")
