@@ -30,7 +30,6 @@ from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_option
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
-from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.format_adapter import format_adapter
 from tests.support.oracle.rows import Row, rows_of
@@ -117,6 +116,9 @@ class QueryDriver:
         common = replace(options.common, outage_timeout=outage_timeout)
         options = replace(options, common=common)
         adapter = format_adapter(options)
+        # Here, since tests on Spark 4.0 and 4.1, which lack its interface, load this module.
+        from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
+
         self._reader = AdmissionReader(adapter)
         runner = Runner(options.connection)
         self._reader._runner = runner
