@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import merge
 from nats_stream_source.delta.driver.collect import BatchCollector
@@ -163,3 +164,27 @@ def test_partitions_by_a_timestamp_are_right_in_any_time_zone(
     assert DeltaTable(table).history(1)[0]["engineInfo"].startswith("Apache-Spark")
     with pytest.raises(ConfigurationError, match="partition column 'stream_created' is a TIMEST"):
         merge(frame(put("a", 3)), str(table), engine="delta-rs")
+
+
+@pytest.mark.faults  # as the features above
+@pytest.mark.parametrize("clause", ["PARTITIONED BY (operation)", "NOT NULL"])
+def test_spark_widens_column_by_overwrite_that_keeps_table(
+    spark: SparkSession, frame: Frame, table: Path, clause: str
+) -> None:
+    create(spark, table, clause)
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN n INT")
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('mine' = '1')")
+    merge(frame(put("a", 1)).withColumn("n", F.lit(1)), str(table), engine="spark")
+    wide = frame(put("b", 2)).withColumn("n", F.lit(1 << 40))
+    if clause == "NOT NULL":  # an overwrite would lose it
+        with pytest.raises(ConfigurationError, match=r"'n'.* the column 'key', which is NOT NULL"):
+            merge(wide, str(table), engine="spark")
+        assert spark.read.format("delta").load(str(table)).count() == 1
+        return
+    before = DeltaTable(table).metadata()
+    merge(wide, str(table), engine="spark")
+    after = DeltaTable(table).metadata()
+    assert (after.id, after.partition_columns) == (before.id, ["operation"])
+    assert after.configuration == before.configuration
+    rows = spark.read.format("delta").load(str(table)).select("key", "n").collect()
+    assert sorted(map(tuple, rows)) == [("a", 1), ("b", 1 << 40)]

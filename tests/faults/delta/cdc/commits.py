@@ -10,7 +10,7 @@ import pytest
 from nats_stream_source.delta.driver import copy_on_write
 from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.spark import event_merge
+from nats_stream_source.delta.spark import event_merge, new_columns
 from nats_stream_source.delta.spark.engine import SparkEngine
 
 # The functions that commit, of each engine: to the table or its state table, and the creation.
@@ -19,6 +19,7 @@ _COMMITTING: tuple[tuple[Any, str], ...] = (
     (TableStorage, "put_copy_on_write"),
     (copy_on_write, "_apply"),
     (SparkEngine, "_create"),
+    (new_columns, "retry_conflicts"),
     (event_merge, "_upsert_state"),
     (event_merge._Merge, "_merge"),
 )

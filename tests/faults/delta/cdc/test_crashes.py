@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import merge
 from tests.faults.delta.cdc.commits import Commits
@@ -44,6 +45,7 @@ def test_crash_at_each_commit_is_mended_by_repeated_batch(
     scd_type: int,
 ) -> None:
     frames = [event_frame(batch) for batch in BATCHES]
+    frames[0] = frames[0].withColumn("a", F.col("a").cast("int"))  # the next batch widens it
     rules = {**RULES, **ENGINES[engine], "stored_as_scd_type": scd_type}
     for point in itertools.count():
         table, commits = str(tmp_path / f"point{point}"), Commits(monkeypatch, point)
@@ -54,8 +56,9 @@ def test_crash_at_each_commit_is_mended_by_repeated_batch(
             assert stored(Path(table), scd_type) == expected(seen, scd_type), point
         if not commits.happened:
             break
-    # Both tables are created, and each batch commits to the table and to its state.
-    assert point >= 2 * (2 + 3 + 2)
+    # Both tables are created, a column is widened, and each batch commits to the table and to its
+    # state.
+    assert point >= 2 * (2 + 1 + 3 + 2)
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
