@@ -45,11 +45,12 @@ preflight := nats_stream_source/demo/preflight.py
 compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx nats_stream_source/wire/*/compiled_*.pyx)
 built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
 security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
-# The fault tests: tests/faults, all files with tests marked `faults`, and the files listed here.
+# The fault tests: tests/faults, all files with tests that are marked `faults`, by a fixture or a mark of theirs
+# too, and the files listed here.
+marked := mark\.faults\|spark_in_faults\|every_engine\|engine_options\|merge_events
 scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py tests/faults/*/*/test_*.py)) \
-	$(shell grep -rl --include='test_*.py' --exclude-dir=faults 'mark\.faults' tests) \
+	$(shell grep -rl --include='test_*.py' --exclude-dir=faults '$(marked)' tests) \
 	tests/compat/golden/test_golden.py tests/unit/spark/test_gap_tracker.py tests/integration/spark/data_loss/ \
-	$(patsubst %,tests/integration/delta/test_%.py,merge_rules merge_tables reconcile) \
 	$(patsubst %,tests/integration/jetstream/%.py,$(security) ordered/test_endless_reader))
 
 # The tests wait for servers more than they compute: there are more workers than cores.
