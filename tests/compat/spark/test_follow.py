@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame
 
@@ -34,13 +36,17 @@ class Keys:
         Path(self._directory, str(batch_id)).write_text(json.dumps(keys))
 
 
-def test_follow_has_asynchronous_logs(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The option for `foreachBatch` is one that Spark does not document."""
-    caplog.set_level(logging.INFO, "nats_stream_source.delta.follow")
-    keys = tmp_path / "keys"
-    keys.mkdir()
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """Directory with the keys of each micro-batch."""
+    directory = tmp_path / "keys"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def merges(keys: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each merge, in whose place `Keys` is."""
     merges: list[dict[str, Any]] = []
 
     def merge_changes(table: str, **arguments: Any) -> Keys:
@@ -49,6 +55,18 @@ def test_follow_has_asynchronous_logs(
 
     module = importlib.import_module("nats_stream_source.delta.follow")  # not the function
     monkeypatch.setattr(module, "merge_changes", merge_changes)
+    return merges
+
+
+def test_follow_has_asynchronous_logs(
+    scene: Scene,
+    tmp_path: Path,
+    keys: Path,
+    merges: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The option for `foreachBatch` is one that Spark does not document."""
+    caplog.set_level(logging.INFO, "nats_stream_source.delta.follow")
     play(scene, Create(), Put("a", "1"))
     source = scene.spark.readStream.format(scene.format).options(**scene.source)
     checkpoint = tmp_path / "checkpoint"
@@ -70,3 +88,26 @@ def test_follow_has_asynchronous_logs(
     (line,) = caplog.messages
     assert parse_fields(line)["logs"] == "asynchronous"
     assert merges == [{"deletes": "mark"}]
+
+
+@pytest.mark.usefixtures("merges")
+@pytest.mark.skipif(os.environ.get("SPARK_PLACE", "local") != "local", reason="a Spark each")
+@pytest.mark.xfail(
+    pyspark.__version__ == "4.3.0", reason="Spark fails while it cleans up", strict=True
+)
+def test_stopped_query_starts_again(scene: Scene, tmp_path: Path, keys: Path) -> None:
+    play(scene, Create())
+    for number in range(3):
+        play(scene, Put(f"k{number}", "1"))
+        source = scene.spark.readStream.format(scene.format).options(**scene.source)
+        query = follow(source.load(), "lake/fleet", checkpoint=str(tmp_path / "checkpoint"))
+        try:
+            wait_until(
+                lambda key=f"k{number}": any(key in one.read_text() for one in keys.iterdir()),
+                "the entry",
+                180,
+                seen=query.exception,
+            )
+        finally:
+            query.stop()
+        assert scene.spark.streams.active == []
