@@ -15,7 +15,8 @@ Reader = Callable[[pa.Table, Sequence[str]], pa.Table]
 """Reads columns of the rows that have one of some keys: ``read(keys, columns)``.
 
 Where the keys have a column ``__SEQUENCE``, a reader can leave out rows of a history or a state
-table that are before the last one that begins at or before this sequence.
+table that are before the last one that begins before this sequence: an event with the sequence of
+a row can go on with the row before.
 """
 
 

@@ -102,7 +102,7 @@ def starts_of(order: pa.Table, schema: pa.Schema) -> tuple[Integers, Integers]:
 def from_sequence(
     order: tuple[Integers, Integers], of_key: Integers, since: tuple[Integers, Integers]
 ) -> Integers:
-    """The positions of rows, from the last one of a key that starts at or before a sequence on.
+    """The positions of rows, from the last one of a key that starts before a sequence on.
 
     Args:
         order: the two parts of the start of each row.
@@ -111,7 +111,7 @@ def from_sequence(
     """
     first, second = order
     limit, limit_second = since[0][of_key], since[1][of_key]
-    after = (first > limit) | ((first == limit) & (second > limit_second))
+    after = (first > limit) | ((first == limit) & (second >= limit_second))
     before = np.flatnonzero(~after)
     before = before[np.lexsort((second[before], first[before], of_key[before]))]
     last = before[np.diff(of_key[before], append=-1) != 0]

@@ -176,7 +176,7 @@ class RowIndex:
 
         Args:
             keys: each of them once. If rows have an order and this has the column of a sequence,
-                the rows of a key begin with the last one that starts at or before its sequence.
+                the rows of a key begin with the last one that starts before its sequence.
         """
         assert self._layout is not None
         encoded = self._encoded(keys, self._layout.keys)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.delta.cdc.conftest import MergeEvents, columns_of
-from tests.support.cdc.events import SITUATIONS, events_of
+from tests.support.cdc.events import SITUATIONS, Event, events_of
 
 pytestmark = pytest.mark.delta
 UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"]]
@@ -40,3 +40,13 @@ def test_situations_give_rows_of_auto_cdc(
         merge_events(batch, **arguments)
         rows = columns_of(table, "key", *bounds, "seq", "a", "b")
         assert rows == sorted(expected, key=lambda row: row[:2])
+
+
+def test_greater_values_of_one_sequence_go_on_with_version_before(
+    table: Path, merge_events: MergeEvents
+) -> None:
+    """The version that the lesser values opened is joined with the one that ends there."""
+    merge_events([Event("k", 1, "U", 2, "x"), Event("k", 5, "U", 1, "x")], stored_as_scd_type=2)
+    merge_events([Event("k", 5, "U", 2, "x")], stored_as_scd_type=2)
+    rows = columns_of(table, "key", "__START_AT", "__END_AT", "seq", "a")
+    assert rows == [("k", 1, None, 5, 2)]
