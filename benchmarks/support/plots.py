@@ -128,6 +128,7 @@ def _table_size(axes: Axes, figures: Figures) -> None:
 _ENGINES = {
     "merge-on-read": ("this package, deletion vectors", OURS),
     "copy-on-write": ("this package, files rewritten", FOURTH),
+    "history": ("this package, a history", OURS),
     "spark": ("Spark's MERGE", THIRD),
     "foreachBatch": ("read only, without a table", OTHER),
 }

@@ -338,6 +338,26 @@ FIGURES: dict[str, dict[str, Any]] = {
         "tasks": [asdict(lookup.TaskRun(100_000, 10_000, 1.2e5, 1700.0, 4300.0))],
         "spark": [asdict(lookup.SparkRun(100_000, 10_000, 0.4, 1.1))],
     },
+    "history": {
+        "history": {
+            "keys": 4000,
+            "rows": 350,
+            "batches": 60,
+            "rate": 1000,
+            **{
+                f"{of}p{share}_{kind}": 50.0
+                for of in ("", "visible_")
+                for share in (50, 99)
+                for kind in (1, 2)
+            },
+            "ratio": 1.2,
+            "visible_ratio": 1.1,
+            "closed": 20,
+            "state": 1,
+            "written_1": 100,
+            "written_2": 120,
+        }
+    },
     "planner": {
         "planned": [
             {
