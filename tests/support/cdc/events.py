@@ -15,6 +15,17 @@ from typing import Any, NamedTuple
 SITUATIONS = json.loads(Path(__file__).with_name("auto_cdc.json").read_text())["situations"]
 """What AUTO CDC of Spark 4.3 gave: batches of events, and the rows after each of them."""
 
+SCHEMA = "key STRING, seq BIGINT, op STRING, a BIGINT, b STRING"
+"""The columns of a DataFrame of events."""
+
+RULES: dict[str, Any] = {
+    "keys": ["key"],
+    "sequence_by": "seq",
+    "apply_as_deletes": "op = 'D'",
+    "except_column_list": ["op"],
+}
+"""The arguments of a merge of events."""
+
 
 class Event(NamedTuple):
     """An event of a key; the columns of the tables are ``key``, ``seq``, ``a`` and ``b``."""

@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 from nats_stream_source.delta import merge
 from tests.compat.spark.auto_cdc import COLUMNS
 from tests.compat.spark.conftest import PLACE
-from tests.support.cdc.events import SITUATIONS, Event, events_of
+from tests.support.cdc.events import RULES as EVENT_RULES
+from tests.support.cdc.events import SCHEMA, SITUATIONS, Event, events_of
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT
 from tests.support.spark.daemons import connect_server
@@ -37,14 +38,7 @@ pytestmark = [
 ICEBERG = "iceberg-spark-runtime-4.1_2.13", "1.12.0"
 # Iceberg's catalog has views by an interface of Spark 4.1 that is a class in 4.3.
 UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-SCHEMA = "key STRING, seq BIGINT, op STRING, a BIGINT, b STRING"
-RULES: dict[str, Any] = {
-    "keys": ["key"],
-    "sequence_by": "seq",
-    "apply_as_deletes": "op = 'D'",
-    "except_column_list": ["op"],
-    "engine": "delta-rs",
-}
+RULES = {**EVENT_RULES, "engine": "delta-rs"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "scd1": {},
     "scd2_track_a_b": {"stored_as_scd_type": 2},

@@ -15,17 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from nats_stream_source.delta import merge
 from tests.faults.delta.cdc.commits import Commits
 from tests.integration.delta.cdc.conftest import ENGINES, EventFrame, columns_of
+from tests.support.cdc.events import RULES as EVENT_RULES
 from tests.support.cdc.events import Event, history, latest
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
-RULES: dict[str, Any] = {
-    "keys": ["key"],
-    "sequence_by": "seq",
-    "apply_as_deletes": "op = 'D'",
-    "except_column_list": ["op"],
-    "engine": "delta-rs",
-}
+RULES = {**EVENT_RULES, "engine": "delta-rs"}
 BATCHES = [
     [Event("a", 1, "U", 1, "x"), Event("b", 2, "U", 1, "x"), Event("c", 9, "D", None, None)],
     [Event("a", 3, "U", 1, "x"), Event("b", 5, "D", None, None), Event("c", 4, "U", 1, "x")],

@@ -20,17 +20,12 @@ from deltalake import DeltaTable
 from nats_stream_source.delta import merge_changes
 from tests.faults.delta.cdc.commits import Commits, crash
 from tests.integration.delta.cdc.conftest import ENGINES, EventFrame
+from tests.support.cdc.events import RULES as EVENT_RULES
 from tests.support.cdc.events import Event, history, latest, marked
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
-RULES: dict[str, Any] = {
-    "keys": ["key"],
-    "sequence_by": "seq",
-    "apply_as_deletes": "op = 'D'",
-    "except_column_list": ["op"],
-    "upkeep": None,
-}
+RULES = {**EVENT_RULES, "upkeep": None}
 KINDS: dict[str, dict[str, Any]] = {
     "scd1": {},
     "scd1-mark": {"deletes": "mark"},

@@ -27,21 +27,16 @@ from tests.support.cdc.changing_columns import (
     Rules,
     normalized,
 )
+from tests.support.cdc.events import RULES
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
-EVENTS: dict[str, Any] = {
-    "keys": ["key"],
-    "sequence_by": "seq",
-    "apply_as_deletes": "op = 'D'",
-    "except_column_list": ["op"],
-}
 ARGUMENTS: dict[Rules, dict[str, Any]] = {
     "entries": {},
     "entries-mark": {"deletes": "mark"},
-    "scd1": EVENTS,
-    "scd1-mark": {**EVENTS, "deletes": "mark"},
-    "scd2": {**EVENTS, "stored_as_scd_type": 2},
+    "scd1": RULES,
+    "scd1-mark": {**RULES, "deletes": "mark"},
+    "scd2": {**RULES, "stored_as_scd_type": 2},
 }
 
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.delta import merge
-from tests.support.cdc.events import Event
+from tests.support.cdc.events import RULES, SCHEMA, Event
 from tests.support.delta import rows_of
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 spark_in_faults = pytest.mark.parametrize(
     "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
 )
-SCHEMA = "key STRING, seq BIGINT, op STRING, a BIGINT, b STRING"
 EventFrame = Callable[[Iterable[Event]], DataFrame]
 MergeEvents = Callable[..., None]
 
@@ -57,14 +56,7 @@ def merge_events(
     """Function that merges events into the test's table, by key and sequence."""
 
     def run(events: Iterable[Event], **arguments: Any) -> None:
-        rules = {
-            "keys": ["key"],
-            "sequence_by": "seq",
-            "apply_as_deletes": "op = 'D'",
-            "except_column_list": ["op"],
-            **arguments,
-        }
-        merge(event_frame(events), str(table), **{**engine_options(), **rules})
+        merge(event_frame(events), str(table), **{**engine_options(), **RULES, **arguments})
 
     return run
 

@@ -18,15 +18,9 @@ from tests.integration.delta.cdc.conftest import (
     columns_of,
     spark_in_faults,
 )
-from tests.support.cdc.events import Event
+from tests.support.cdc.events import RULES, Event
 
 pytestmark = pytest.mark.delta
-RULES: dict[str, Any] = {
-    "keys": ["key"],
-    "sequence_by": "seq",
-    "apply_as_deletes": "op = 'D'",
-    "except_column_list": ["op"],
-}
 HISTORY = {**RULES, "stored_as_scd_type": 2}
 
 

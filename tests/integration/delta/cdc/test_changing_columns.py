@@ -17,6 +17,7 @@ from nats_stream_source.delta import merge
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.conftest import ENGINES
 from tests.integration.delta.table_content import versions
+from tests.support.cdc.events import RULES
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
@@ -66,14 +67,7 @@ DAY, TIME = date(2026, 1, 1), datetime(2026, 1, 2, 3)
 def test_wider_types_widen_columns_for_every_reader(
     spark: SparkSession, events: EventsOf, table: Path, engine: str, scd_type: int
 ) -> None:
-    rules = {
-        "keys": ["key"],
-        "sequence_by": "seq",
-        "apply_as_deletes": "op = 'D'",
-        "except_column_list": ["op"],
-        "stored_as_scd_type": scd_type,
-        **ENGINES[engine],
-    }
+    rules = {**RULES, "stored_as_scd_type": scd_type, **ENGINES[engine]}
     narrow = (1, (0.5,), Decimal("1.5"), DAY, 7, {"k": 1})
     wide = (1 << 40, (0.1,), Decimal("10.25"), TIME, 0.25, {"k": 1 << 40})
     first = [(key, seq, *narrow, "U") for seq, key in enumerate("abcd", start=1)]
