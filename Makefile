@@ -84,10 +84,10 @@ setup: $(stamp) ## create .venv with the packages of all other targets
 demo: java $(stamp) ## write a bucket's changes into a Delta table, with real data (ROWS=20000, ENGINE=spark)
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' --engine '$(ENGINE)' $(if $(ROWS),--rows '$(ROWS)')
 
-test: java $(stamp) ## run the tests outside tests/faults (TESTS=tests/integration/demo/test_demo.py)
-	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3) --ignore=tests/faults) $(if $(AGAIN),$(reruns))
+test: java $(stamp) ## run the tests of the package: tests/unit and tests/integration (TESTS=tests/integration/demo)
+	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3) $(addprefix --ignore=tests/,faults docs compat)) $(if $(AGAIN),$(reruns))
 
-test-all: java $(stamp) ## run the tests and the quick ones of tests/faults, as .ci/run does
+test-all: java $(stamp) ## run these, the pages' examples, golden checkpoints and quick faults, as .ci/run does
 	@$(python) -m pytest $(call workers,3) $(if $(AGAIN),$(reruns))
 
 test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
@@ -103,12 +103,12 @@ soak: java $(stamp) ## write and read under random faults, then compare (MINUTES
 	@$(python) -m tests.soak --minutes '$(or $(MINUTES),30)' \
 		$(if $(SEED),--seed '$(SEED)') $(if $(TOPOLOGY),--topology '$(TOPOLOGY)')
 
-check: $(stamp) ## run ruff (lint and format), mypy, the import contracts and the limits of the tree
+check: $(stamp) ## run ruff (lint and format), mypy, the import contracts, the limits of the tree and of prose
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/mypy
 	@$(venv)/bin/lint-imports --no-logo --no-cache
-	@$(python) -m pytest -q tests/unit/test_tree.py
+	@$(python) -m pytest -q tests/unit/test_tree.py tests/docs/test_prose.py
 
 docs: $(stamp) ## regenerate the generated pages, build the site into site/, open it in Chromium if installed
 	@$(python) -m docs.generate
