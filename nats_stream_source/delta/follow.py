@@ -15,7 +15,7 @@ can resume from the checkpoint, and at most two micro-batches wait to be written
 **A write that fails** ends the query before its next micro-batch. If it was that of the offsets,
 the commit of the same micro-batch is written nevertheless (measured with Spark 4.2.0), and
 Spark then refuses to resume: it runs the last micro-batch that has offsets again, and finds it
-committed. :func:`follow` removes commits that have no offsets from the checkpoint, so that their
+committed. :func:`follow` removes commits without offsets from the checkpoint, so that their
 micro-batches are repeated.
 
 **When Spark's own logs are used.** Spark accepts no asynchronous logs for ``availableNow`` and for

@@ -28,7 +28,6 @@ from nats_stream_source.delta.cdc.entry_events import (
     event_fields,
     with_event_columns,
 )
-from nats_stream_source.delta.cdc.event_columns import validate_names, validate_types
 from nats_stream_source.delta.cdc.layout import (
     DELETE,
     EVENT_COLUMNS,
@@ -249,8 +248,7 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
         deletes=rules.deletes,
         times=times,
     )
-    validate_types(layout, schema)
-    validate_names(layout, selected)
+    layout.validate_events(schema, selected)
     untracked = _untracked(rules, layout, parts, entries)
     tracked = rules.track_list or tuple(name for name in selected if name not in untracked)
     return Events(rows, layout, tracked, None if rules.track_list else untracked, from_entries)

@@ -28,10 +28,21 @@ or another sequence is refused. The state's property also has the identity of it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from nats_stream_source.delta.table import DELETED_COLUMN, Deletes, table_schema
 from nats_stream_source.errors import ConfigurationError
@@ -50,6 +61,17 @@ EVENT_COLUMNS = (SEQUENCE, DELETE, TIME, UNAVAILABLE)
 """The columns of an event that are not columns of its row."""
 START, END = "__START_AT", "__END_AT"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
+
+_NAMES = "array<string>"
+_ORDERED = (
+    NumericType,
+    StringType,
+    BinaryType,
+    BooleanType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +139,44 @@ class Layout:
         elif self.deletes == "mark":
             names.append(DELETED_COLUMN)
         return tuple(names)
+
+    def validate_events(self, schema: StructType, selected: Iterable[str]) -> None:
+        """Raise ConfigurationError if the layout cannot have these events.
+
+        Args:
+            schema: of the events: keys and sequences have types that can be compared.
+            selected: the columns that the table stores, whose names are not reserved for its own.
+        """
+        for name in self.keys:
+            kind = schema[name].dataType
+            if not _is_atomic(kind):
+                raise ConfigurationError(
+                    f"could not merge the batch: the key {name!r} is "
+                    f"{kind.simpleString().upper()}, expected a number, text, binary, boolean, "
+                    f"date or time; cast it or pick another"
+                )
+        for name in self.order:
+            kind = schema[name].dataType
+            if not _is_ordered(kind):
+                raise ConfigurationError(
+                    f"could not merge the batch: sequence_by is {kind.simpleString().upper()}, "
+                    f"which cannot be ordered; expected numbers, texts, binaries, booleans, dates "
+                    f"or times, or structs of them"
+                )
+        if UNAVAILABLE in schema.names and schema[UNAVAILABLE].dataType.simpleString() != _NAMES:
+            raise ConfigurationError(
+                f"could not merge the batch: unavailable_columns is a column of type "
+                f"{schema[UNAVAILABLE].dataType.simpleString().upper()}, expected {_NAMES.upper()}"
+            )
+        # Delta Lake and Spark compare names without case.
+        names = {name.lower(): name for name in selected}
+        for reserved in self.reserved():
+            if reserved.lower() in names:
+                raise ConfigurationError(
+                    f"could not merge the batch: it has a column {names[reserved.lower()]!r}, and "
+                    f"{reserved!r} is reserved for the table's own; rename the column, or exclude "
+                    f"it with except_column_list"
+                )
 
     def table_schema(self, events: StructType) -> StructType:
         """The columns of the table for events of this schema."""
@@ -217,3 +277,16 @@ def other_rules_error(table: str, stored: Layout) -> ConfigurationError:
 
 def _have(times: bool) -> str:
     return "have" if times else "do not have"
+
+
+def _is_ordered(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return bool(kind.fields) and all(_is_ordered(field.dataType) for field in kind.fields)
+    return _is_atomic(kind)
+
+
+def _is_atomic(kind: DataType) -> bool:
+    # A string with a collation is compared by other rules than its bytes.
+    if isinstance(kind, StringType):
+        return kind == StringType()
+    return isinstance(kind, _ORDERED)
