@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from tests.support.event_loop import run
 from tests.support.nats import buckets
 from tests.support.oracle.rows import Written, message
 from tests.support.query_driver.driver import DEADLINE
+from tests.support.writer_thread import WriterThread
 
 if TYPE_CHECKING:
     from tests.support.recorded_stream import RecordedStream
@@ -24,37 +24,25 @@ _IN_FLIGHT = 100
 _NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError)
 
 
-class Writing(threading.Thread):
+class Writing(WriterThread):
     """Writes until it is told to stop; a write that is not acknowledged is not repeated."""
 
     def __init__(self, recorded: RecordedStream, urls: Sequence[str], size: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__(DEADLINE)
         self._workload = recorded
         self._urls = list(urls)
         self._size = size
-        self._over = threading.Event()
-        self._error: BaseException | None = None
         self.failed = 0
 
-    def run(self) -> None:
-        try:
-            run(self._write())
-        except BaseException as error:  # the thread's end is no place for it: stop() raises it
-            self._error = error
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(DEADLINE)
-        assert not self.is_alive()
-        if self._error is not None:
-            raise self._error
+    def write_until_stopped(self) -> None:
+        run(self._write())
 
     def wait(self, count: int) -> None:
         """Wait until ``count`` more writes are acknowledged."""
         target = len(self._workload.acknowledged) + count
         deadline = time.monotonic() + DEADLINE
         while len(self._workload.acknowledged) < target:
-            assert self._error is None, self._error
+            assert self.error is None, self.error
             assert time.monotonic() < deadline, "nothing is acknowledged any more"
             time.sleep(0.01)
 
@@ -83,6 +71,6 @@ class Writing(threading.Thread):
             else:
                 recorded.acknowledged[ack.seq] = written
 
-        while not self._over.is_set():
+        while not self.over.is_set():
             await asyncio.gather(*(put(one) for one in recorded.next(_IN_FLIGHT, self._size)))
             await asyncio.sleep(0.01)

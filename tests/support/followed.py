@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from deltalake import DeltaTable
 from tests.support.cdc.events import Event, history, marked
 from tests.support.delta import rows_of
 from tests.support.nats import buckets
+from tests.support.writer_thread import WriterThread
 
 VALUES = (b"x", b"y")
 _DEADLINE = 300.0  # seconds
@@ -69,26 +69,21 @@ class Query:
         return (row["bucket"], row["key"], row["revision"], value, bool(row.get("deleted")))
 
 
-class Writer(threading.Thread):
+class Writer(WriterThread):
     """Writes to buckets and keeps what was acknowledged."""
 
     def __init__(self, url: str, names: Sequence[str], rng: random.Random) -> None:
-        super().__init__(daemon=True)
+        super().__init__(_DEADLINE)
         self._url, self._rng = url, rng
-        self._over = threading.Event()
-        self._error: BaseException | None = None
         self.written: dict[str, list[Event]] = {bucket: [] for bucket in names}
 
     @property
     def writes(self) -> int:
         return sum(map(len, self.written.values()))
 
-    def run(self) -> None:
-        try:
-            while not self._over.wait(0.05):
-                self._write()
-        except BaseException as error:  # raised by `stop`
-            self._error = error
+    def write_until_stopped(self) -> None:
+        while not self.over.wait(0.05):
+            self._write()
 
     def _write(self) -> None:
         sent = [
@@ -114,10 +109,3 @@ class Writer(threading.Thread):
         if back and self._rng.random() < 0.5:
             return Event(key, 0, "D", None, None)
         return Event(key, 0, "U", self._rng.randrange(len(VALUES)), None)
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(_DEADLINE)
-        assert not self.is_alive()
-        if self._error is not None:
-            raise self._error

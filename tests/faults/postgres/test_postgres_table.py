@@ -17,7 +17,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
+from tests.support.writer_thread import WriterThread
 
 pytestmark = pytest.mark.faults
 
@@ -87,29 +87,17 @@ class Supervised:
         self._process.wait()
 
 
-class Writer(threading.Thread):
+class Writer(WriterThread):
     """Runs random transactions until it is stopped."""
 
     def __init__(self, postgres: LocalPostgres, seed: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__(_DEADLINE)
         self._postgres, self._rng = postgres, random.Random(seed)
-        self._over = threading.Event()
-        self._error: BaseException | None = None
         self.done: Counter[str] = Counter()
 
-    def run(self) -> None:
-        try:
-            while not self._over.wait(self._rng.uniform(0, 0.3)):
-                self._transaction()
-        except BaseException as error:  # raised by `stop`
-            self._error = error
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(_DEADLINE)
-        assert not self.is_alive()
-        if self._error is not None:
-            raise self._error
+    def write_until_stopped(self) -> None:
+        while not self.over.wait(self._rng.uniform(0, 0.3)):
+            self._transaction()
 
     def _transaction(self) -> None:
         kinds = [self._rng.choice(list(_STATEMENTS)) for _ in range(self._rng.randint(1, 4))]

@@ -7,6 +7,7 @@ one, as the rules say it. They share nothing with the package.
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +36,13 @@ class Event(NamedTuple):
     op: str | None
     a: int | None
     b: str | None
+
+
+def random_event(rng: random.Random, key: str, seq: int) -> Event:
+    """Return an update or a delete with values that often repeat."""
+    if rng.random() < 0.3:
+        return Event(key, seq, "D", None, None)
+    return Event(key, seq, "U", rng.choice([None, 1, 2]), rng.choice([None, "x"]))
 
 
 def events_of(situation: str) -> list[list[Event]]:

@@ -21,7 +21,7 @@ from nats_stream_source.delta import merge_changes
 from tests.faults.delta.cdc.commits import Commits, crash
 from tests.integration.delta.cdc.conftest import ENGINES, EventFrame
 from tests.support.cdc.events import RULES as EVENT_RULES
-from tests.support.cdc.events import Event, history, latest, marked
+from tests.support.cdc.events import Event, history, latest, marked, random_event
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
@@ -152,12 +152,6 @@ def random_batches(rng: random.Random, key: str) -> list[list[Event]]:
             earlier = [event for batch in batches for event in batch if event.seq >= since]
             batches.append(earlier)
     return batches
-
-
-def random_event(rng: random.Random, key: str, seq: int) -> Event:
-    if rng.random() < 0.3:
-        return Event(key, seq, "D", None, None)
-    return Event(key, seq, "U", rng.choice([None, 1, 2]), rng.choice([None, "x"]))
 
 
 def stored(table: Path, kind: str) -> list[tuple[Any, ...]]:

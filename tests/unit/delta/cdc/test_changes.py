@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.support.cdc.events import SITUATIONS, Event, events_of, history, latest
+from tests.support.cdc.events import SITUATIONS, Event, events_of, history, latest, random_event
 from tests.unit.delta.cdc.memory_tables import MemoryTables
 
 UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"]]
@@ -80,9 +80,3 @@ def random_batches(rng: random.Random, key: str, *, ties: bool) -> list[list[Eve
         if rng.random() < 0.3:
             batches.append(rng.choice(batches))
     return batches
-
-
-def random_event(rng: random.Random, key: str, seq: int) -> Event:
-    if rng.random() < 0.3:
-        return Event(key, seq, "D", None, None)
-    return Event(key, seq, "U", rng.choice([None, 1, 2]), rng.choice([None, "x"]))
