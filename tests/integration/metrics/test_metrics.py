@@ -20,7 +20,7 @@ from nats_stream_source import register, watch_progress
 from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.metrics import exporters
+from nats_stream_source.metrics import active, exporters
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
 from tests.support.proxy.fault_proxy import Proxy
@@ -33,7 +33,9 @@ LOGGER = "nats_stream_source.metrics"
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port for the endpoint of a test, which does not have the counts of earlier queries."""
+    monkeypatch.setattr(active, "_recorder", None)
     yield free_port()
     exporters.close_endpoints()
 
