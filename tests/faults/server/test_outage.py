@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, NatsSourceError
 from nats_stream_source.options import kv_options
-from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.nats.buckets import api, create_bucket, put_many
 from tests.support.nats.cluster import Cluster
 from tests.support.query_driver.driver import QueryDriver
 from tests.support.spark.streaming_query import begin
@@ -188,6 +189,8 @@ def test_query_of_several_buckets_waits_for_all(
             fill(leader.url, 50, 50)
             for follower in followers:
                 follower.kill()
+            # Until it notices, the leader answers as before.
+            wait_until(lambda: not has_leader(leader.url, "KV_b"), "the leader to step down")
             returns = threading.Timer(AWAY, lambda: [one.start() for one in followers])
             returns.start()
             began = time.monotonic()
@@ -200,3 +203,11 @@ def test_query_of_several_buckets_waits_for_all(
         finally:
             driver.close()
     assert "servers are away, waiting" in caplog.text
+
+
+def has_leader(url: str, stream: str) -> bool:
+    """A server whose stream has lost its majority answers too, without the leader's name."""
+    try:
+        return "leader" in api(url, f"STREAM.INFO.{stream}", timeout=1)["cluster"]
+    except (nats.errors.TimeoutError, RuntimeError):
+        return False
