@@ -25,7 +25,7 @@ from nats_stream_source.metrics.table import (
     STEP_SECONDS,
     TOTAL_BYTES_BEHIND,
 )
-from nats_stream_source.spark.reported_offsets import PlannerReport, lag, positions
+from nats_stream_source.spark.formats.reported_offsets import PlannerReport, lag, positions
 
 _RUNS = 100  # ended runs that are known, so that a second listener does not count them again
 
