@@ -7,7 +7,7 @@
 #   ENGINE   make demo: what merges into the Delta table: auto, delta-rs or spark. Default: auto
 #   TESTS    make test, test-servers, test-faults: arguments of pytest. Default: all tests of the target
 #   AGAIN    make test, test-all: 1 reruns at most ten failed tests, twice at most
-#   WORKERS  make test, test-all, test-faults: number of test processes. Default: 3, 3 and 6
+#   WORKERS  make test, test-all, test-faults: number of test processes. Default: 4, 3 and 6
 #   SERVERS  make test-servers: server versions. Default: all supported
 #   SPARKS   make test-spark: Spark versions or environments. Default: all
 #   MINUTES  make soak: duration. Default: 30
@@ -85,7 +85,7 @@ demo: java $(stamp) ## write a bucket's changes into a Delta table, with real da
 	@$(python) -m nats_stream_source.demo --sink '$(SINK)' --engine '$(ENGINE)' $(if $(ROWS),--rows '$(ROWS)')
 
 test: java $(stamp) ## run the tests of the package: tests/unit and tests/integration (TESTS=tests/integration/demo)
-	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,3) $(addprefix --ignore=tests/,faults docs compat)) $(if $(AGAIN),$(reruns))
+	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,4) $(addprefix --ignore=tests/,faults docs compat)) $(if $(AGAIN),$(reruns))
 
 test-all: java $(stamp) ## run these, the pages' examples, golden checkpoints and quick faults, as .ci/run does
 	@$(python) -m pytest $(call workers,3) $(if $(AGAIN),$(reruns))
