@@ -87,6 +87,16 @@ class DataLossCheck:
         self.verify_retained(info, start.stream_seq, start)
         return start
 
+    async def restored_position(self, at: Position, info: StreamInfo) -> Position | None:
+        """The position after ``at`` in a stream that was deleted and restored; None in another one.
+
+        The offset before it does not have the stream, so the position is an origin.
+        """
+        if await self._identify(at, info) is Identity.RECREATED:
+            return None
+        resumed = await self.resume_from(at, info)
+        return replace(resumed, origin=resumed.stream_seq, consumer_seq=0)
+
     def verify_retained(
         self, info: StreamInfo, start: int, offset: Position, end: int = ENDLESS
     ) -> None:

@@ -11,7 +11,8 @@ with history starts, cannot be cut: such a range is in one micro-batch as a whol
 share the rest. The streams may change. A stream that is new to the query begins where the query
 begins; if it was created after the query, with its first message. A stream that the options no
 longer select is left out, which is logged. A stream that was deleted is a data loss: an error with
-``failOnDataLoss``, else it is left out, and one of the same name is new to the query.
+``failOnDataLoss``, else it is left out. A restore deletes the stream first, so the planner keeps the
+position: a stream of the same name with the same messages continues there, another is new.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class QueryPlanner:
         self._deleted: tuple[type[StreamNotFoundError], ...] = gone
         self._planners: dict[str, StreamPlanner] = {}
         self._found: dict[str, Position] = {}  # where streams begin that no offset has yet
+        self._deleted_at: dict[str, Position] = {}  # the last positions of deleted streams
         self._idle: dict[str, tuple[Position, tuple[object, ...]]] = {}  # empty plans, by stream
         self._planned: dict[str, tuple[Position, StreamInfo]] = {}  # the last ends, by stream
         self._initial_offset: Offset | None = None
@@ -231,7 +233,7 @@ class QueryPlanner:
         return self._planners[name]
 
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
-        """Where streams begin that are new to the query.
+        """Where streams begin that are new to the query, or continue after a restore.
 
         Args:
             started: the time at which the query started; None if it starts now.
@@ -242,8 +244,10 @@ class QueryPlanner:
             later = started is not None and nanoseconds(view.info.created) > nanoseconds(started)
             skips = self._adapter.start_of(name).policy in _SKIPPING
             start = _FROM_FIRST if later and skips else None
+            planner, deleted_at = self._planner(name), self._deleted_at.get(name)
             try:
-                return await self._planner(name).initial_position(view, start)
+                restored = deleted_at and await planner.restored_position(view, deleted_at)
+                return restored or await planner.initial_position(view, start)
             except self._deleted:
                 return None
 
@@ -294,8 +298,9 @@ class QueryPlanner:
             name,
             f"stream was deleted: it does not exist, expected it with the messages after "
             f"{sequence} {at.stream_seq}",
-            "continue without it",
+            "continue without it until it is restored",
         )
+        self._deleted_at[name] = at
 
     # -- the ends of a micro-batch --------------------------------------------------------------
 

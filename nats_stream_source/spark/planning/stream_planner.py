@@ -219,6 +219,13 @@ class StreamPlanner:
             initial_through=max(origin, info.last_seq),
         )
 
+    async def restored_position(self, view: StreamView, at: Position) -> Position | None:
+        """The position at which a query continues a stream that was deleted when it was at ``at``.
+
+        None if the stream is another one.
+        """
+        return await self._data_loss_check.restored_position(at, view.info)
+
     def _needs_last_per_subject(
         self, view: StreamView, end: Position, first: int, last: int
     ) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -16,12 +16,18 @@ _DEADLINE = 60.0  # seconds; only a failed transfer takes that long
 _CHUNK = 64 << 10
 
 
-def back_up(url: str, stream: str) -> Callable[[], None]:
+class Restore(Protocol):
+    def __call__(self, absent: Callable[[], object] = ...) -> None:
+        """Delete the stream, call ``absent``, and restore the stream."""
+
+
+def back_up(url: str, stream: str) -> Restore:
     """Back up a stream; call the result to delete the stream and restore the backup."""
     described, chunks = with_client(url, lambda client: _snapshot(client, stream))
 
-    def restore() -> None:
+    def restore(absent: Callable[[], object] = lambda: None) -> None:
         api(url, f"STREAM.DELETE.{stream}")
+        absent()
         request = {name: described[name] for name in ("config", "state")}
         subject = api(url, f"STREAM.RESTORE.{stream}", request)["deliver_subject"]
         restored = with_client(url, lambda client: _send(client, subject, chunks))

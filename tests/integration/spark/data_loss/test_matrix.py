@@ -33,7 +33,7 @@ from tests.support.nats.buckets import api
 from tests.support.nats.retention import purge
 from tests.support.oracle.rows import Row
 from tests.support.query_driver.batch import read_sorted
-from tests.support.query_driver.driver import QueryDriver
+from tests.support.query_driver.driver import QueryDriver, new_query
 from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, keep_store, warnings
 
 pytestmark = pytest.mark.servers
@@ -262,6 +262,50 @@ def test_planned_batch(scene: Scene, event: Event, accept: bool) -> None:
     through = FIRST + SECOND
     lost = range(1, scene.lost.stop) if event.error == AGED_OUT else ()
     recorded.check(rows, through=through, lost=lost)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["restored", "older backup"])
+def test_one_of_several_streams_polled_while_it_is_restored(
+    shared_server: NatsServer, older: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restore deletes the stream first: an accepting query keeps its position until it is back."""
+    recorded, other = (RecordedStream("kv", shared_server.url).create() for _ in "ab")
+    recorded.write(FIRST)
+    restore = back_up(recorded.url, recorded.stream)
+    recorded.write(SECOND)
+    if not older:
+        restore = back_up(recorded.url, recorded.stream)
+    names = {"buckets": f"{recorded.name},{other.name}", "includeHistory": True}
+    with (
+        new_query(recorded.url, **names) as strict,
+        new_query(recorded.url, **names, **ACCEPT) as accepting,
+    ):
+        for query in (strict, accepting):
+            assert query.read_sequences() == {recorded.name: [*range(1, FIRST + SECOND + 1)]}
+        read = strict.offset
+
+        def poll() -> None:
+            with pytest.raises(DataLossError, match=rf"{recorded.stream}: stream was deleted"):
+                strict.plan()
+            other.write(AFTER)
+            assert accepting.read_sequences() == {other.name: [*range(1, AFTER + 1)]}
+            assert accepting.positions == {other.stream: AFTER}
+
+        restore(poll)
+        if older:
+            recorded.remove_after(FIRST)
+        start = recorded.last + 1
+        recorded.write(AFTER)
+        caplog.clear()
+        assert accepting.read_sequences() == {recorded.name: [*range(start, recorded.last + 1)]}
+        assert any("rolled back" in text for text in warnings(caplog)) == older
+    with new_query(recorded.url, **names, offset=read) as restarted:
+        if older:
+            with pytest.raises(DataLossError, match="rolled back"):
+                restarted.plan()
+            return
+        after = {recorded.name: [*range(start, recorded.last + 1)]}
+        assert restarted.read_sequences() == after | {other.name: [*range(1, AFTER + 1)]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
