@@ -213,6 +213,19 @@ def _named_starts(
     return starts
 
 
+def metadata(value: str) -> dict[str, str]:
+    """A JSON object of strings."""
+    try:
+        parsed = json.loads(value)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"is not a JSON object: {error}") from None
+    if not isinstance(parsed, dict) or not all(isinstance(text, str) for text in parsed.values()):
+        raise ValueError("is not a JSON object of strings")
+    if any(key.startswith("_nats.") for key in parsed):
+        raise ValueError("has a name that begins with '_nats.', which the server sets itself")
+    return parsed
+
+
 def string_list(value: str) -> tuple[str, ...]:
     """Strings separated by commas."""
     elements = tuple(element.strip() for element in value.split(","))

@@ -21,6 +21,7 @@ from nats_stream_source.jetstream.subjects import (
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
 from nats_stream_source.options.connection import CONNECTION, connection_settings
+from nats_stream_source.options.creation import CREATION, validate_creation
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.kv import CODECS
 from nats_stream_source.options.table import Option, parse
@@ -49,70 +50,10 @@ _WRITING: tuple[Option, ...] = (
         "error",
         "What to do if the bucket or stream does not exist. Default: `error`; `create` creates it "
         "with the options `replicas`, `storage`, `maxBytes`, `compression`, `placementCluster`, "
-        "`placementTags`, `ttl` and `duplicateWindow`, a bucket also with `history` and "
-        "`limitMarkerTtl`, a stream with `subjects`.",
+        "`placementTags`, `metadata`, `ttl` and `duplicateWindow`, a bucket also with `history` "
+        "and `limitMarkerTtl`, a stream with `subjects`.",
     ),
-    Option(
-        "replicas",
-        "integer",
-        converters.replica_count,
-        None,
-        "Replicas of a bucket or stream that is created. Default: 1; at most 5.",
-    ),
-    Option(
-        "storage",
-        "`file` or `memory`",
-        converters.one_of("file", "memory"),
-        None,
-        "Storage of a bucket or stream that is created. Default: `file`.",
-    ),
-    Option(
-        "maxBytes",
-        "size",
-        converters.byte_size,
-        None,
-        "Size of a bucket or stream that is created, in bytes or with `k`, `m` or `g`; an account "
-        "can require it. A full bucket refuses rows, a full stream removes its oldest messages. "
-        "Default: no limit.",
-    ),
-    Option(
-        "compression",
-        "`none` or `s2`",
-        converters.one_of("none", "s2"),
-        None,
-        "Compression of the files of a bucket or stream that is created. Default: `none`; requires "
-        "server 2.10.",
-    ),
-    Option(
-        "placementCluster",
-        "string",
-        converters.string,
-        None,
-        "Cluster of a bucket or stream that is created. Default: the connection's.",
-    ),
-    Option(
-        "placementTags",
-        "list of strings",
-        converters.string_list,
-        (),
-        "Tags that each server of a bucket or stream that is created has. Default: none.",
-    ),
-    Option(
-        "ttl",
-        "duration in seconds",
-        converters.long_duration,
-        None,
-        "Age at which a created bucket or stream removes a message. Default: no limit. The column "
-        "`ttl` sets it for single rows.",
-    ),
-    Option(
-        "duplicateWindow",
-        "duration in seconds",
-        converters.long_duration,
-        None,
-        "Time during which a created bucket or stream recognises a message id that it has stored. "
-        "Default: 120. Set it longer than a restart of the query takes.",
-    ),
+    *CREATION,
     Option(
         "messageId",
         "`none` or `auto`",
@@ -231,6 +172,7 @@ class CommonWriteOptions:
         create: whether a missing bucket or stream is created.
         max_bytes: its size; None for no limit.
         placement: the server's ``placement`` object; None for the default.
+        metadata: names and values that describe it.
         ttl, duplicate_window: seconds; None for the default.
     """
 
@@ -240,6 +182,7 @@ class CommonWriteOptions:
     max_bytes: int | None
     compressed: bool
     placement: Mapping[str, Any] | None
+    metadata: Mapping[str, str]
     ttl: float | None
     duplicate_window: float | None
     message_id: MessageId
@@ -261,6 +204,7 @@ class CommonWriteOptions:
             max_bytes=values["maxBytes"],
             compressed=values["compression"] == "s2",
             placement=placement or None,
+            metadata=values["metadata"] or {},
             ttl=values["ttl"],
             duplicate_window=values["duplicateWindow"],
             message_id=MessageId(values["messageId"]),
@@ -304,12 +248,6 @@ class StreamWriteOptions:
     fast_ingest: bool = False
 
 
-_CREATION = (
-    *("replicas", "storage", "maxBytes", "compression", "placementCluster", "placementTags"),
-    *("ttl", "duplicateWindow"),
-)
-"""The properties of a bucket or stream that is created."""
-
 _QUERY_OPTIONS = (
     "checkpointlocation",
     "queryname",
@@ -335,7 +273,7 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
         values = parse(given, CONNECTION + KV_WRITE, KV_WRITE_ADVICE)
         if values["bucket"] is None:
             raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
-        _validate_creation(values, ("history", "limitMarkerTtl"))
+        validate_creation(values, ("history", "limitMarkerTtl"))
         common = CommonWriteOptions.of(values)
         config = KeyValueConfig(
             bucket=validate_bucket(values["bucket"]),
@@ -346,6 +284,7 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
             max_bytes=common.max_bytes,
             compression=common.compressed,
             placement=common.placement,
+            metadata=common.metadata,
             limit_marker_ttl=values["limitMarkerTtl"],
             duplicate_window=common.duplicate_window,
         )
@@ -370,7 +309,7 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
         values = parse(given, CONNECTION + STREAM_WRITE, STREAM_WRITE_ADVICE)
         if values["stream"] is None:
             raise OptionError("option 'stream' is missing: the name of the JetStream stream")
-        _validate_creation(values, ("subjects",))
+        validate_creation(values, ("subjects",))
         common, subject = CommonWriteOptions.of(values), values["subject"]
         subjects = values["subjects"] or ((subject,) if subject else ())
         if common.create and not subjects:
@@ -386,15 +325,3 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
             common=common,
             fast_ingest=values["fastIngest"],
         )
-
-
-def _validate_creation(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Raise OptionError for a property of a new bucket or stream without ``ifMissing=create``."""
-    if values["ifMissing"] == "create":
-        return
-    for name in (*names, *_CREATION):
-        if values[name] not in (None, ()):
-            raise OptionError(
-                f"option {name!r} has no effect without ifMissing=create: the properties of an "
-                f"existing bucket or stream do not change; add ifMissing=create or remove {name!r}"
-            )

@@ -11,8 +11,8 @@ with history starts, cannot be cut: such a range is in one micro-batch as a whol
 share the rest. The streams may change. A stream that is new to the query begins where the query
 begins; if it was created after the query, with its first message. A stream that the options no
 longer select is left out, which is logged. A stream that was deleted is a data loss: an error with
-``failOnDataLoss``, else it is left out. A restore deletes the stream first, so the planner keeps the
-position: a stream of the same name with the same messages continues there, another is new.
+``failOnDataLoss``, else it is left out. A restore deletes the stream first, so the planner keeps
+the position: a stream of the same name with the same messages continues there, another is new.
 """
 
 from __future__ import annotations

@@ -159,6 +159,8 @@ async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> N
         config["compression"] = "s2"
     if common.placement is not None:
         config["placement"] = common.placement
+    if common.metadata:
+        config["metadata"] = common.metadata
     if options.fast_ingest:
         config["allow_batched"] = True
     # Another writer may create it at the same time. With other subjects than these, the first row

@@ -268,7 +268,7 @@ def test_planned_batch(scene: Scene, event: Event, accept: bool) -> None:
 def test_one_of_several_streams_polled_while_it_is_restored(
     shared_server: NatsServer, older: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restore deletes the stream first: an accepting query keeps its position until it is back."""
+    """A restore deletes the stream first: an accepting query keeps its position meanwhile."""
     recorded, other = (RecordedStream("kv", shared_server.url).create() for _ in "ab")
     recorded.write(FIRST)
     restore = back_up(recorded.url, recorded.stream)

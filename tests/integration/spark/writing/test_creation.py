@@ -24,7 +24,12 @@ accounts {
 }
 no_auth_user: a
 """
-CREATED = {"maxBytes": "2m", "compression": "s2", "placementTags": "ssd"}
+CREATED = {
+    "maxBytes": "2m",
+    "compression": "s2",
+    "placementTags": "ssd",
+    "metadata": '{"owner": "fleet", "cost centre": "7"}',
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a server whose account requires a size."""
     path: Path = tmp_path_factory.mktemp("server") / "nats.conf"
     path.write_text(CONFIG)
+    with NatsServer(config=path) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server with 4 MB of files and 2 MB of memory for JetStream."""
+    path: Path = tmp_path_factory.mktemp("server") / "nats.conf"
+    path.write_text("jetstream { max_file_store: 4M, max_memory_store: 2M }")
     with NatsServer(config=path) as server:
         yield server.url
 
@@ -56,6 +70,17 @@ def test_creation_in_account_that_requires_a_size(url: str, target: str) -> None
     config = api(url, f"STREAM.INFO.{name}")["config"]
     assert (config["max_bytes"], config["compression"]) == (2 << 20, "s2")
     assert config["placement"]["tags"] == ["ssd"]
+    assert config["metadata"].items() >= {"owner": "fleet", "cost centre": "7"}.items()
+
+
+@pytest.mark.parametrize("target", ["bucket", "stream"])
+@pytest.mark.parametrize(("storage", "err_code"), [("file", 10047), ("memory", 10028)])
+def test_creation_larger_than_what_the_server_has_left(
+    small_server: str, target: str, storage: str, err_code: int
+) -> None:
+    with pytest.raises(ApiError, match=r"; set the option 'maxBytes' to a size that") as refused:
+        create(small_server, target, maxBytes="5m", storage=storage, connectTimeout="0.1")
+    assert refused.value.err_code == err_code
 
 
 def test_creation_where_no_server_has_the_tags(cluster: Cluster) -> None:
