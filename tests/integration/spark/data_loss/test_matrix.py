@@ -265,7 +265,7 @@ def test_planned_batch(scene: Scene, event: Event, accept: bool) -> None:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["restored", "older backup"])
-def test_one_of_several_streams_polled_while_it_is_restored(
+def test_stream_of_several_polled_during_its_restore(
     shared_server: NatsServer, older: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restore deletes the stream first: an accepting query keeps its position meanwhile."""
