@@ -1,9 +1,8 @@
 """Reduce Arrow batches of entries to the newest entry of each key.
 
-**Order.** Of two entries of a key, the newer one has the greater ``(stream_created, revision)``. A
-null counts as the greatest value: an entry with a null in its order is selected, and the merge then
-reports it as invalid. The reduction is associative, so it can run on each partition of a batch and
-again on the results.
+**Order.** Of two entries of a key, the newer one has the greater ``(stream_created, revision)``.
+Each entry with a null in its key or order is kept, and the merge then reports it as invalid. The
+reduction is associative, so it can run on each partition of a batch and again on the results.
 
 **Cost.** :class:`NewestPerKey` keeps the entries in Arrow buffers and reduces them whenever they
 have doubled since the last reduction. Its memory is bounded by about twice the reduced entries plus
@@ -140,11 +139,11 @@ def newest_per_key(
     *,
     ties: bool = False,
 ) -> pa.Table:
-    """The newest entry of each key, with all columns of ``entries``.
+    """The newest entry of each key, and all that are invalid, with all columns of ``entries``.
 
     Args:
-        entries: in any order.
-        keys: columns that identify the key; nulls are equal to each other.
+        entries: in any order. An entry with a null in a key or in its order is invalid.
+        keys: columns that identify the key.
         order: columns that order the entries of a key, compared one by one.
         ties: whether all entries of a key that have its greatest order are returned; else one.
     """
@@ -168,6 +167,7 @@ def newest_per_key(
     newest[last[last >= 0]] = True
     if ties:
         newest = np.all([part == part[last[codes]] for part in parts], axis=0)
+    newest |= has_null(entries, [*keys, *order])
     # A filter copies chunk by chunk; `take` would concatenate the chunks, at most 2 GiB of values.
     return entries.filter(pa.array(newest))
 

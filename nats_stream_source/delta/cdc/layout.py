@@ -44,7 +44,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from nats_stream_source.delta.table import DELETED_COLUMN, Deletes, table_schema
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    Deletes,
+    TableChangedError,
+    stored_type,
+    table_schema,
+)
 from nats_stream_source.errors import ConfigurationError
 
 PROPERTY = "nats_stream_source.cdc"
@@ -234,6 +240,23 @@ class Layout:
                 f"{VALID_FROM!r} and {VALID_TO!r}, and this call's {_have(self.times)}; merge "
                 f"the rows of nats_kv with their column 'created', or name a new table"
             )
+
+    def verify_created(
+        self, stored: Layout | None, schema: StructType, stored_schema: StructType
+    ) -> None:
+        """Raise TableChangedError if another writer created the table at the same time.
+
+        Args:
+            stored: the layout of the table.
+            schema: the columns that this call created it with.
+            stored_schema: the columns of the table.
+        """
+        columns, stored_columns = (
+            [(field.name, stored_type(field.dataType)) for field in of]
+            for of in (schema.fields, stored_schema.fields)
+        )
+        if stored != self or stored_columns != columns:
+            raise TableChangedError("another writer has created the table")
 
     def verify_state(self, table: str, stored: Layout | None) -> None:
         """Raise ConfigurationError if a state table is that of another table.

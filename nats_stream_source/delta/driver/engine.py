@@ -93,21 +93,33 @@ class DriverEngine:
         """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
         layout, name = events.layout, self._storage.name
         schema, found = layout.table_schema(events.schema), self.find()
-        table = found or self._create(schema, layout.properties, upkeep)
-        layout.verify(name, table.layout)
-        schema = with_new_columns(name, table.schema, schema.fields)
-        known = self._state().of_table(table, layout) if layout.has_state else None
+        if found is not None:
+            layout.verify(name, found.layout)
+            schema = with_new_columns(name, found.schema, schema.fields)
+        known = self._state().of_table(found, layout) if layout.has_state else None
         events = events.conformed(schema, None if known is None else known.schema)
+        try:
+            # Invalid events are refused before there is a table with their layout.
+            collected = self._opened.collector.events(events, self._limits)
+        except EngineRefusedError:
+            # Spark merges a batch beyond the limits, into a table as this engine creates it.
+            if found is None:
+                self._create(schema, layout.properties, upkeep)
+            raise
+        table = found or self._create(schema, layout.properties, upkeep)
+        if found is None:
+            layout.verify_created(table.layout, schema, table.schema)
         state = self._state().prepared(known, events, table, upkeep) if layout.has_state else None
-        collected = self._opened.collector.events(events, self._limits)
         return merge_collected(collected, events, table, state, upkeep)
 
-    def of_table(self, table: RowTable, layout: Layout) -> RowTable | None:
+    def of_table(self, table: RowTable | None, layout: Layout) -> RowTable | None:
         """The state table of a table, for an engine of its location; None if it is to be made."""
         found = self.find()
         if found is not None:
-            layout.state(table.table_id).verify_state(self._storage.name, found.layout)
-        elif not table.is_empty():
+            layout.state(table.table_id if table else "").verify_state(
+                self._storage.name, found.layout
+            )
+        elif table is not None and not table.is_empty():
             raise missing_state_error(self._storage.name)
         return found
 

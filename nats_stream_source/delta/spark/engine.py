@@ -12,12 +12,14 @@ from pyspark.sql.types import StructType
 from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error, state_name
+from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
 from nats_stream_source.delta.spark.settings import require_exact_times
 from nats_stream_source.delta.table import (
     Deletes,
+    TableChangedError,
     not_a_table_error,
     require_storable_names,
     table_schema,
@@ -71,22 +73,35 @@ class SparkEngine:
 
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
+        return retry_conflicts(
+            lambda: self._merge_events(events, upkeep), self._name, (TableChangedError,)
+        )
+
+    def _merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         layout = events.layout
         schema, found = layout.table_schema(events.schema), self.find()
-        table = found or self._create(schema, layout.properties, upkeep)
-        layout.verify(self._name, table.layout)
-        schema = with_new_columns(self._name, table.schema, schema.fields)
-        known = self._state().of_table(table, layout) if layout.has_state else None
+        if found is not None:
+            layout.verify(self._name, found.layout)
+            schema = with_new_columns(self._name, found.schema, schema.fields)
+        known = self._state().of_table(found, layout) if layout.has_state else None
         events = events.conformed(schema, None if known is None else known.schema)
-        state = self._state().prepared(known, events, table, upkeep) if layout.has_state else None
-        return merge_by_spark(self._spark, self._name, events, table, state, upkeep)
 
-    def of_table(self, table: SparkTable, layout: Layout) -> SparkTable | None:
+        def prepare() -> tuple[SparkTable, SparkTable | None]:
+            table = found or self._create(schema, layout.properties, upkeep)
+            if found is None:
+                layout.verify_created(table.layout, schema, table.schema)
+            if not layout.has_state:
+                return table, None
+            return table, self._state().prepared(known, events, table, upkeep)
+
+        return merge_by_spark(self._spark, self._name, events, prepare, upkeep)
+
+    def of_table(self, table: SparkTable | None, layout: Layout) -> SparkTable | None:
         """The state table of a table, for an engine of its location; None if it is to be made."""
         found = self.find()
         if found is not None:
-            layout.state(table.table_id).verify_state(self._name, found.layout)
-        elif not table.is_empty():
+            layout.state(table.table_id if table else "").verify_state(self._name, found.layout)
+        elif table is not None and not table.is_empty():
             raise missing_state_error(self._name)
         return found
 

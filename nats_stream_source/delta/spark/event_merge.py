@@ -52,8 +52,7 @@ def merge_by_spark(
     spark: SparkSession,
     name: str,
     events: Events,
-    table: SparkTable,
-    state: SparkTable | None,
+    prepare: Callable[[], tuple[SparkTable, SparkTable | None]],
     upkeep: Upkeep | None,
 ) -> MergeResult:
     """Merge events; returns what has changed in the table.
@@ -62,13 +61,14 @@ def merge_by_spark(
         spark: the session of the tables.
         name: path or name of the table.
         events: they are read once.
-        table: the table.
-        state: its state table, if its layout has one.
+        prepare: returns the table, and its state table if its layout has one; called if the events
+            are valid.
         upkeep: of the table.
     """
     frame = events.frame.persist()
     try:
         _require_valid(frame, events.layout)
+        table, state = prepare()
         if state is not None:
             state.add_columns(events.layout.state_schema(events.schema).fields, table)
         table.add_columns(events.columns)

@@ -33,7 +33,7 @@ from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
-from nats_stream_source.delta.newest import OPERATIONS
+from nats_stream_source.delta.newest import OPERATIONS, ORDER_COLUMNS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.new_columns import add_columns
 from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
@@ -221,16 +221,11 @@ class SparkTable:
 
 
 def newest_entries(entries: DataFrame, keys: list[str]) -> DataFrame:
-    """The newest entry of each key.
-
-    Nulls are first: an entry with a null in its order is then selected and reported as invalid.
-    """
-    newest_first = Window.partitionBy(*keys).orderBy(
-        F.desc_nulls_first("stream_created"), F.desc_nulls_first("revision")
-    )
+    """The newest entry of each key, and all with a null in key or order, which are invalid."""
+    newest_first = Window.partitionBy(*keys).orderBy(*map(F.desc, ORDER_COLUMNS))
     return (
         entries.withColumn(_RANK_COLUMN, F.row_number().over(newest_first))
-        .where(F.col(_RANK_COLUMN) == 1)
+        .where((F.col(_RANK_COLUMN) == 1) | _has_null([*keys, *ORDER_COLUMNS]))
         .drop(_RANK_COLUMN)
     )
 
@@ -273,8 +268,11 @@ def execute_merge(target: DeltaTable, changes: DataFrame, keys: list[str], delet
 
 
 def _is_invalid(keys: list[str]) -> Column:
-    nulls = reduce(or_, (F.col(column).isNull() for column in order_columns(keys)))
-    return nulls | ~F.col("operation").isin(*OPERATIONS)
+    return _has_null(order_columns(keys)) | ~F.col("operation").isin(*OPERATIONS)
+
+
+def _has_null(columns: list[str]) -> Column:
+    return reduce(or_, (F.col(column).isNull() for column in columns))
 
 
 def _is_newer(entry: str, row: str) -> Column:

@@ -106,6 +106,29 @@ def test_reserved_column_that_is_excluded_is_accepted(event_frame: EventFrame, t
 
 @pytest.mark.parametrize("scd_type", [1, 2])
 @spark_in_faults
+def test_null_in_first_batch_leaves_no_tables(
+    spark: SparkSession, table: Path, engine: str, scd_type: int
+) -> None:
+    rules = {
+        **ENGINES[engine],
+        "keys": ["key"],
+        "sequence_by": ["high", "low"],
+        "stored_as_scd_type": scd_type,
+    }
+    # A null in the second part of a sequence that is less than the other one of its key; in one
+    # partition, which is reduced.
+    rows = [("a", 5, None), ("a", 6, 1)]
+    batch = spark.createDataFrame(rows, "key STRING, high INT, low INT").coalesce(1)
+    with pytest.raises(ConfigurationError, match=r"1 events have a null .*='a', .*None"):
+        merge(batch, str(table), **rules)
+    assert not table.exists()
+    assert not table.with_name("fleet__cdc_state").exists()
+    merge(batch.dropna(), str(table), **{**rules, "sequence_by": "high"})
+    assert columns_of(table, "key", "high") == [("a", 6)]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@spark_in_faults
 def test_null_key_or_sequence_names_row_and_changes_nothing(
     event_frame: EventFrame, table: Path, engine: str, scd_type: int
 ) -> None:
