@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.target import prepare_target
@@ -169,6 +170,44 @@ def test_task_repeated_with_fast_ingest(shared_server: NatsServer) -> None:
     finally:
         close_cached_runners()
     assert [row["data"] for row in messages(url, "AGAIN")] == [b"%d" % i for i in range(2000)]
+
+
+HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
+CHANGED = {
+    "skip": [("Trace", ["x"])],
+    "encode": [("Trace", ["x"]), ("Gr%C3%B6%C3%9Fe", ["1"])],
+}
+
+
+@pytest.mark.parametrize("target", ["bucket", "stream"])
+def test_header_that_cannot_be_sent(
+    shared_server: NatsServer, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, name = shared_server.url, f"headers-{target}"
+    headers = pa.array([[("Trace", ["x"]), ("Größe", ["1"])]], HEADERS)
+    names = ("key", "value") if target == "bucket" else ("subject", "data")
+    rows = pa.record_batch({names[0]: ["a"], names[1]: [b"v"], "headers": headers})
+
+    def write(how: str) -> None:
+        given = {"servers": url, target: name, "ifMissing": "create", "invalidHeaders": how}
+        options = (
+            kv_write_options(given)
+            if target == "bucket"
+            else stream_write_options({**given, "subjects": "a"})
+        )
+        write_task(options, iter([rows]), job="job", partition=0)
+
+    try:
+        with pytest.raises(ConfigurationError, match=r"'Größe'.*set option 'invalidHeaders' to '"):
+            write("fail")
+        for how, stored in CHANGED.items():
+            write(how)
+            found = messages(url, f"KV_{name}" if target == "bucket" else name)
+            assert found[-1]["headers"] == stored
+            line = f"headers that cannot be sent were changed target={name} headers=1 how={how}"
+            assert line in caplog.text
+    finally:
+        close_cached_runners()
 
 
 def test_subject_option_sets_subject(
