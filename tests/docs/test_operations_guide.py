@@ -68,10 +68,31 @@ def _report() -> dict[str, Any]:
     return REPORT
 
 
-def test_log_lines_of_page_are_logged() -> None:
+def _lines_of_page() -> list[str]:
     section = PAGE.partition("An idle query logs nothing. What")[2].partition("### Where")[0]
-    texts = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
-    assert len(texts) == 44
+    return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+
+
+def _code() -> dict[Path, str]:
     package = ROOT / "nats_stream_source"
-    code = " ".join(file.read_text() for file in sorted(package.rglob("*.py")))
+    return {file: file.read_text() for file in sorted(package.rglob("*.py"))}
+
+
+def test_log_lines_of_page_are_logged() -> None:
+    texts = _lines_of_page()
+    assert len(texts) == 55
+    code = " ".join(_code().values())
     assert [text for text in texts if text not in code] == []
+
+
+def test_warnings_of_code_are_on_page() -> None:
+    """Those of subscriptions and object stores, which Spark does not use, are not."""
+    texts = tuple(_lines_of_page())
+    warned = [
+        text
+        for file, code in _code().items()
+        if not {"subscriptions", "object_store"} & set(file.parts)
+        for text in re.findall(r'log\.warning\(\s*f?"([^"{]+)', code)
+    ]
+    assert len(warned) > 30
+    assert [text for text in warned if not text.startswith(texts)] == []

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
 
 from nats_stream_source import errors
-from nats_stream_source.errors import OptionError
+from nats_stream_source.cli import checkpoint, contexts
+from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.datasource import NatsKvDataSource
 from tests.support.paths import ROOT
@@ -40,9 +42,54 @@ def test_options(fail: Callable[[], Any], quoted: str) -> None:
     assert str(caught.value).startswith(cell.rstrip("… "))
 
 
+def _errors(*modules: ModuleType) -> dict[str, type[NatsSourceError]]:
+    """The classes of errors that these modules define, by name."""
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type)
+        and issubclass(kind, NatsSourceError)
+        and kind.__module__ == module.__name__
+    }
+
+
 def test_classes_exist() -> None:
     named = set(re.findall(r"\b([A-Z]\w+Error)(?=:|`)", PAGE))
     others = {"AssertionError", "BrokenPipeError", "ModuleNotFoundError"}
     others |= {"UnsupportedClassVersionError"}
     assert len(named - others) > 5
-    assert [name for name in named - others if not hasattr(errors, name)] == []
+    assert named - others - _errors(errors, checkpoint, contexts).keys() == set()
+
+
+ASYNCIO = (
+    errors.SubscribeError,
+    errors.SubscriptionError,
+    errors.ObjectNotFoundError,
+    errors.ObjectDamagedError,
+    errors.BadObjectInfoError,
+    errors.ObjectIsLinkError,
+    errors.KeyNotFoundError,
+    errors.KeyExistsError,
+)
+"""Errors of subscriptions, single keys and object stores, which the formats do not raise."""
+
+HANDLED = (
+    errors.ConsumerNotFoundError,
+    errors.MessageNotFoundError,
+    errors.BadRequestError,
+    errors.TooManySubjectsError,
+)
+"""Responses after which the formats continue in another way."""
+
+
+def test_each_error_has_a_line() -> None:
+    raised = [
+        name
+        for name, kind in _errors(errors, checkpoint, contexts).items()
+        if kind is not NatsSourceError and not issubclass(kind, ASYNCIO) and kind not in HANDLED
+    ]
+    assert len(raised) > 35
+    cells = re.findall(r"^\| (`.*?)(?<!\\) \| ", PAGE, re.MULTILINE)
+    found = set(re.findall(r"\b[A-Z]\w+Error\b", " ".join(cells)))
+    assert sorted(set(raised) - found) == []
