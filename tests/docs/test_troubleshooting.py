@@ -83,7 +83,7 @@ HANDLED = (
 """Responses after which the formats continue in another way."""
 
 
-def test_each_error_has_a_line() -> None:
+def test_error_classes_are_on_page() -> None:
     raised = [
         name
         for name, kind in _errors(errors, checkpoint, contexts).items()
