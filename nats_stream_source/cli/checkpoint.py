@@ -10,6 +10,7 @@ lines starts with the source's name and a colon, and their order has no meaning.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +110,10 @@ def read_checkpoint(where: str) -> Checkpoint:
 
 
 def _local(where: str) -> Path:
-    parts = urlsplit(where)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
+    if uri := re.fullmatch(r"file:(?://[^/]*)?(.*)", where, re.IGNORECASE | re.DOTALL):
+        # Spark takes the path of a file: URI literally; other programs encode it.
+        literal = Path(uri[1])
+        return literal if literal.exists() else Path(unquote(urlsplit(where).path))
     if "://" in where:
         raise CheckpointError(
             f"could not read checkpoint: {where} is not on this machine; copy its directories "

@@ -290,11 +290,18 @@ def test_checkpoint_missing(
     assert output.out == ""
 
 
-def test_checkpoint_file_uri(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    copy = tmp_path / "with space"
-    shutil.copytree(SAMPLE, copy)
-    assert main(["inspect", copy.as_uri()]) == 0
-    assert re.search(r"^query +3999df31", capsys.readouterr().out, re.M)
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [("with space", "with%20space"), ("a%20b", "a%20b"), ("a?b#c", "a?b#c"), ("a", "a")],
+)
+def test_checkpoint_file_uri(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, uri: str
+) -> None:
+    """Spark takes the path literally, so a directory of that name is inspected first."""
+    shutil.copytree(SAMPLE, tmp_path / name)
+    for slashes in ("", "//"):
+        assert main(["inspect", f"file:{slashes}{tmp_path}/{uri}"]) == 0
+        assert re.search(r"^query +3999df31", capsys.readouterr().out, re.M)
 
 
 def test_metrics_of_a_checkpoint(live: Live) -> None:
