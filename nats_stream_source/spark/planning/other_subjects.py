@@ -1,7 +1,8 @@
 """Warn of messages in a bucket's stream that are not entries of the bucket.
 
-A source without a subject transform stores messages under the subjects of its origin. No read of
-the bucket returns them, and no error reports them.
+A source without a subject transform stores messages under the subjects of its origin; a stream can
+have further subjects; a mirror copies both. No read of the bucket returns such messages, and no
+error reports them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import contextlib
 
 from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.direct_get.count import count_messages
+from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -19,10 +22,12 @@ log = field_logger(__name__)
 async def warn_of_other_subjects(view: StreamView) -> None:
     """Log the number of messages that a query of a bucket does not read.
 
-    Only a stream with sources is counted: no other message reaches a bucket.
+    Only a stream that can have others is counted: the keys of most buckets cover theirs.
     """
     info, prefix = view.info, view.scope.prefix
-    if not (prefix and info.messages and info.config.get("sources")):
+    if not (prefix and info.messages):
+        return
+    if Bucket.from_stream_config(bucket_of(info.name), info.config).covers_stream:
         return
     with contextlib.suppress(PermissionDeniedError):
         entries = await count_messages(view.jetstream, info.name, 1, (f"{prefix}>",))
@@ -34,6 +39,6 @@ async def warn_of_other_subjects(view: StreamView) -> None:
                 "the stream has messages that are not entries of the bucket and are not read",
                 stream=info.name,
                 messages=others,
-                action=f"give each source of the stream a subject transform to {prefix}>, or read "
-                f"the stream with nats_stream",
+                action=f"give each source of the stream a subject transform to {prefix}> and "
+                f"remove other subjects, or read the stream with nats_stream",
             )

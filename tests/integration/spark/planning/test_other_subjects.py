@@ -9,7 +9,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
-from tests.support.nats.buckets import api, bucket_config, create_bucket, put_many
+from tests.support.nats.buckets import api, bucket_config, create_bucket, publish, put_many
 from tests.support.query_driver.batch import read_batch
 from tests.support.wait import wait_until
 
@@ -37,6 +37,31 @@ def test_source_without_transform_is_reported(
     (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
     assert "messages=3" in record.getMessage()
     assert "subject transform to $KV.b.>" in record.getMessage()
+
+
+def create_with_further_subject(url: str) -> None:
+    config = bucket_config("b")
+    config["subjects"] = [*config["subjects"], "other.>"]
+    api(url, "STREAM.CREATE.KV_b", config)
+    put_many(url, "b", [("own", b"1")])
+    publish(url, [("other.1", b"2", None), ("other.2", b"3", None)])
+
+
+@pytest.mark.parametrize("mirrored", [False, True], ids=["bucket", "mirror"])
+def test_further_subject_is_reported(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, mirrored: bool
+) -> None:
+    url, bucket = nats_server.url, "m" if mirrored else "b"
+    create_with_further_subject(url)
+    if mirrored:
+        mirror = {"name": "KV_m", "mirror": {"name": "KV_b"}, "max_msgs_per_subject": 1}
+        api(url, "STREAM.CREATE.KV_m", mirror)
+        wait_until(
+            lambda: api(url, "STREAM.INFO.KV_m")["state"]["messages"] == 3, "the mirrored messages"
+        )
+    assert len(read_batch(url, bucket=bucket)) == 1
+    (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
+    assert f"stream=KV_{bucket} messages=2" in record.getMessage()
 
 
 def test_source_with_transform_is_not_reported(
