@@ -152,7 +152,7 @@ def merge(
             of these, which is compared one by one. Default for entries: ``stream_created`` and
             ``revision``. With another one, late events are recognized by a state table beside the
             table (its name with ``__cdc_state``), and the table has the sequence in ``__SEQUENCE``
-            unless each part of it is a selected column.
+            unless each part of it is the name of a selected column.
         apply_as_deletes: condition, as SQL or Column, of an event that deletes its key. Default for
             entries: ``operation <> 'PUT'``; for other rows no event does.
         column_list: the columns that the table gets; the expressions above see all.
@@ -163,7 +163,7 @@ def merge(
         track_history_column_list: with type 2, the columns whose changes make a version. Default:
             all selected columns but keys and those of ``sequence_by``; of an entry also not
             ``created``, ``operation``, ``revision`` and ``stream_created``.
-        track_history_except_column_list: with type 2, the columns that do not make a version.
+        track_history_except_column_list: with type 2, further columns that do not make a version.
         unavailable_columns: a column ``ARRAY<STRING>`` with the names of the columns whose value an
             event does not have and its row keeps; null or empty for an event that has all. The
             table does not get this column. With type 1 only, and for events of a key that reach the

@@ -37,6 +37,11 @@ from nats_stream_source.delta.cdc.layout import (
     Layout,
 )
 from nats_stream_source.delta.cdc.rules import ChangeRules
+from nats_stream_source.delta.cdc.sequence import (
+    columns_in_sequence,
+    expression,
+    sequence_column,
+)
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.table import (
@@ -249,9 +254,13 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
         times=times,
     )
     layout.validate_events(schema, selected)
-    untracked = _untracked(rules, layout, parts, entries)
-    tracked = rules.track_list or tuple(name for name in selected if name not in untracked)
-    return Events(rows, layout, tracked, None if rules.track_list else untracked, from_entries)
+    if rules.scd_type == 1 or rules.track_list:
+        return Events(rows, layout, rules.track_list or (), None, from_entries)
+    # Each entry has its own of these columns, so that each put would be a version.
+    untracked = {*keys, *columns_in_sequence(batch, parts), *(_ENTRY if entries else ())}
+    untracked.update(rules.track_except_list or ())
+    tracked = tuple(name for name in selected if name not in untracked)
+    return Events(rows, layout, tracked, frozenset(untracked), from_entries)
 
 
 def _event_columns(
@@ -262,50 +271,16 @@ def _event_columns(
     times: bool,
     columns: list[str],
 ) -> list[Column]:
-    own = [F.coalesce(_expression(deletes, columns), F.lit(False)).alias(DELETE)]
-    if deletes is None:
-        own = [F.lit(False).alias(DELETE)]
+    own = [F.lit(False).alias(DELETE)]
+    if deletes is not None:
+        own = [F.coalesce(expression(deletes, columns), F.lit(False)).alias(DELETE)]
     if order == (SEQUENCE,):
-        own.insert(0, _sequence(parts, columns).alias(SEQUENCE))
+        own.insert(0, sequence_column(parts, columns).alias(SEQUENCE))
     if times:
         own.append(F.col("created").alias(TIME))
     if rules.unavailable_columns is not None:
         own.append(F.col(quote(rules.unavailable_columns)).alias(UNAVAILABLE))
     return own
-
-
-def _untracked(
-    rules: ChangeRules, layout: Layout, parts: tuple[str | Column, ...], entries: bool
-) -> frozenset[str]:
-    untracked = set(layout.keys)
-    if rules.track_except_list is not None:
-        untracked.update(rules.track_except_list)
-    else:
-        untracked.update(part for part in parts if isinstance(part, str))
-        # Each entry has its own of these, so that each put would be a version.
-        untracked.update(_ENTRY if entries else ())
-    return frozenset(untracked)
-
-
-def _sequence(parts: tuple[str | Column, ...], columns: list[str]) -> Column:
-    if len(parts) == 1:
-        return _expression(parts[0], columns)
-    named = [
-        part if isinstance(part, str) and part in columns else f"_{number}"
-        for number, part in enumerate(parts, start=1)
-    ]
-    return F.struct(
-        *(_expression(part, columns).alias(name) for part, name in zip(parts, named, strict=True))
-    )
-
-
-def _expression(part: str | Column | None, columns: list[str]) -> Column:
-    """A column by its name, else an SQL expression."""
-    if part is None:
-        return F.lit(None)
-    if isinstance(part, Column):
-        return part
-    return F.col(quote(part)) if part in columns else F.expr(part)
 
 
 def _is_default(given: object, default: object) -> bool:

@@ -34,7 +34,8 @@ class ChangeRules:
         except_column_list: the columns that are not selected; None for none.
         scd_type: 1 for one row per key, 2 for one row per version.
         track_list: with SCD type 2, the columns whose changes make a version; None for the default.
-        track_except_list: with SCD type 2, the columns that do not make a version.
+        track_except_list: with SCD type 2, columns that do not make a version beside those of the
+            default.
         unavailable_columns: column with the names of the columns whose value the row keeps.
     """
 
