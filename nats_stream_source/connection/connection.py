@@ -41,6 +41,7 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
     AuthorizationError,
     ConnectError,
+    InvalidNameError,
     JetStreamNotEnabledError,
     MessageTooLargeError,
     RequestTimeoutError,
@@ -199,7 +200,7 @@ class Connection:
         self._offline.set()
         self._authentication.reload_certificate()
         # nats-py subscribes to everything again, perhaps with other permissions.
-        self._denied.inboxes = None
+        self._denied.forget()
         for inbox in self._inboxes:
             inbox.wake()
 
@@ -270,21 +271,28 @@ class Connection:
         return instance
 
     async def open_inbox(self, subject: str, queue: str = "") -> Inbox:
-        """Subscribe to ``subject`` with a tap; the caller closes it with :meth:`close_inbox`.
-
-        Args:
-            queue: the queue group to join; none if empty.
+        """Subscribe with a tap, in a queue group if given; end it with :meth:`close_inbox`.
 
         Raises:
             ConnectError: the connection is closed.
-            NameTooLongError: the subject is longer than the server accepts.
+            InvalidNameError: the subject is invalid, or longer than the server accepts.
+            PermissionDeniedError: the server refuses more subscriptions.
         """
         self.control_line.validate(subject, len(queue) + _SID_LENGTH)
+        refused = self._denied.subscriptions
         try:
             inbox = await open_inbox(self.client, subject, queue)
+        except nats.errors.BadSubjectError as error:
+            problem = "expected tokens that are not empty, without white space"
+            raise InvalidNameError(f"could not subscribe to {subject!r}: {problem}") from error
         except nats.errors.Error as error:
             raise self._closed_error() from error
         self._inboxes.append(inbox)
+        try:
+            await self._denied.verify_subscription(subject, refused, self.alive)
+        except BaseException:
+            await self.close_inbox(inbox)
+            raise
         return inbox
 
     async def close_inbox(self, inbox: Inbox) -> None:

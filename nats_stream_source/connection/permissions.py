@@ -1,24 +1,32 @@
-"""Permission violations, joined to the requests that caused them.
+"""Permission violations and refused subscriptions, joined to the requests that caused them.
 
 The server reports a violation apart from the request: it names the subject, in lower case where
 nats-py passes it on, and not the request. Without this module a request on a denied subject would
 wait for its timeout.
+
+A subscription beyond ``max_subscriptions`` is refused by an error that does not name it. The first
+subscriber receives nothing, as from a lost consumer. From then on each subscription is followed by
+a PING: the server sends the error before the PONG.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.control_line import ControlLine
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError
+from nats_stream_source.logs import field_logger
 
+log = field_logger(__name__)
 T = TypeVar("T")
 
 _TOO_LONG = "maximum control line exceeded"
+_TOO_MANY = "maximum subscriptions exceeded"
+_PONG_TIMEOUT = 5.0  # seconds; without a PONG, the subscriber reports that nothing arrives
 _VIOLATION = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
 
 
@@ -37,12 +45,14 @@ class DeniedSubjects:
     Attributes:
         inboxes: the wildcard of the inboxes if the server denied them, else None. nats-py
             subscribes to its inbox once, so that later requests would wait without a reply too.
+        subscriptions: the number of subscriptions that the server refused.
     """
 
     def __init__(self, inbox_prefix: str, control_line: ControlLine) -> None:
         self._inbox_prefix = inbox_prefix
         self._control_line = control_line
         self.inboxes: str | None = None
+        self.subscriptions = 0
         self._running: dict[asyncio.Future[Any], str] = {}
         self._errors: dict[asyncio.Future[Any], NatsSourceError] = {}
 
@@ -50,6 +60,25 @@ class DeniedSubjects:
         """Raise PermissionDeniedError if the server denied the inboxes of this connection."""
         if self.inboxes:
             raise denied_error(self.inboxes)
+
+    def forget(self) -> None:
+        """Forget what is denied: after a reconnect, nats-py subscribes to everything again."""
+        self.inboxes, self.subscriptions = None, 0
+
+    async def verify_subscription(
+        self, subject: str, before: int, ping: Callable[[float], Awaitable[bool]]
+    ) -> None:
+        """Raise PermissionDeniedError if the server refused the last subscription.
+
+        Args:
+            before: :attr:`subscriptions` before it was sent.
+            ping: returns once the server responds to a PING.
+        """
+        if before and await ping(_PONG_TIMEOUT) and self.subscriptions > before:
+            raise PermissionDeniedError(
+                f"could not subscribe to {subject!r}: the server reports {_TOO_MANY!r}; raise "
+                f"max_subscriptions of the server or the user's limit"
+            )
 
     async def run(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``action``; raise PermissionDeniedError once ``subject`` or an inbox is denied."""
@@ -77,6 +106,9 @@ class DeniedSubjects:
             The denied subject in lower case, or None for the inboxes, and the error; None if
             ``text`` does not report a violation.
         """
+        if _TOO_MANY in text:
+            self.subscriptions += 1
+            log.warning("the server refused a subscription", reason=_TOO_MANY)
         if _TOO_LONG in text:
             self._control_line.lower()
             for attempt, subject in self._running.items():

@@ -10,6 +10,7 @@ server that does not encrypt. Otherwise the client uses TLS if the server requir
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from nats_stream_source.connection.server_url import (
@@ -18,7 +19,7 @@ from nats_stream_source.connection.server_url import (
     scheme_of,
     without_credentials,
 )
-from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.errors import ConfigurationError, InvalidNameError
 
 DEFAULT_API_PREFIX = "$JS.API"
 """First tokens of all JetStream API subjects without a prefix or a domain (ADR-19)."""
@@ -109,6 +110,12 @@ class ConnectionSettings:
 
     def validate(self) -> None:
         """Raise ConfigurationError if a setting is invalid or two settings exclude each other."""
+        if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", self.inbox_prefix):
+            raise InvalidNameError(
+                f"'inbox_prefix' is {self.inbox_prefix!r}, expected a subject: tokens separated by "
+                f"dots, without wildcards and white space",
+                settings=("inbox_prefix",),
+            )
         schemes = {url.scheme for url in self.server_urls}
         if len({scheme in WEBSOCKET for scheme in schemes}) > 1:
             raise ConfigurationError(

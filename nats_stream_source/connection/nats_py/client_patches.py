@@ -10,9 +10,8 @@ meanwhile, so the client reconnects. Without renewed credentials that fails as a
 
 *An error of one command.* nats-py closes the client permanently at every other error. After too
 many subscriptions or an invalid subject, the server keeps the connection without the subscription:
-the error goes to the connection, and the subscriber receives nothing, as with any other lost
-consumer. After the rest, such as a line or a payload that is too long, the server closes the
-connection, and the client reconnects.
+the error goes to the connection (``connection.permissions``). After the rest, such as a line or a
+payload that is too long, the server closes the connection, and the client reconnects.
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_connection.py``: ``Client._process_pong``, ``_pongs``,

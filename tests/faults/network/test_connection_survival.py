@@ -163,19 +163,30 @@ async def test_permissions_that_come_back(guarded: WatchedSocket) -> None:
         assert await kv.put("a", b"2") == 2
 
 
-async def test_subscription_limit_exceeded(guarded: WatchedSocket) -> None:
-    """It is not there; those that are go on."""
+async def test_subscription_limit_exceeded(
+    guarded: WatchedSocket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first refusal is logged; later ones are errors. The other subscriptions continue."""
     guarded.server.stop()
     guarded.write(more="max_subscriptions: 5")
     guarded.server.start()
 
     async with as_me(guarded) as connection:
         assert await answers(connection)
-        inboxes = [await connection.open_inbox(f"s.{i}") for i in range(10)]
+        kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
+        await kv.put("a", b"1")
+        inboxes = [await connection.open_inbox(f"s.{i}") for i in range(3)]
+        with pytest.raises(PermissionDeniedError, match=r"maximum subscriptions exceeded"):
+            async with kv.watch(heartbeat=0.1) as watch:
+                await watch.initial()
+        assert "the server refused a subscription" in caplog.text
+        with pytest.raises(PermissionDeniedError, match=r"'s\.4'.*raise max_subscriptions"):
+            await connection.open_inbox("s.4")
         await connection.client.publish("s.0", b"x")
-        await connection.client.publish("s.9", b"x")
         assert await connection.alive(20)
-        assert [len(inbox.take()) for inbox in (inboxes[0], inboxes[9])] == [1, 0]
+        assert len(inboxes[0].take()) == 1
+        await connection.close_inbox(inboxes[1])
+        await connection.open_inbox("s.4")
         assert await answers(connection)
         assert connection.reconnects == 0
 

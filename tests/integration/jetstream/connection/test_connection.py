@@ -252,6 +252,15 @@ async def test_closing_a_dead_connection_says_nothing(nats_server: NatsServer) -
         await JetStream(connection).stream_info("none")
 
 
+async def test_inbox_of_invalid_subject(shared_server: NatsServer) -> None:
+    with pytest.raises(InvalidNameError, match=r"'inbox_prefix' is 'a\.\.b', expected a subject"):
+        await Connection.open(settings(shared_server.url, inbox_prefix="a..b"))
+    connection = await Connection.open(settings(shared_server.url))
+    with pytest.raises(InvalidNameError, match=r"subscribe to 'a\.\.b': expected tokens"):
+        await connection.open_inbox("a..b")
+    await connection.close()
+
+
 async def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> None:
     both = ConnectionSettings(servers=(shared_server.url, "ws://127.0.0.1:1"))
     with pytest.raises(ConfigurationError, match="do not mix"):
