@@ -80,7 +80,10 @@ class LocalPostgres:
         """Run SQL, also several statements, and return what ``psql`` prints; an error raises."""
         command = [str(self._programs / "psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]
         command += ["-h", "127.0.0.1", "-p", str(self.port), "-U", USER, DATABASE]
-        done = subprocess.run(command, input=sql, capture_output=True, text=True, check=False)
+        # psql 15.18 fails if the end marker of a COPY does not end with a line feed.
+        done = subprocess.run(
+            command, input=f"{sql}\n", capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise RuntimeError(f"psql failed: {done.stderr}")
         return done.stdout
