@@ -39,3 +39,12 @@ class RowChanges:
     def __len__(self) -> int:
         """The number of rows of the table that change."""
         return len(self.upserts) + len(self.removed)
+
+    @property
+    def state_only(self) -> bool:
+        """Whether only the state table changes.
+
+        The table then gets a commit without changes. A writer that has read the state before would
+        not learn of the event otherwise: it only compares the versions of the table.
+        """
+        return bool(len(self.state)) and not len(self)

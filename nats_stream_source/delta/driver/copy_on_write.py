@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
@@ -56,6 +56,9 @@ from nats_stream_source.delta.table import (
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
 _REMOVED = OWN_PREFIX + "removed"
+
+# Otherwise delta-rs commits after another writer, too, if that has changed the state table only.
+_NEXT_VERSION = CommitProperties(max_commit_retries=0)
 
 # A row with a null in its order is older than each entry.
 _NEWER = (
@@ -177,6 +180,8 @@ class CopyOnWriteTable:
             target = self._target()
             layout = self.layout
             changes = select(lambda keys, columns: _rows_of(target, layout, keys, columns))
+            if changes.state_only:
+                _commit_without_changes(target)
             return _apply(target, layout, changes) if len(changes) else None, changes
 
         merged, changes = self._storage.changed("merge the batch into", change)
@@ -299,6 +304,11 @@ def _read(target: DeltaTable, columns: Sequence[str], condition: str = "true") -
     return rows.cast(pa.schema([types.field(name) for name in columns]))
 
 
+def _commit_without_changes(target: DeltaTable) -> None:
+    """Commit a version with the same rows, as a MERGE of delta-rs without changes does not."""
+    target.create_write_transaction([], "append", target.schema(), commit_properties=_NEXT_VERSION)
+
+
 def _apply(target: DeltaTable, layout: Layout | None, changes: RowChanges) -> _Merged:
     """Upsert and remove rows in one MERGE."""
     assert layout is not None
@@ -319,6 +329,7 @@ def _apply(target: DeltaTable, layout: Layout | None, changes: RowChanges) -> _M
             " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in layout.identity),
             source_alias="s",
             target_alias="t",
+            commit_properties=_NEXT_VERSION,
         )
         .when_matched_delete(f"s.{_REMOVED}")
         .when_matched_update(columns)

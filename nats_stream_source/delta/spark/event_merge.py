@@ -4,10 +4,12 @@
 their keys. 3. Send all that belongs to a key to one partition, where
 :mod:`nats_stream_source.delta.cdc` computes the changes (``mapInArrow``), and keep these
 (a local checkpoint).
-4. MERGE the state, then the table. A MERGE without changes is left out.
+4. MERGE the state, then the table. A MERGE without changes is left out; if only the state has
+changed, the table gets a commit without changes.
 
-**Other writers.** Delta's MERGE does not compare with the version that step 2 has read. If another
-writer has committed in between, all is computed again from the newest version: the rows and the
+**Other writers.** Delta's MERGE does not compare with the version that step 2 has read. So each
+change carries the row that was read, and applies only to that row: what another writer has
+committed in between stays. Then all is computed again from the newest version: the rows and the
 state have the events of both writers, so the second time is right.
 """
 
@@ -24,7 +26,17 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.events import Events
@@ -41,7 +53,9 @@ from nats_stream_source.delta.upkeep import Upkeep
 # What a row that goes to a partition, or comes from it, is.
 _KIND, _COUNT = OWN_PREFIX + "kind", OWN_PREFIX + "count"
 _EVENT, _ROW, _STATE, _REMOVED, _CONTRADICTIONS = range(5)
-_AN_EVENT, _A_ROW, _A_STATE = (OWN_PREFIX + name for name in ("event", "row", "state"))
+_AN_EVENT, _A_ROW, _A_STATE, _READ = (
+    OWN_PREFIX + name for name in ("event", "row", "state", "read")
+)
 
 
 class _CommittedMeanwhileError(Exception):
@@ -115,12 +129,18 @@ class _Merge:
             _upsert_state(self._state.target, rows, self._events.layout)
         contradictions = counts[_CONTRADICTIONS].contradictions if _CONTRADICTIONS in counts else 0
         result = MergeResult("spark", contradictions=contradictions)
-        if not {_ROW, _REMOVED}.isdisjoint(counts):
+        changed = sum(counts[kind].rows for kind in (_ROW, _REMOVED) if kind in counts)
+        if recorded and not changed:
+            self._table.commit_without_changes()
+            self._require_next(version)
+        if changed:
             merged = self._merge(
-                changes.where(F.col(_KIND).isin(_ROW, _REMOVED)).select(_KIND, f"{_A_ROW}.*")
+                changes.where(F.col(_KIND).isin(_ROW, _REMOVED)).select(_KIND, f"{_A_ROW}.*", _READ)
             )
-            if self._table.version() != version + 1:
-                raise _CommittedMeanwhileError("another writer has committed meanwhile")
+            # A MERGE without changes does not commit.
+            if merged.num_affected_rows != changed:
+                raise _CommittedMeanwhileError("another writer has changed the rows meanwhile")
+            self._require_next(version)
             time = counts[_ROW].newest if _ROW in counts else None
             result = replace(
                 result,
@@ -131,8 +151,16 @@ class _Merge:
             )
         return result, recorded
 
+    def _require_next(self, version: int) -> None:
+        """Raise if other commits than this writer's came after a version."""
+        if self._table.version() != version + 1:
+            raise _CommittedMeanwhileError("another writer has committed meanwhile")
+
     def _changes(self) -> DataFrame:
-        """The changes: of each kind, with its columns in the struct ``row`` or ``state``."""
+        """The changes: of each kind, with its columns in the struct ``row`` or ``state``.
+
+        The struct ``read`` has the row that a row replaces, as it was read.
+        """
         layout, events = self._events.layout, self._frame
         table = self._table.schema
         columns = [f.name for f in layout.table_schema(self._events.schema).fields]
@@ -163,6 +191,7 @@ class _Merge:
                 StructField(_COUNT, LongType()),
                 StructField(_A_ROW, _nullable(row_schema)),
                 StructField(_A_STATE, _nullable(state_schema)),
+                StructField(_READ, _nullable(row_schema)),
             ]
         )
         # Spark's own conversion, whose function in Python differs between versions.
@@ -177,16 +206,23 @@ class _Merge:
         ).select(*map(quote, frame.columns))
 
     def _merge(self, rows: DataFrame) -> Row:
+        layout, read = self._events.layout, f"s.{quote(_READ)}"
         columns: dict[str, str | Column] = {
-            quote(name): F.col(f"s.{quote(name)}") for name in rows.columns if name != _KIND
+            quote(name): F.col(f"s.{quote(name)}")
+            for name in rows.columns
+            if name not in (_KIND, _READ)
         }
         removed = F.col(f"s.{_KIND}") == _REMOVED
+        kind = rows.schema[_READ].dataType
+        assert isinstance(kind, StructType)
+        same = reduce(and_, (_as_read(field, "t", read) for field in kind))
+        new = F.col(f"{read}.{quote(layout.keys[0])}").isNull()
         counts = (
             self._table.target.alias("t")
-            .merge(rows.alias("s"), _same(self._events.layout.identity))
-            .whenMatchedDelete(removed)
-            .whenMatchedUpdate(set=columns)
-            .whenNotMatchedInsert(~removed, columns)
+            .merge(rows.alias("s"), _same(layout.identity))
+            .whenMatchedDelete(removed & same)
+            .whenMatchedUpdate(~removed & same, columns)
+            .whenNotMatchedInsert(~removed & new, columns)
             .execute()
             .first()
         )
@@ -214,6 +250,22 @@ def _upsert_state(target: DeltaTable, rows: DataFrame, layout: Layout) -> None:
 
 def _same(columns: Sequence[str]) -> Column:
     return reduce(and_, (F.col(f"t.{quote(c)}") == F.col(f"s.{quote(c)}") for c in columns))
+
+
+def _as_read(field: StructField, target: str, read: str) -> Column:
+    """Whether a column of the row has the value that was read; null equals null."""
+    now, before = (F.col(f"{of}.{quote(field.name)}") for of in (target, read))
+    if not _is_comparable(field.dataType):
+        now, before = F.to_json(F.struct(now)), F.to_json(F.struct(before.alias(field.name)))
+    return now.eqNullSafe(before)
+
+
+def _is_comparable(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_comparable(field.dataType) for field in kind)
+    if isinstance(kind, ArrayType):
+        return _is_comparable(kind.elementType)
+    return not isinstance(kind, (MapType, VariantType))
 
 
 def _nullable(schema: StructType) -> StructType:
@@ -263,13 +315,14 @@ def _partition_work(
         changes = changes_of(
             of_kind[_EVENT], layout, tracked, reader(of_kind[_ROW]), reader(of_kind[_STATE])
         )
-        for kind, field, rows in (
-            (_ROW, _A_ROW, changes.upserts),
-            (_REMOVED, _A_ROW, changes.removed),
-            (_STATE, _A_STATE, changes.state),
-        ):
+        for kind, rows in ((_ROW, changes.upserts), (_REMOVED, changes.removed)):
             if len(rows):
-                yield from _packed(kind, {field: rows}, len(rows), 0, output)
+                at = positions_in(rows, of_kind[_ROW], layout.identity)
+                read = of_kind[_ROW].take(pa.array(np.maximum(at, 0), mask=at < 0))
+                yield from _packed(kind, {_A_ROW: rows, _READ: read}, len(rows), 0, output)
+        if len(changes.state):
+            state = {_A_STATE: changes.state}
+            yield from _packed(_STATE, state, len(changes.state), 0, output)
         if changes.contradictions:
             yield from _packed(_CONTRADICTIONS, {}, 1, changes.contradictions, output)
 

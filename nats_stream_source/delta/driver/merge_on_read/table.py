@@ -82,6 +82,7 @@ class _Changes:
         slots: the slot of the row that each of them replaces, -1 for none.
         removed: the slots of the rows that are removed and not written again.
         newest: ``created`` of the newest entry that makes a change.
+        state_only: see :attr:`nats_stream_source.delta.cdc.changes.RowChanges.state_only`.
     """
 
     rows: pa.Table
@@ -90,6 +91,7 @@ class _Changes:
     removed: Integers
     newest: datetime | None = None
     contradictions: int = 0
+    state_only: bool = False
 
     def __len__(self) -> int:
         return len(self.slots) + len(self.removed)
@@ -231,6 +233,7 @@ class MergeOnReadTable:
                 removed[removed >= 0],
                 newest_created(changes.upserts),
                 changes.contradictions,
+                changes.state_only,
             )
 
         changes = self._change("merge the batch into", changes_of)
@@ -302,7 +305,7 @@ class MergeOnReadTable:
             with table.lock:
                 table.refresh()
                 changes = select(table)
-                if len(changes):
+                if len(changes) or changes.state_only:
                     _commit(table, changes)
             return changes
 

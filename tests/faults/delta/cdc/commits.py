@@ -12,16 +12,19 @@ from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.spark import event_merge, new_columns
 from nats_stream_source.delta.spark.engine import SparkEngine
+from nats_stream_source.delta.spark.merge_into import SparkTable
 
 # The functions that commit, of each engine: to the table or its state table, and the creation.
 _COMMITTING: tuple[tuple[Any, str], ...] = (
     (DeltaLog, "put"),
     (TableStorage, "put_copy_on_write"),
     (copy_on_write, "_apply"),
+    (copy_on_write, "_commit_without_changes"),
     (SparkEngine, "_create"),
     (new_columns, "retry_conflicts"),
     (event_merge, "_upsert_state"),
     (event_merge._Merge, "_merge"),
+    (SparkTable, "commit_without_changes"),
 )
 
 

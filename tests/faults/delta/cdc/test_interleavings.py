@@ -50,14 +50,16 @@ def test_interleavings_give_rows_of_rules(
     kind: str,
     engine: str,
 ) -> None:
-    run_interleavings(event_frame, table, monkeypatch, kind, [engine], keys=30, seed=1)
+    assert run_interleavings(event_frame, table, monkeypatch, kind, [engine], keys=30, seed=1)
 
 
 @pytest.mark.parametrize("kind", ["scd1", "scd2"])
 def test_interleavings_of_engines_in_turn_give_rows_of_rules(
     event_frame: EventFrame, table: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    run_interleavings(event_frame, table, monkeypatch, kind, list(ENGINES), keys=30, seed=2, most=4)
+    assert run_interleavings(
+        event_frame, table, monkeypatch, kind, list(ENGINES), keys=30, seed=2, most=4
+    )
 
 
 @pytest.mark.faults
@@ -70,7 +72,23 @@ def test_thousand_interleavings_give_rows_of_rules(
     kind: str,
     engines: list[str],
 ) -> None:
-    run_interleavings(event_frame, table, monkeypatch, kind, engines, keys=1000, seed=3)
+    assert run_interleavings(event_frame, table, monkeypatch, kind, engines, keys=1000, seed=3)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["scd1", "scd2"])
+def test_interleavings_of_one_key_give_rows_of_rules(
+    event_frame: EventFrame, table: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A merge changes only the state table more often than with many keys."""
+    engines = ["merge-on-read", "copy-on-write"]
+    happened = sum(
+        run_interleavings(
+            event_frame, table / str(seed), monkeypatch, kind, engines, keys=1, seed=seed
+        )
+        for seed in range(20)
+    )
+    assert happened > 20
 
 
 def run_interleavings(
@@ -83,8 +101,12 @@ def run_interleavings(
     keys: int,
     seed: int,
     most: int = 20,
-) -> None:
-    """Merge the batches of all keys; ``most`` is the number of merges in the schedule."""
+) -> int:
+    """Merge the batches of all keys; returns the number of crashes and of other writers' merges.
+
+    Args:
+        most: the greatest number of merges.
+    """
     rng = random.Random(seed)
     of_key = [random_batches(rng, f"key {number:04}") for number in range(keys)]
     turns = itertools.cycle(engines)
@@ -125,10 +147,10 @@ def run_interleavings(
             mergers.clear()  # a query that starts again
         if rng.random() < 0.2:
             DeltaTable(table).optimize.compact()
-    assert happened
     before = DeltaTable(table).version()
     merge(engines[0], seen)
     assert DeltaTable(table).version() == before
+    return happened
 
 
 def random_batches(rng: random.Random, key: str) -> list[list[Event]]:
