@@ -7,6 +7,7 @@ followed, also after the bucket has dropped the revision.
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,21 +21,23 @@ from nats_stream_source.jetstream import KeyValue, KeyValueConfig, connect
 JOURNEY = [("truck.1", "Rome"), ("truck.2", "Oslo"), ("truck.1", "Bern"), ("truck.1", "Lyon")]
 
 
-async def drive(servers: str) -> list[int]:
-    """Write the journey, then retire truck 2; returns the revisions."""
+async def drive(servers: str) -> list[datetime]:
+    """Write the journey, then retire truck 2; returns the times of the entries."""
     async with connect(servers) as jetstream:
         fleet = await KeyValue.create_bucket(jetstream, KeyValueConfig("fleet", history=16))
-        revisions = [await fleet.put(truck, place.encode()) for truck, place in JOURNEY]
-        return [*revisions, await fleet.delete("truck.2")]
+        for truck, place in JOURNEY:
+            await fleet.put(truck, place.encode())
+        await fleet.delete("truck.2")
+        entries = [*await fleet.history("truck.1"), *await fleet.history("truck.2")]
+        return sorted(entry.created for entry in entries)
 
 
-def places(table: Path, revision: int) -> dict[str, str]:
-    """The place of each truck when the bucket had this revision."""
-    fleet = QueryBuilder().register("fleet", DeltaTable(str(table)))
+def places(table: Path, time: datetime) -> dict[str, str]:
+    """The place of each truck at a time."""
+    fleet = QueryBuilder().register("fleet_history", DeltaTable(str(table)))
     rows = fleet.execute(
-        f"""SELECT key, value FROM fleet
-        WHERE "__START_AT"['revision'] <= {revision}
-        AND ("__END_AT" IS NULL OR "__END_AT"['revision'] > {revision})"""
+        f"""SELECT key, value FROM fleet_history
+        WHERE valid_from <= '{time}' AND (valid_to IS NULL OR valid_to > '{time}')"""
     )
     return {row["key"]: row["value"].decode() for row in pa.table(rows).to_pylist()}
 
@@ -42,7 +45,7 @@ def places(table: Path, revision: int) -> dict[str, str]:
 def main(spark: SparkSession, servers: str, directory: Path) -> None:
     """Follow the bucket into the table, and query it."""
     table = directory / "fleet_history"
-    revisions = asyncio.run(drive(servers))
+    times = asyncio.run(drive(servers))
     changes = (
         spark.readStream.format("nats_kv")
         .options(servers=servers, bucket="fleet", includeHistory=True)
@@ -56,10 +59,10 @@ def main(spark: SparkSession, servers: str, directory: Path) -> None:
         once=True,  # without it, the table follows the bucket
     )
     query.awaitTermination()
-    for revision in revisions:
-        print(f"revision {revision}: {places(table, revision)}")
-    assert places(table, revisions[1]) == {"truck.1": "Rome", "truck.2": "Oslo"}
-    assert places(table, revisions[-1]) == {"truck.1": "Lyon"}
+    for time in times:
+        print(f"{time}: {places(table, time)}")
+    assert places(table, times[1]) == {"truck.1": "Rome", "truck.2": "Oslo"}
+    assert places(table, times[-1]) == {"truck.1": "Lyon"}
 
 
 if __name__ == "__main__":

@@ -169,8 +169,8 @@ def merge(
             table does not get this column. With type 1 only, and for events of a key that reach the
             table in their order; a value that neither the batch nor the table has is null.
         deletes: the effect of a delete (DEL and PURGE) on the key's row. ``"remove"`` deletes the
-            row; ``"mark"`` replaces it by the marker's own columns with ``deleted`` true. Not with
-            type 2, where a delete closes the version.
+            row; ``"mark"`` keeps it with the marker's own columns, null in the others of the batch,
+            and ``deleted`` true. Not with type 2, where a delete closes the version.
         engine: what changes the table: ``"delta-rs"`` in the driver's process, ``"spark"`` with
             Delta Lake's MERGE, or ``"auto"``, which decides for each batch (see :mod:`engine`).
         storage_options: the object store's options for delta-rs, by its names

@@ -30,10 +30,10 @@ class Bucket:
     def delete(self) -> None:
         buckets.delete_bucket(self.url, self.name)
 
-    def write(self, *entries: tuple[str, str]) -> list[Entry]:
-        """Write (key, operation) pairs."""
+    def write(self, *entries: tuple[str, str], value: bytes = b"x") -> list[Entry]:
+        """Write (key, operation) pairs; puts have the value."""
         messages_of = {
-            "PUT": (b"x", None),
+            "PUT": (value, None),
             "DEL": (b"", buckets.DEL),
             "PURGE": (b"", buckets.PURGE),
         }
@@ -45,7 +45,7 @@ class Bucket:
                 key,
                 seq,
                 operation,
-                b"x" if operation == "PUT" else None,
+                value if operation == "PUT" else None,
                 self.stream_created,
                 self.name,
             )
@@ -59,6 +59,12 @@ class Bucket:
         for key in keys:
             request = {"filter": f"$KV.{self.name}.{key}"}
             buckets.api(self.url, f"STREAM.PURGE.KV_{self.name}", request)
+
+    def created(self, revision: int) -> datetime:
+        """Return when the server stored a revision."""
+        stored = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", {"seq": revision})
+        micros = nanoseconds(stored["message"]["time"]) // 1000
+        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
 
     def state(self) -> dict[str, Any]:
         return buckets.stream_state(self.url, self.name)

@@ -39,10 +39,9 @@ class Event(NamedTuple):
 
 
 def random_event(rng: random.Random, key: str, seq: int) -> Event:
-    """Return an update or a delete with values that often repeat."""
-    if rng.random() < 0.3:
-        return Event(key, seq, "D", None, None)
-    return Event(key, seq, "U", rng.choice([None, 1, 2]), rng.choice([None, "x"]))
+    """Return an update or a delete with values that often repeat; those of deletes do not count."""
+    operation = "D" if rng.random() < 0.3 else "U"
+    return Event(key, seq, operation, rng.choice([None, 1, 2]), rng.choice([None, "x"]))
 
 
 def events_of(situation: str) -> list[list[Event]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import merge, merge_changes
 from nats_stream_source.errors import ConfigurationError
@@ -18,6 +19,7 @@ from tests.integration.delta.cdc.conftest import (
     columns_of,
     spark_in_faults,
 )
+from tests.integration.delta.merge_model import Frame, put
 from tests.support.cdc.events import RULES, Event
 
 pytestmark = pytest.mark.delta
@@ -61,7 +63,9 @@ def test_invalid_arguments_are_refused(arguments: dict[str, Any], error: str) ->
         ({"except_column_list": ["c"]}, "except_column_list has 'c'"),
         ({"except_column_list": ["key"]}, "the key 'key' is not a selected column"),
         ({**HISTORY, "track_history_column_list": ["x"]}, "track_history_column_list has 'x'"),
+        ({**HISTORY, "track_history_except_column_list": ["x"]}, "except_column_list has 'x'"),
         ({**HISTORY, "track_history_except_column_list": ["op"]}, "not a selected column"),
+        ({"column_list": ["a"], "except_column_list": None}, "the key 'key' is not a selected"),
         ({"keys": None}, "keys is missing"),
         ({"sequence_by": None}, "sequence_by is missing"),
         ({"sequence_by": "nothing + 1"}, "sequence_by or apply_as_deletes is invalid"),
@@ -85,6 +89,9 @@ def test_rules_that_do_not_fit_batch_are_refused(
         ("__START_AT", HISTORY),
         ("__end_at", HISTORY),
         ("__Sequence", RULES),
+        ("__delete", RULES),
+        ("__TIME", RULES),
+        ("__Unavailable", RULES),
         ("deleted", {**RULES, "deletes": "mark"}),
     ],
 )
@@ -94,6 +101,14 @@ def test_reserved_column_is_refused(
     batch = event_frame([Event("a", 1, "U", 1, "x")]).withColumnRenamed("a", name)
     with pytest.raises(ConfigurationError, match=f"column '{name}'.* is reserved"):
         merge(batch, str(table), **arguments)
+    assert not table.exists()
+
+
+@pytest.mark.parametrize("name", ["valid_from", "Valid_To"])
+def test_reserved_column_of_bucket_history_is_refused(frame: Frame, table: Path, name: str) -> None:
+    batch = frame(put("a", 1)).withColumn(name, F.current_timestamp())
+    with pytest.raises(ConfigurationError, match=f"column '{name}'.* is reserved"):
+        merge(batch, str(table), stored_as_scd_type=2)
     assert not table.exists()
 
 

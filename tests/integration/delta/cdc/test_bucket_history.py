@@ -79,16 +79,20 @@ def test_history_equals_that_of_bucket_which_keeps_it(
     spark: SparkSession, table: Path, bucket: Bucket, tmp_path: Path
 ) -> None:
     rng = random.Random(39)
-    log: list[Entry] = []
+    events: list[Event] = []
+    values, created = {1: b"one", 2: b"two"}, {}
     changes = (
         spark.readStream.format("nats_kv")
         .options(servers=bucket.url, bucket=bucket.name, includeHistory=True)
         .load()
     )
     for _run in range(3):  # of a query that was stopped meanwhile
-        operations = [rng.choice(["PUT", "PUT", "DEL"]) for _ in range(6)]
-        log += bucket.write(*((f"key.{number % 2}", op) for number, op in enumerate(operations)))
-        log += bucket.write(("always", rng.choice(["PUT", "DEL"])))
+        for key in [f"key.{number % 2}" for number in range(6)] + ["always"]:
+            number = rng.choice([1, 2])
+            operation = rng.choice(["PUT", "PUT", "DEL"])
+            (entry,) = bucket.write((key, operation), value=values[number])
+            created[entry.revision] = bucket.created(entry.revision)
+            events.append(Event(key, entry.revision, operation[0].replace("P", "U"), number, None))
         query = follow(
             changes,
             str(table),
@@ -97,12 +101,10 @@ def test_history_equals_that_of_bucket_which_keeps_it(
             stored_as_scd_type=2,
         )
         query.awaitTermination()
-    events = [
-        Event(entry.key, entry.revision, "U" if entry.operation == "PUT" else "D", 1, None)
-        for entry in log
+    assert versions(table) == [
+        (key, values[number], start, end, created[start], created.get(end))
+        for key, start, end, _, number, _ in sorted(history(events))
     ]
-    found = [(key, start, end) for key, _, start, end, _, _ in versions(table)]
-    assert found == sorted(version[:3] for version in history(events))
 
 
 @spark_in_faults

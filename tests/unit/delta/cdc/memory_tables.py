@@ -43,7 +43,7 @@ class MemoryTable:
         start = self.identity[-1]
         first: dict[str, int] = {}
         for row in rows:
-            if row[start] <= since[row["key"]]:
+            if row[start] < since[row["key"]]:
                 first[row["key"]] = max(first.get(row["key"], row[start]), row[start])
         return [row for row in rows if row[start] >= first.get(row["key"], since[row["key"]])]
 
