@@ -12,7 +12,10 @@ the selected columns and these:
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -36,6 +39,7 @@ from nats_stream_source.delta.cdc.layout import (
     UNAVAILABLE,
     Layout,
 )
+from nats_stream_source.delta.cdc.merge_events import invalid_event_error
 from nats_stream_source.delta.cdc.rules import ChangeRules
 from nats_stream_source.delta.cdc.sequence import (
     columns_in_sequence,
@@ -261,6 +265,29 @@ def events_of(batch: DataFrame, rules: ChangeRules) -> Events:
     untracked.update(rules.track_except_list or ())
     tracked = tuple(name for name in selected if name not in untracked)
     return Events(rows, layout, tracked, frozenset(untracked), from_entries)
+
+
+def require_valid_frame(frame: DataFrame, layout: Layout) -> None:
+    """Raise ConfigurationError for an event with a null in its key or sequence.
+
+    Args:
+        frame: events with all their columns, which are read.
+        layout: of the table.
+    """
+    names = [*layout.keys, *layout.order]
+    invalid = frame.where(reduce(or_, _nulls(frame.schema, names)))
+    first = invalid.limit(1).toArrow()
+    if len(first):
+        raise invalid_event_error(first, invalid.count(), layout)
+
+
+def _nulls(schema: StructType, names: Sequence[str], prefix: str = "") -> Iterator[Column]:
+    for name in names:
+        path = prefix + quote(name)
+        yield F.col(path).isNull()
+        kind = schema[name].dataType
+        if isinstance(kind, StructType):
+            yield from _nulls(kind, kind.names, f"{path}.")
 
 
 def _event_columns(

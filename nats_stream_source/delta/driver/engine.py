@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.cdc.columns import with_new_columns
-from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.events import Events, require_valid_frame
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
 from nats_stream_source.delta.cdc.tables import RowTable
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
@@ -104,6 +104,7 @@ class DriverEngine:
         except EngineRefusedError:
             # Spark merges a batch beyond the limits, into a table as this engine creates it.
             if found is None:
+                require_valid_frame(events.frame, layout)
                 self._create(schema, layout.properties, upkeep)
             raise
         table = found or self._create(schema, layout.properties, upkeep)

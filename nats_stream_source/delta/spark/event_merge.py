@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import reduce
-from operator import and_, or_
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +39,9 @@ from pyspark.sql.types import (
 )
 
 from nats_stream_source.delta.cdc.comparison import positions_in
-from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.events import Events, require_valid_frame
 from nats_stream_source.delta.cdc.layout import Layout
-from nats_stream_source.delta.cdc.merge_events import changes_of, invalid_event_error
+from nats_stream_source.delta.cdc.merge_events import changes_of
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
@@ -81,7 +81,7 @@ def merge_by_spark(
     """
     frame = events.frame.persist()
     try:
-        _require_valid(frame, events.layout)
+        require_valid_frame(frame, events.layout)
         table, state = prepare()
         if state is not None:
             state.add_columns(events.layout.state_schema(events.schema).fields, table)
@@ -270,23 +270,6 @@ def _is_comparable(kind: DataType) -> bool:
 
 def _nullable(schema: StructType) -> StructType:
     return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
-
-
-def _require_valid(frame: DataFrame, layout: Layout) -> None:
-    names = [*layout.keys, *layout.order]
-    invalid = frame.where(reduce(or_, _nulls(frame.schema, names)))
-    first = invalid.limit(1).toArrow()
-    if len(first):
-        raise invalid_event_error(first, invalid.count(), layout)
-
-
-def _nulls(schema: StructType, names: Sequence[str], prefix: str = "") -> Iterator[Column]:
-    for name in names:
-        path = prefix + quote(name)
-        yield F.col(path).isNull()
-        kind = schema[name].dataType
-        if isinstance(kind, StructType):
-            yield from _nulls(kind, kind.names, f"{path}.")
 
 
 def _partition_work(

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import merge, merge_changes
+from nats_stream_source.delta import AutoLimits, merge, merge_changes
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.conftest import (
     ENGINES,
@@ -140,6 +140,22 @@ def test_null_in_first_batch_leaves_no_tables(
     assert not table.with_name("fleet__cdc_state").exists()
     merge(batch.dropna(), str(table), **{**rules, "sequence_by": "high"})
     assert columns_of(table, "key", "high") == [("a", 6)]
+
+
+@pytest.mark.parametrize("valid", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_first_batch_beyond_limits_creates_table_of_driver_if_it_is_valid(
+    event_frame: EventFrame, table: Path, valid: bool
+) -> None:
+    null: Any = None
+    batch = event_frame([Event("a", 1, "U", 1, "x"), Event("b", 2 if valid else null, "U", 1, "x")])
+    arguments = {**RULES, "limits": AutoLimits(batch_rows=1)}
+    if valid:
+        merge(batch, str(table), **arguments)
+        assert "deletionVectors" in (DeltaTable(table).protocol().reader_features or ())
+        return
+    with pytest.raises(ConfigurationError, match="1 events have a null"):
+        merge(batch, str(table), **arguments)
+    assert not table.exists()
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])

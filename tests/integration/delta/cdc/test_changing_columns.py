@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,8 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import merge
+from nats_stream_source.delta.driver import engine as driver_engine
+from nats_stream_source.delta.spark import engine as spark_engine
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import ENGINES
+from tests.integration.delta.cdc.conftest import ENGINES, spark_in_faults
 from tests.integration.delta.table_content import versions
 from tests.support.cdc.events import RULES
 from tests.support.delta import rows_of
@@ -48,6 +51,31 @@ def test_new_column_of_invalid_batch_is_not_added(
     with pytest.raises(ConfigurationError, match="a sequence_by of type 'int'"):
         merge(other, str(table), **rules)
     assert versions(table) == before
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@spark_in_faults
+def test_table_created_by_other_writer_at_same_time(
+    events: EventsOf, table: Path, monkeypatch: pytest.MonkeyPatch, engine: str, scd_type: int
+) -> None:
+    """Its columns are not those that the events were read for."""
+    rules = {"keys": ["key"], "sequence_by": "seq", "stored_as_scd_type": scd_type}
+    module = spark_engine if engine == "spark" else driver_engine
+    validate = module.require_storable_names  # the step before a table is created
+
+    def other_writer(*arguments: Any) -> None:
+        monkeypatch.setattr(module, "require_storable_names", validate)
+        merge(events("s STRUCT<y: INT>", ("k", 1, (5,))), str(table), **rules)
+        validate(*arguments)
+
+    monkeypatch.setattr(module, "require_storable_names", other_writer)
+    merge(
+        events("a INT, s STRUCT<x: INT>", ("k", 2, 1, (6,))), str(table), **rules, **ENGINES[engine]
+    )
+    rows = [(row["seq"], row["a"], row["s"]) for row in rows_of(DeltaTable(table))]
+    newest = (2, 1, {"y": None, "x": 6})
+    old = (1, None, {"y": 5, "x": None})
+    assert sorted(rows, key=lambda row: row[0]) == [newest] if scd_type == 1 else [old, newest]
 
 
 NARROW = "i INT, s STRUCT<x: FLOAT>, d DECIMAL(4,1), t DATE, n SMALLINT, m MAP<STRING, INT>"
