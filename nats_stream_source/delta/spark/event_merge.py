@@ -5,7 +5,7 @@ their keys. 3. Send all that belongs to a key to one partition, where
 :mod:`nats_stream_source.delta.cdc` computes the changes (``mapInArrow``), and keep these
 (a local checkpoint).
 4. MERGE the state, then the table. A MERGE without changes is left out; if only the state has
-changed, the table gets a commit without changes.
+changed, that of the table commits a version without changes.
 
 **Other writers.** Delta's MERGE does not compare with the version that step 2 has read. So each
 change carries the row that was read, and applies only to that row: what another writer has
@@ -46,9 +46,11 @@ from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.merge_into import SparkTable
+from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
 from nats_stream_source.delta.table import OWN_PREFIX, quote
 from nats_stream_source.delta.upkeep import Upkeep
+from nats_stream_source.errors import TableError
 
 # What a row that goes to a partition, or comes from it, is.
 _KIND, _COUNT = OWN_PREFIX + "kind", OWN_PREFIX + "count"
@@ -56,6 +58,10 @@ _EVENT, _ROW, _STATE, _REMOVED, _CONTRADICTIONS = range(5)
 _AN_EVENT, _A_ROW, _A_STATE, _READ = (
     OWN_PREFIX + name for name in ("event", "row", "state", "read")
 )
+
+# A MERGE without changes commits, too: so the state's change is a conflict for others, and the next
+# version is this writer's own.
+_SKIPS_EMPTY_COMMITS = "spark.databricks.delta.skipRecordingEmptyCommits"
 
 
 class _CommittedMeanwhileError(Exception):
@@ -86,7 +92,7 @@ def merge_by_spark(
         if state is not None:
             state.add_columns(events.layout.state_schema(events.schema).fields, table)
         table.add_columns(events.columns)
-        merge = _Merge(frame, events, table, state)
+        merge = _Merge(name, frame, events, table, state)
         conflicts = (*CONFLICTS, _CommittedMeanwhileError)
         result, recorded = retry_conflicts(merge.run, name, conflicts)
     finally:
@@ -101,8 +107,14 @@ def merge_by_spark(
 
 class _Merge:
     def __init__(
-        self, frame: DataFrame, events: Events, table: SparkTable, state: SparkTable | None
+        self,
+        name: str,
+        frame: DataFrame,
+        events: Events,
+        table: SparkTable,
+        state: SparkTable | None,
     ) -> None:
+        self._name = name
         self._frame = frame
         self._events = events
         self._table = table
@@ -130,17 +142,18 @@ class _Merge:
         contradictions = counts[_CONTRADICTIONS].contradictions if _CONTRADICTIONS in counts else 0
         result = MergeResult("spark", contradictions=contradictions)
         changed = sum(counts[kind].rows for kind in (_ROW, _REMOVED) if kind in counts)
-        if recorded and not changed:
-            self._table.commit_without_changes()
-            self._require_next(version)
-        if changed:
-            merged = self._merge(
-                changes.where(F.col(_KIND).isin(_ROW, _REMOVED)).select(_KIND, f"{_A_ROW}.*", _READ)
-            )
-            # A MERGE without changes does not commit.
+        if changed or recorded:
+            rows = changes.where(F.col(_KIND).isin(_ROW, _REMOVED))
+            with temporary_setting(self._frame.sparkSession, _SKIPS_EMPTY_COMMITS, "false"):
+                merged = self._merge(rows.select(_KIND, f"{_A_ROW}.*", _READ))
+            if self._table.version() != version + 1:
+                raise _CommittedMeanwhileError("another writer has committed meanwhile")
             if merged.num_affected_rows != changed:
-                raise _CommittedMeanwhileError("another writer has changed the rows meanwhile")
-            self._require_next(version)
+                raise TableError(
+                    f"could not merge the batch into table {self._name!r}: Spark changed "
+                    f"{merged.num_affected_rows} rows, expected {changed}, since the others do not "
+                    f"equal what it read of them; use engine='delta-rs', and report this"
+                )
             time = counts[_ROW].newest if _ROW in counts else None
             result = replace(
                 result,
@@ -150,11 +163,6 @@ class _Merge:
                 newest=None if time is None else datetime.fromtimestamp(time / 1e6, timezone.utc),
             )
         return result, recorded
-
-    def _require_next(self, version: int) -> None:
-        """Raise if other commits than this writer's came after a version."""
-        if self._table.version() != version + 1:
-            raise _CommittedMeanwhileError("another writer has committed meanwhile")
 
     def _changes(self) -> DataFrame:
         """The changes: of each kind, with its columns in the struct ``row`` or ``state``.

@@ -35,7 +35,7 @@ from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
 from nats_stream_source.delta.newest import OPERATIONS, ORDER_COLUMNS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
-from nats_stream_source.delta.spark.new_columns import add_columns, append_nothing
+from nats_stream_source.delta.spark.new_columns import add_columns
 from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
@@ -98,10 +98,6 @@ class SparkTable:
         newest = self._target.history(1).select("version").head()
         assert newest is not None  # a table has at least the version that created it
         return int(newest.version)
-
-    def commit_without_changes(self) -> None:
-        """Commit a version with the same rows."""
-        append_nothing(self._spark, self._name, self._path, self.schema)
 
     def _detail(self) -> Row:
         detail = self._target.detail().select("id", "properties").head()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrameWriter, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.columns import (
@@ -86,10 +86,17 @@ def add_columns(
         if widened and not widens:
             rows = conformed(newest().toDF(), schema, schema.names)
             writer = rows.write.mode("overwrite").option("overwriteSchema", "true")
-            _save(writer.partitionBy(*detail.partitionColumns), name, path)
+            writer = writer.partitionBy(*detail.partitionColumns)
         else:
-            # It adds fields to structs, and widens types, as ALTER TABLE cannot do in one commit.
-            append_nothing(spark, name, path, schema)
+            # A write without rows: it adds fields to structs, and widens types, as ALTER TABLE
+            # cannot do in one commit.
+            empty = spark.createDataFrame([], schema)
+            writer = empty.write.mode("append").option("mergeSchema", "true")
+        writer = writer.format("delta")
+        if path is None:
+            writer.saveAsTable(name)
+        else:
+            writer.save(path)
 
     def newest() -> DeltaTable:
         # A DeltaTable keeps the schema with which it was opened.
@@ -99,20 +106,6 @@ def add_columns(
     retry_conflicts(save, name, CONFLICTS)
     log_new_columns(name, own, schema)
     return newest()
-
-
-def append_nothing(spark: SparkSession, name: str, path: str | None, schema: StructType) -> None:
-    """Commit a write without rows, which gives the table the columns of ``schema``."""
-    empty = spark.createDataFrame([], schema)
-    _save(empty.write.mode("append").option("mergeSchema", "true"), name, path)
-
-
-def _save(writer: DataFrameWriter, name: str, path: str | None) -> None:
-    writer = writer.format("delta")
-    if path is None:
-        writer.saveAsTable(name)
-    else:
-        writer.save(path)
 
 
 def _widens(detail: Row | None) -> bool:

@@ -1,4 +1,4 @@
-"""Settings of a session with which Spark would store other values than the other engines.
+"""Settings of a session: those of a single command, and those that change what Spark stores.
 
 Spark writes and reads dates and times by settings of the session. With most of them the values stay
 the same. With these they do not, and Spark reports nothing (measured with Delta Lake 4.4):
@@ -12,6 +12,7 @@ the same. With these they do not, and Spark reports nothing (measured with Delta
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
@@ -56,6 +57,20 @@ def require_exact_times(spark: SparkSession, table: str, schema: StructType) -> 
         if _setting(spark, name) == "LEGACY":
             problem = f"{name} is LEGACY, with which column {old[0]!r} has other days before 1900"
             raise _error(table, problem, "CORRECTED")
+
+
+@contextmanager
+def temporary_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Set a setting of the session for a block."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
 
 
 def _setting(spark: SparkSession, name: str) -> str:

@@ -6,9 +6,6 @@ and deletes the expired files of the log. See :mod:`nats_stream_source.delta.upk
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -16,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
+from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import TableError
 from nats_stream_source.logs import field_logger
@@ -83,7 +81,7 @@ def _version(target: DeltaTable) -> int:
 
 
 def _compact(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> MaintenanceResult:
-    with _setting(spark, _MAX_FILE_SIZE, str(upkeep.target_file_bytes)):
+    with temporary_setting(spark, _MAX_FILE_SIZE, str(upkeep.target_file_bytes)):
         try:
             row = target.optimize().executeCompaction().select("metrics.*").head()
         except CONFLICTS as error:
@@ -97,23 +95,10 @@ def _compact(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> Mainten
 def _vacuum(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> None:
     # VACUUM lists the directories in as many tasks as this; the default of 10,000 takes minutes on
     # a few cores.
-    with _setting(spark, _LISTING_TASKS, "64"):
+    with temporary_setting(spark, _LISTING_TASKS, "64"):
         if upkeep.retention_hours is None:
             target.vacuum()
             return
         # A retention that the user asks for can be below the table's.
-        with _setting(spark, _RETENTION_CHECK, "false"):
+        with temporary_setting(spark, _RETENTION_CHECK, "false"):
             target.vacuum(upkeep.retention_hours)
-
-
-@contextmanager
-def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, before)

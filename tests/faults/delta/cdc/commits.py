@@ -12,7 +12,6 @@ from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.spark import event_merge, new_columns
 from nats_stream_source.delta.spark.engine import SparkEngine
-from nats_stream_source.delta.spark.merge_into import SparkTable
 
 # The functions that commit, of each engine: to the table or its state table, and the creation.
 _COMMITTING: tuple[tuple[Any, str], ...] = (
@@ -24,7 +23,6 @@ _COMMITTING: tuple[tuple[Any, str], ...] = (
     (new_columns, "retry_conflicts"),
     (event_merge, "_upsert_state"),
     (event_merge._Merge, "_merge"),
-    (SparkTable, "commit_without_changes"),
 )
 
 
