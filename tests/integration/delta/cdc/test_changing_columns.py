@@ -53,29 +53,30 @@ def test_new_column_of_invalid_batch_is_not_added(
     assert versions(table) == before
 
 
-@pytest.mark.parametrize("scd_type", [1, 2])
 @spark_in_faults
-def test_table_created_by_other_writer_at_same_time(
-    events: EventsOf, table: Path, monkeypatch: pytest.MonkeyPatch, engine: str, scd_type: int
+def test_table_created_by_other_writer_with_other_rules_is_refused(
+    events: EventsOf, table: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Its columns are not those that the events were read for."""
-    rules = {"keys": ["key"], "sequence_by": "seq", "stored_as_scd_type": scd_type}
+    rules: dict[str, Any] = {"keys": ["key"], "sequence_by": "seq"}
+    created_by_other_writer(monkeypatch, engine, events("a INT", ("k", 1, 5)), table, ["key", "a"])
+    with pytest.raises(ConfigurationError, match="created with keys"):
+        merge(events("a INT", ("k", 2, 1)), str(table), **rules, **ENGINES[engine])
+    assert [row["seq"] for row in rows_of(DeltaTable(table))] == [1]
+
+
+def created_by_other_writer(
+    monkeypatch: pytest.MonkeyPatch, engine: str, batch: DataFrame, table: Path, keys: list[str]
+) -> None:
+    """Let another writer create the table just before the next merge does."""
     module = spark_engine if engine == "spark" else driver_engine
     validate = module.require_storable_names  # the step before a table is created
 
     def other_writer(*arguments: Any) -> None:
         monkeypatch.setattr(module, "require_storable_names", validate)
-        merge(events("s STRUCT<y: INT>", ("k", 1, (5,))), str(table), **rules)
+        merge(batch, str(table), keys=keys, sequence_by="seq")
         validate(*arguments)
 
     monkeypatch.setattr(module, "require_storable_names", other_writer)
-    merge(
-        events("a INT, s STRUCT<x: INT>", ("k", 2, 1, (6,))), str(table), **rules, **ENGINES[engine]
-    )
-    rows = [(row["seq"], row["a"], row["s"]) for row in rows_of(DeltaTable(table))]
-    newest = (2, 1, {"y": None, "x": 6})
-    old = (1, None, {"y": 5, "x": None})
-    assert sorted(rows, key=lambda row: row[0]) == [newest] if scd_type == 1 else [old, newest]
 
 
 NARROW = "i INT, s STRUCT<x: FLOAT>, d DECIMAL(4,1), t DATE, n SMALLINT, m MAP<STRING, INT>"
