@@ -150,8 +150,9 @@ def _in_order(
 ) -> tuple[pa.Table, Integers, Integers, Integers]:
     """The events by key and sequence, with their source, key and sequence, and key as numbers.
 
-    A row's start and end give back an event only if the state does not have that of the sequence,
-    and an end only if no row starts there.
+    A row's start gives back an event only if the state does not have that of the sequence, and an
+    end only if no row starts there. An end counts beside an upsert of the state: another writer has
+    merged a delete with its sequence, before the state got the upsert.
     """
     codes = key_codes(known, layout.keys)
     parts = sequence_values(known, layout.order)
@@ -159,7 +160,9 @@ def _in_order(
     in_state = np.bincount(groups, source == _STATE) > 0
     starts = np.bincount(groups, source == _START) > 0
     kept = ~((source == _START) & in_state[groups])
-    kept &= ~((source == _END) & (in_state | starts)[groups])
+    deletes = np.asarray(known[DELETE].to_numpy(), bool)
+    deleted = np.bincount(groups, (source == _STATE) & deletes) > 0
+    kept &= ~((source == _END) & (deleted | starts)[groups])
     position = np.flatnonzero(kept)
     position = position[np.lexsort((source[position], groups[position]))]
     groups = groups[position]

@@ -8,9 +8,11 @@ their keys. 3. Send all that belongs to a key to one partition, where
 changed, that of the table commits a version without changes.
 
 **Other writers.** Delta's MERGE does not compare with the version that step 2 has read. So each
-change carries the row that was read, and applies only to that row: what another writer has
-committed in between stays. Then all is computed again from the newest version: the rows and the
-state have the events of both writers, so the second time is right.
+change carries the row that was read, and the MERGE fails if the table has another one meanwhile.
+Then, and after any other commit in between, all is computed again from the newest version: the rows
+and the state have the events of both writers, so the second time is right. A part of the changes
+would not do: a row of this writer can begin where one of the other's ends, by a delete that only
+this end shows.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from operator import and_
 import numpy as np
 import pyarrow as pa
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
@@ -50,7 +54,6 @@ from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
 from nats_stream_source.delta.table import OWN_PREFIX, quote
 from nats_stream_source.delta.upkeep import Upkeep
-from nats_stream_source.errors import TableError
 
 # What a row that goes to a partition, or comes from it, is.
 _KIND, _COUNT = OWN_PREFIX + "kind", OWN_PREFIX + "count"
@@ -62,6 +65,8 @@ _AN_EVENT, _A_ROW, _A_STATE, _READ = (
 # A MERGE without changes commits, too: so the state's change is a conflict for others, and the next
 # version is this writer's own.
 _SKIPS_EMPTY_COMMITS = "spark.databricks.delta.skipRecordingEmptyCommits"
+
+_CHANGED = "another writer has changed the rows meanwhile"
 
 
 class _CommittedMeanwhileError(Exception):
@@ -92,7 +97,7 @@ def merge_by_spark(
         if state is not None:
             state.add_columns(events.layout.state_schema(events.schema).fields, table)
         table.add_columns(events.columns)
-        merge = _Merge(name, frame, events, table, state)
+        merge = _Merge(frame, events, table, state)
         conflicts = (*CONFLICTS, _CommittedMeanwhileError)
         result, recorded = retry_conflicts(merge.run, name, conflicts)
     finally:
@@ -107,14 +112,8 @@ def merge_by_spark(
 
 class _Merge:
     def __init__(
-        self,
-        name: str,
-        frame: DataFrame,
-        events: Events,
-        table: SparkTable,
-        state: SparkTable | None,
+        self, frame: DataFrame, events: Events, table: SparkTable, state: SparkTable | None
     ) -> None:
-        self._name = name
         self._frame = frame
         self._events = events
         self._table = table
@@ -148,12 +147,6 @@ class _Merge:
                 merged = self._merge(rows.select(_KIND, f"{_A_ROW}.*", _READ))
             if self._table.version() != version + 1:
                 raise _CommittedMeanwhileError("another writer has committed meanwhile")
-            if merged.num_affected_rows != changed:
-                raise TableError(
-                    f"could not merge the batch into table {self._name!r}: Spark changed "
-                    f"{merged.num_affected_rows} rows, expected {changed}, since the others do not "
-                    f"equal what it read of them; use engine='delta-rs', and report this"
-                )
             time = counts[_ROW].newest if _ROW in counts else None
             result = replace(
                 result,
@@ -224,16 +217,25 @@ class _Merge:
         kind = rows.schema[_READ].dataType
         assert isinstance(kind, StructType)
         same = reduce(and_, (_as_read(field, "t", read) for field in kind))
-        new = F.col(f"{read}.{quote(layout.keys[0])}").isNull()
-        counts = (
+        key = quote(layout.keys[0])
+        new = F.col(f"{read}.{key}").isNull()
+        # Delta evaluates a condition for all rows, also for those of one side only.
+        matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
+        fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
+        as_read = F.when(same, F.lit(True)).when(matched, fails).otherwise(F.lit(False))
+        merger = (
             self._table.target.alias("t")
             .merge(rows.alias("s"), _same(layout.identity))
-            .whenMatchedDelete(removed & same)
-            .whenMatchedUpdate(~removed & same, columns)
+            .whenMatchedDelete(removed & as_read)
+            .whenMatchedUpdate(~removed & as_read, columns)
             .whenNotMatchedInsert(~removed & new, columns)
-            .execute()
-            .first()
         )
+        try:
+            counts = merger.execute().first()
+        except (PySparkException, Py4JJavaError) as error:
+            if _CHANGED in str(error):
+                raise _CommittedMeanwhileError(_CHANGED) from error
+            raise
         assert counts is not None  # Delta's MERGE returns one row of counts
         return counts
 

@@ -27,6 +27,11 @@ CASES = {
         Event("k", 5, "U", 2, "y"),
         Event("k", 3, "D", None, None),
     ),
+    "delete with the sequence of an update": (
+        [Event("k", 1, "U", 1, "x")],
+        Event("k", 5, "U", 2, "y"),
+        Event("k", 5, "D", None, None),
+    ),
     "update without effect after a delete": (
         [Event("k", 1, "U", 1, "x")],
         Event("k", 3, "D", None, None),
