@@ -269,7 +269,7 @@ def test_test_failed_once_is_rerun(
     }
     done = make_test(tmp_path, tests, *more)
     assert (done.returncode != 0) == (status != 0), done.stdout
-    assert "3 workers" in done.stdout
+    assert "4 workers" in done.stdout
     last = done.stdout.splitlines()[-1]
     assert ("failed" in last) == (status != 0)
     assert (f"{count - reruns} failed" in last) == (status != 0)
