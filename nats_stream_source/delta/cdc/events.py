@@ -40,8 +40,8 @@ from nats_stream_source.delta.cdc.layout import (
     Layout,
 )
 from nats_stream_source.delta.cdc.merge_events import invalid_event_error
-from nats_stream_source.delta.cdc.rules import ChangeRules
-from nats_stream_source.delta.cdc.sequence import (
+from nats_stream_source.delta.cdc.rules import (
+    ChangeRules,
     columns_in_sequence,
     expression,
     sequence_column,

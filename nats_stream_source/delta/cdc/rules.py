@@ -1,18 +1,20 @@
 """The rules of change data as the caller gives them: keys, sequence, deletes, columns, SCD type.
 
 The words are those of Spark's AUTO CDC. :class:`ChangeRules` checks what can be checked without a
-batch; :mod:`nats_stream_source.delta.cdc.events` applies the rules to the columns of a batch.
+batch; :mod:`nats_stream_source.delta.cdc.events` applies the rules to the columns of a batch, with
+the functions here that resolve a column or an expression in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta.table import Deletes, validate_deletes
+from nats_stream_source.delta.table import Deletes, quote, validate_deletes
 from nats_stream_source.errors import ConfigurationError
 
 ScdType = Literal[1, 2]
@@ -129,6 +131,44 @@ class ChangeRules:
         )
 
 
+def expression(part: str | Column, columns: Sequence[str]) -> Column:
+    """A column by its name, else an SQL expression."""
+    if isinstance(part, Column):
+        return part
+    return F.col(quote(part)) if part in columns else F.expr(part)
+
+
+def sequence_column(parts: Sequence[str | Column], columns: Sequence[str]) -> Column:
+    """The sequence: a struct if it has several parts."""
+    if len(parts) == 1:
+        return expression(parts[0], columns)
+    named = [
+        part if isinstance(part, str) and part in columns else f"_{number}"
+        for number, part in enumerate(parts, start=1)
+    ]
+    return F.struct(
+        *(expression(part, columns).alias(name) for part, name in zip(parts, named, strict=True))
+    )
+
+
+def columns_in_sequence(batch: DataFrame, parts: Sequence[str | Column]) -> frozenset[str]:
+    """The columns of a batch that are a part of its sequence as they are or cast, or in a struct.
+
+    A column that an expression computes a part from is not one of them: a payload can have the
+    sequence and the values. Of a client of Spark Connect, only names are known.
+    """
+    columns = batch.columns
+    found = {part for part in parts if isinstance(part, str) and part in columns}
+    others = [part for part in parts if not isinstance(part, str) or part not in columns]
+    if others and hasattr(batch, "_jdf"):
+        selected = batch.select(*(expression(part, columns) for part in others))
+        plan = selected._jdf.queryExecution().analyzed()
+        # As an expression has named them; names that differ in case only are refused.
+        own = {name.lower(): name for name in columns}
+        found.update(own[name.lower()] for name in _attributes(plan.projectList()))
+    return frozenset(found)
+
+
 def _names(argument: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
@@ -168,3 +208,15 @@ def _condition(given: str | Column | None) -> str | Column | None:
 
 def _blank(part: str | Column) -> bool:
     return isinstance(part, str) and not part.strip()
+
+
+def _attributes(expressions: Any) -> Iterator[str]:
+    """The names of the attributes that Catalyst's expressions are, or that their structs have."""
+    for number in range(expressions.length()):
+        one = expressions.apply(number)
+        while (kind := one.getClass().getSimpleName()) in ("Alias", "Cast"):
+            one = one.child()
+        if kind == "AttributeReference":
+            yield one.name()
+        elif kind == "CreateNamedStruct":
+            yield from _attributes(one.valExprs())
