@@ -92,6 +92,22 @@ def history_changes(
     return _difference(versions, rows, recorded, layout, len(contradicted))
 
 
+def events_that_count(events: pa.Table, layout: Layout, read_state: Reader) -> pa.Table:
+    """The events without those that do not count beside the state's event with their sequence."""
+    identity = [*layout.keys, SEQUENCE]
+    values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]
+    state = read_state(events.select(identity), events.column_names)
+    at = positions_in(state, events, identity)
+    state, at = state.filter(pa.array(at >= 0)), at[at >= 0]
+    pairs = pa.concat_tables([state.cast(events.schema), events.take(pa.array(at))])
+    groups = np.tile(np.arange(len(at)), 2)
+    order = np.argsort(groups, kind="stable")
+    which, _ = one_per_sequence(pairs.take(pa.array(order)), groups[order], values)
+    counts = np.ones(len(events), bool)
+    counts[at] = order[which] >= len(at)
+    return events.filter(pa.array(counts))
+
+
 def _first(sequences: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The least sequence of each key."""
     codes, parts = key_codes(sequences, keys), sequence_values(sequences, [SEQUENCE])

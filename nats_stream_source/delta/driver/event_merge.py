@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.events import Events
+from nats_stream_source.delta.cdc.history import events_that_count
 from nats_stream_source.delta.cdc.latest import greater_deletes
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.cdc.merge_events import changes_of
@@ -55,9 +56,9 @@ def merge_collected(
 
 
 def _recorded(rows: pa.Table, layout: Layout, read: Reader) -> RowChanges:
-    """The changes of the state table; another writer can have recorded a greater delete."""
-    if layout.scd_type == 1:
-        rows = greater_deletes(rows, layout, read)
+    """The changes of the state table, where another writer can have recorded events meanwhile."""
+    counting = greater_deletes if layout.scd_type == 1 else events_that_count
+    rows = counting(rows, layout, read)
     return RowChanges(rows, rows[:0], rows[:0], 0)
 
 

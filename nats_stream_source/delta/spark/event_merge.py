@@ -58,9 +58,8 @@ from nats_stream_source.delta.upkeep import Upkeep
 # What a row that goes to a partition, or comes from it, is.
 _KIND, _COUNT = OWN_PREFIX + "kind", OWN_PREFIX + "count"
 _EVENT, _ROW, _STATE, _REMOVED, _CONTRADICTIONS = range(5)
-_AN_EVENT, _A_ROW, _A_STATE, _READ = (
-    OWN_PREFIX + name for name in ("event", "row", "state", "read")
-)
+_AN_EVENT, _A_ROW, _A_STATE = (OWN_PREFIX + name for name in ("event", "row", "state"))
+_READ, _STATE_READ = OWN_PREFIX + "read", OWN_PREFIX + "state_read"
 
 # A MERGE without changes commits, too: so the state's change is a conflict for others, and the next
 # version is this writer's own.
@@ -121,7 +120,7 @@ class _Merge:
 
     def run(self) -> tuple[MergeResult, bool]:
         """What has changed in the table, and whether the state table has changed."""
-        version = self._table.version()
+        version, layout = self._table.version(), self._events.layout
         # A persisted DataFrame would be computed again once the state table has changed.
         changes = self._changes().localCheckpoint()
         timed = (CREATED_COLUMN, "timestamp") in changes.select(f"{_A_ROW}.*").dtypes
@@ -136,15 +135,17 @@ class _Merge:
         counts = {row[_KIND]: row for row in kinds.collect()}
         recorded = _STATE in counts and self._state is not None
         if recorded and self._state is not None:
-            rows = changes.where(F.col(_KIND) == _STATE).select(f"{_A_STATE}.*")
-            _upsert_state(self._state.target, rows, self._events.layout)
+            rows = changes.where(F.col(_KIND) == _STATE)
+            rows = rows.select(_KIND, f"{_A_STATE}.*", F.col(_STATE_READ).alias(_READ))
+            _merge_as_read(self._state.target, rows, layout.state("state").identity)
         contradictions = counts[_CONTRADICTIONS].contradictions if _CONTRADICTIONS in counts else 0
         result = MergeResult("spark", contradictions=contradictions)
         changed = sum(counts[kind].rows for kind in (_ROW, _REMOVED) if kind in counts)
         if changed or recorded:
             rows = changes.where(F.col(_KIND).isin(_ROW, _REMOVED))
             with temporary_setting(self._frame.sparkSession, _SKIPS_EMPTY_COMMITS, "false"):
-                merged = self._merge(rows.select(_KIND, f"{_A_ROW}.*", _READ))
+                rows = rows.select(_KIND, f"{_A_ROW}.*", _READ)
+                merged = _merge_as_read(self._table.target, rows, layout.identity)
             if self._table.version() != version + 1:
                 raise _CommittedMeanwhileError("another writer has committed meanwhile")
             time = counts[_ROW].newest if _ROW in counts else None
@@ -160,7 +161,8 @@ class _Merge:
     def _changes(self) -> DataFrame:
         """The changes: of each kind, with its columns in the struct ``row`` or ``state``.
 
-        The struct ``read`` has the row that a row replaces, as it was read.
+        The structs ``read`` and ``state_read`` have the row that such a row replaces, as it was
+        read.
         """
         layout, events = self._events.layout, self._frame
         table = self._table.schema
@@ -193,6 +195,7 @@ class _Merge:
                 StructField(_A_ROW, _nullable(row_schema)),
                 StructField(_A_STATE, _nullable(state_schema)),
                 StructField(_READ, _nullable(row_schema)),
+                StructField(_STATE_READ, _nullable(state_schema)),
             ]
         )
         # Spark's own conversion, whose function in Python differs between versions.
@@ -206,65 +209,57 @@ class _Merge:
             self._frame.select(*map(quote, keys)).distinct(), keys, "left_semi"
         ).select(*map(quote, frame.columns))
 
-    def _merge(self, rows: DataFrame) -> Row:
-        layout, read = self._events.layout, f"s.{quote(_READ)}"
-        columns: dict[str, str | Column] = {
-            quote(name): F.col(f"s.{quote(name)}")
-            for name in rows.columns
-            if name not in (_KIND, _READ)
-        }
-        removed = F.col(f"s.{_KIND}") == _REMOVED
-        kind = rows.schema[_READ].dataType
-        assert isinstance(kind, StructType)
-        same = reduce(and_, (_as_read(field, "t", read) for field in kind))
-        key = quote(layout.keys[0])
-        new = F.col(f"{read}.{key}").isNull()
-        # Delta evaluates a condition for all rows, also for those of one side only.
-        matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
-        fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
-        as_read = F.when(same, F.lit(True)).when(matched, fails).otherwise(F.lit(False))
-        merger = (
-            self._table.target.alias("t")
-            .merge(rows.alias("s"), _same(layout.identity))
-            .whenMatchedDelete(removed & as_read)
-            .whenMatchedUpdate(~removed & as_read, columns)
-            .whenNotMatchedInsert(~removed & new, columns)
-        )
-        try:
-            counts = merger.execute().first()
-        except (PySparkException, Py4JJavaError) as error:
-            if _CHANGED in str(error):
-                raise _CommittedMeanwhileError(_CHANGED) from error
-            raise
-        assert counts is not None  # Delta's MERGE returns one row of counts
-        return counts
 
+def _merge_as_read(target: DeltaTable, rows: DataFrame, identity: Sequence[str]) -> Row:
+    """Upsert and remove rows in one MERGE; returns its counts.
 
-def _upsert_state(target: DeltaTable, rows: DataFrame, layout: Layout) -> None:
+    Args:
+        target: the table, or its state table.
+        rows: with their kind, and the row that each replaces as it was read.
+        identity: the columns that identify a row.
+
+    Raises:
+        _CommittedMeanwhileError: a row is another one meanwhile; nothing is changed.
+    """
+    read, key = f"s.{quote(_READ)}", quote(identity[0])
     columns: dict[str, str | Column] = {
-        quote(name): F.col(f"s.{quote(name)}") for name in rows.columns
+        quote(name): F.col(f"s.{quote(name)}")
+        for name in rows.columns
+        if name not in (_KIND, _READ)
     }
-    identity = layout.state("state").identity
-    greater = None
-    if layout.scd_type == 1:  # another writer can have recorded a greater delete
-        new, old = (F.struct(*(f"{of}.{quote(name)}" for name in layout.order)) for of in "st")
-        greater = new > old
-    (
+    removed = F.col(f"s.{_KIND}") == _REMOVED
+    kind = rows.schema[_READ].dataType
+    assert isinstance(kind, StructType)
+    same = reduce(and_, (_as_read(field, read) for field in kind))
+    new = F.col(f"{read}.{key}").isNull()
+    # Delta evaluates a condition for all rows, also for those of one side only.
+    matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
+    fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
+    as_read = F.when(same, F.lit(True)).when(matched, fails).otherwise(F.lit(False))
+    merger = (
         target.alias("t")
         .merge(rows.alias("s"), _same(identity))
-        .whenMatchedUpdate(greater, columns)
-        .whenNotMatchedInsert(values=columns)
-        .execute()
+        .whenMatchedDelete(removed & as_read)
+        .whenMatchedUpdate(~removed & as_read, columns)
+        .whenNotMatchedInsert(~removed & new, columns)
     )
+    try:
+        counts = merger.execute().first()
+    except (PySparkException, Py4JJavaError) as error:
+        if _CHANGED in str(error):
+            raise _CommittedMeanwhileError(_CHANGED) from error
+        raise
+    assert counts is not None  # Delta's MERGE returns one row of counts
+    return counts
 
 
 def _same(columns: Sequence[str]) -> Column:
     return reduce(and_, (F.col(f"t.{quote(c)}") == F.col(f"s.{quote(c)}") for c in columns))
 
 
-def _as_read(field: StructField, target: str, read: str) -> Column:
+def _as_read(field: StructField, read: str) -> Column:
     """Whether a column of the row has the value that was read; null equals null."""
-    now, before = (F.col(f"{of}.{quote(field.name)}") for of in (target, read))
+    now, before = (F.col(f"{of}.{quote(field.name)}") for of in ("t", read))
     if not _is_comparable(field.dataType):
         now, before = F.to_json(F.struct(now)), F.to_json(F.struct(before.alias(field.name)))
     return now.eqNullSafe(before)
@@ -308,14 +303,17 @@ def _partition_work(
         changes = changes_of(
             of_kind[_EVENT], layout, tracked, reader(of_kind[_ROW]), reader(of_kind[_STATE])
         )
-        for kind, rows in ((_ROW, changes.upserts), (_REMOVED, changes.removed)):
+        row = (_A_ROW, _READ, of_kind[_ROW], layout.identity)
+        state = (_A_STATE, _STATE_READ, of_kind[_STATE], layout.state("state").identity)
+        for kind, rows, (field, read_field, table, identity) in (
+            (_ROW, changes.upserts, row),
+            (_REMOVED, changes.removed, row),
+            (_STATE, changes.state, state),
+        ):
             if len(rows):
-                at = positions_in(rows, of_kind[_ROW], layout.identity)
-                read = of_kind[_ROW].take(pa.array(np.maximum(at, 0), mask=at < 0))
-                yield from _packed(kind, {_A_ROW: rows, _READ: read}, len(rows), 0, output)
-        if len(changes.state):
-            state = {_A_STATE: changes.state}
-            yield from _packed(_STATE, state, len(changes.state), 0, output)
+                at = positions_in(rows, table, identity)
+                read = table.take(pa.array(np.maximum(at, 0), mask=at < 0))
+                yield from _packed(kind, {field: rows, read_field: read}, len(rows), 0, output)
         if changes.contradictions:
             yield from _packed(_CONTRADICTIONS, {}, 1, changes.contradictions, output)
 

@@ -21,8 +21,7 @@ _COMMITTING: tuple[tuple[Any, str], ...] = (
     (copy_on_write, "_commit_without_changes"),
     (SparkEngine, "_create"),
     (new_columns, "retry_conflicts"),
-    (event_merge, "_upsert_state"),
-    (event_merge._Merge, "_merge"),
+    (event_merge, "_merge_as_read"),
 )
 
 
