@@ -192,10 +192,7 @@ def start_time(value: str) -> int | NamedStarts:
 def _named_starts(
     value: str, kind: type, expected: str, convert: Callable[[Any], int]
 ) -> NamedStarts:
-    try:
-        pairs: list[tuple[str, Any]] = json.loads(value, object_pairs_hook=list)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"is not a JSON object: {error}") from None
+    pairs: list[tuple[str, Any]] = _json(value, object_pairs_hook=list)
     starts: dict[str, int | DeliverPolicy] = {}
     for stream, start in pairs:
         if stream in starts:
@@ -213,12 +210,16 @@ def _named_starts(
     return starts
 
 
-def metadata(value: str) -> dict[str, str]:
-    """A JSON object of strings."""
+def _json(value: str, **arguments: Any) -> Any:
     try:
-        parsed = json.loads(value)
+        return json.loads(value, **arguments)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"is not a JSON object: {error}") from None
+
+
+def metadata(value: str) -> dict[str, str]:
+    """A JSON object of strings."""
+    parsed = _json(value)
     if not isinstance(parsed, dict) or not all(isinstance(text, str) for text in parsed.values()):
         raise ValueError("is not a JSON object of strings")
     if any(key.startswith("_nats.") for key in parsed):

@@ -189,7 +189,7 @@ def test_query_of_several_buckets_waits_for_all(
             fill(leader.url, 50, 50)
             for follower in followers:
                 follower.kill()
-            # Until it notices, the leader answers as before.
+            # The leader responds as before until it steps down.
             wait_until(lambda: not has_leader(leader.url, "KV_b"), "the leader to step down")
             returns = threading.Timer(AWAY, lambda: [one.start() for one in followers])
             returns.start()
@@ -206,7 +206,7 @@ def test_query_of_several_buckets_waits_for_all(
 
 
 def has_leader(url: str, stream: str) -> bool:
-    """A server whose stream has lost its majority answers too, without the leader's name."""
+    """A server responds also if the stream has no majority, without the leader's name."""
     try:
         return "leader" in api(url, f"STREAM.INFO.{stream}", timeout=1)["cluster"]
     except (nats.errors.TimeoutError, RuntimeError):
