@@ -7,10 +7,12 @@ docs/internals/measurements.md, Delta.
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,25 +22,33 @@ from tests.support.nats.buckets import create_bucket, put
 from tests.support.spark.session import program_environment
 
 _START = """
-import os, signal, sys
+import json, signal, sys
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
-from nats_stream_source.delta import configure, follow, merge
+from nats_stream_source.delta import configure, configure_delta, follow, merge
 
 def read():
     rows = pa.table(QueryBuilder().register("t", DeltaTable(table)).execute("SELECT * FROM t"))
     assert len(rows) == 2
 
+def merge_twice():
+    merge(batch.where("key = 'a'"), table, **engine)
+    merge(batch, table, **engine)
+
 def start():
     changes = spark.readStream.format("nats_kv").options(**source).load()
-    query = follow(changes, table, checkpoint=table + "-checkpoint")
+    query = follow(changes, table, checkpoint=table + "-checkpoint", **engine)
     query.processAllAvailable()
     return query
 
-servers, table = sys.argv[1:]
+servers, table, engine = sys.argv[1:]
+engine = json.loads(engine)
 source = {"servers": servers, "bucket": "fleet"}
-spark = configure(SparkSession.builder).getOrCreate()
+builder = configure(SparkSession.builder)
+if engine["engine"] == "spark":
+    builder = configure_delta(builder, small_machine=True)
+spark = builder.getOrCreate()
 batch = spark.read.format("nats_kv").options(**source).load()
 """
 _WRITE = (
@@ -50,15 +60,15 @@ _WAIT = 'print("ready", flush=True)\nsignal.pause()'
 _COMMAND = """
 import sys
 from nats_stream_source.cli.main import main
-servers, table = sys.argv[1:]
+servers, table, _ = sys.argv[1:]
 sys.exit(main(["follow", "fleet", table, "--servers", servers, "--once"]))
 """
 
 # What the program does, and how it ends.
 CASES: dict[str, tuple[str, int]] = {
-    "merge": (f"{_START}merge(batch, table)", 0),
-    "merge and read": (f"{_START}merge(batch, table)\nread()", 0),
-    "session stopped": (f"{_START}merge(batch, table)\nread()\nspark.stop()", 0),
+    "merge": (f"{_START}merge_twice()", 0),
+    "merge and read": (f"{_START}merge_twice()\nread()", 0),
+    "session stopped": (f"{_START}merge_twice()\nread()\nspark.stop()", 0),
     "query stopped": (f"{_START}start().stop()\nread()", 0),
     "query, writer": (f"{_START}query = start()\nread()\n{_WRITE}", 0),
     "writer": (f"{_START}{_WRITE}", 0),
@@ -67,7 +77,12 @@ CASES: dict[str, tuple[str, int]] = {
     "SIGTERM": (f"{_START}query = start()\nread()\n{_WAIT}", -signal.SIGTERM),
     "SIGINT": (f"{_START}query = start()\nread()\n{_WAIT}", -signal.SIGINT),
 }
-_USUAL = ("query, writer", "SIGTERM")  # in `make test`, once each
+_ENGINES = (
+    {"engine": "delta-rs"},
+    {"engine": "delta-rs", "deletion_vectors": False},
+    {"engine": "spark"},
+)
+_USUAL = ("query, writer", "SIGTERM")  # in `make test-all`, once each
 _TIMES = 20
 
 
@@ -81,12 +96,18 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-def ended(url: str, directory: Path, case: str) -> tuple[int, str]:
-    """Run a case in a process of its own; its exit status and standard error."""
+def ended(
+    url: str, directory: Path, case: str, engine: Mapping[str, str | bool]
+) -> tuple[int, str]:
+    """Run a case in a process of its own; its exit status and standard error.
+
+    Args:
+        engine: arguments of ``merge`` and ``follow``.
+    """
     directory.mkdir()
     text, status = CASES[case]
     process = subprocess.Popen(
-        [sys.executable, "-c", text, url, str(directory / "table")],
+        [sys.executable, "-c", text, url, str(directory / "table"), json.dumps(engine)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -110,13 +131,13 @@ def ended(url: str, directory: Path, case: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("case", _USUAL)
 def test_exit_status_of_program(url: str, tmp_path: Path, case: str) -> None:
-    status, errors = ended(url, tmp_path / "one", case)
+    status, errors = ended(url, tmp_path / "one", case, _ENGINES[0])
     assert status == CASES[case][1], errors[-3000:]
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("case", CASES)
 def test_exit_status_is_the_same_each_time(url: str, tmp_path: Path, case: str) -> None:
-    for number in range(_TIMES):
-        status, errors = ended(url, tmp_path / str(number), case)
-        assert status == CASES[case][1], f"run {number}: {errors[-3000:]}"
+    for number, engine in zip(range(_TIMES), itertools.cycle(_ENGINES)):
+        status, errors = ended(url, tmp_path / str(number), case, engine)
+        assert status == CASES[case][1], f"run {number}, {engine}: {errors[-3000:]}"
