@@ -21,9 +21,9 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
-from nats_stream_source.jetstream.stream_identity import has_older_messages
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.wire.headers import operations
 
 # One server responds to 10,000 to 30,000 requests a second; more concurrent requests do not
@@ -65,8 +65,8 @@ async def find_missing(
         info = await bucket_stream_info(jetstream, bucket)
         prefix = Bucket.from_stream_config(bucket, info.config).prefix
         subjects = [_key_subject(prefix, row.key, table, codec) for row in rows]
-        created = nanoseconds(info.created) // 1000
-        _verify_revisions(rows, created, info, table, bucket)
+        created = _micros(info.created)
+        await _verify_revisions(jetstream, rows, info, table, bucket)
         missing = []
         for start in range(0, len(rows), _CONCURRENT_REQUESTS):
             page = rows[start : start + _CONCURRENT_REQUESTS]
@@ -91,25 +91,37 @@ async def find_missing(
         await connection.close()
 
 
-def _verify_revisions(
-    rows: Sequence[TableRow], created: int, info: StreamInfo, table: str, bucket: str
+async def _verify_revisions(
+    jetstream: JetStream, rows: Sequence[TableRow], info: StreamInfo, table: str, bucket: str
 ) -> None:
-    # nats-server 2.15 gives a restored bucket a new creation time; its revisions go on.
-    restored = has_older_messages(info)
+    newest: dict[int, TableRow] = {}  # of each creation time of the bucket
     for row in rows:
+        known = newest.setdefault(row.stream_created, row)
+        if row.revision > known.revision:
+            newest[row.stream_created] = row
+    created = _micros(info.created)
+    for row in newest.values():
         if row.stream_created > created:
             raise ConfigurationError(
                 f"could not reconcile table {table!r}: its key {row.key!r} is from a bucket "
                 f"created later than bucket {bucket!r} ({info.created}); name the bucket that the "
                 f"table follows"
             )
-        if row.revision > info.last_seq and (restored or row.stream_created == created):
+        same = row.stream_created == created
+        known_created = info.created if same else rfc3339(row.stream_created * 1000)
+        stream = KnownStream(known_created, row.revision)
+        # Rows of a bucket that was deleted and created again are compared like any others.
+        if await identify(jetstream, info, stream) is Identity.ROLLED_BACK:
             raise DataLossError(
                 f"could not reconcile table {table!r}: it has revision {row.revision} of key "
                 f"{row.key!r}, and the last sequence of bucket {bucket!r} is {info.last_seq}: the "
-                f"bucket was rolled back, or its leader is behind; replay the bucket into a new "
-                f"table"
+                f"bucket was rolled back; replay the bucket into a new table"
             )
+
+
+def _micros(time: str) -> int:
+    """A server's time as the table has it: microseconds since 1970."""
+    return nanoseconds(time) // 1000
 
 
 def _key_subject(prefix: str, key: str, table: str, codec: KvCodec) -> str:
@@ -135,9 +147,9 @@ def _missing_key(
     # the row (the value after it was deleted by its sequence) would not prevent the merge of that
     # value.
     if message is not None and (created, message.seq) > (row.stream_created, row.revision):
-        created_at = nanoseconds(message.time) // 1000
+        created_at = _micros(message.time)
         return MissingKey(row, created, message.seq, created_at, operation)
-    created_at = nanoseconds(info.last_time) // 1000 if info.last_time else created
+    created_at = _micros(info.last_time) if info.last_time else created
     return MissingKey(row, created, info.last_seq, created_at, "PURGE")
 
 
