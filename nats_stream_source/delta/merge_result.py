@@ -18,6 +18,7 @@ from nats_stream_source.metrics.table import (
     CHANGED_BYTES,
     COMPACTED,
     COMPACTIONS,
+    CONTRADICTIONS,
     FILES,
     FRESHNESS,
     INDEX_BYTES,
@@ -110,6 +111,7 @@ def _recording(
             active.set(NEWEST, newest, query, table)
         done = result.maintained
         for metric, amount in (
+            (CONTRADICTIONS, result.contradictions),
             (CHANGED_BYTES, result.changed_bytes),
             (WRITTEN_BYTES, result.written_bytes),
             (COMPACTED, done.compacted),

@@ -170,6 +170,14 @@ MERGED_ROWS = Metric(
     ("table", "change"),
     "merge",
 )
+CONTRADICTIONS = Metric(
+    "contradicted_sequences",
+    "counter",
+    "sequences",
+    "Sequences of a key that had events with different values, of which one counts.",
+    _TABLE,
+    "merge",
+)
 FRESHNESS = Metric(
     "freshness_seconds",
     "histogram",

@@ -164,6 +164,32 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     assert value(ended, "query_failures_total", **of) is None
 
 
+def test_contradicted_sequences_are_counted(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+    port: int,
+    queries: list[StreamingQuery],
+) -> None:
+    bucket, table = Bucket(shared_server.url, "contradicted").create(), tmp_path / "table"
+    bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "PUT"))
+    query = follow(
+        changes(spark, bucket, includeHistory="true"),
+        table,
+        checkpoint=f"{table}-checkpoint",
+        keys="key",
+        sequence_by="stream_created",  # the same for all entries
+        column_list=["key", "revision"],
+        once=True,
+        prometheus=f"127.0.0.1:{port}",
+    )
+    queries.append(query)
+    assert query.awaitTermination(180)
+    merged = {"query": query.id, "table": table}
+    wait_until(reached(port, "merges_total", 1, **merged), "the merge", 60)
+    assert value(scrape(port), "contradicted_sequences_total", **merged) == 1
+
+
 def silent_seconds(port: int, of: dict[str, Any]) -> float:
     return time.time() - (value(scrape(port), "last_report_timestamp_seconds", **of) or 0)
 
