@@ -21,6 +21,7 @@ def build(target: Path) -> Path:
 
     Raises:
         MissingProgramError: Java or Maven was not found, or an artefact could not be fetched.
+        RuntimeError: the engine does not compile.
     """
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
@@ -35,6 +36,8 @@ def build(target: Path) -> Path:
         "compile",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "COMPILATION ERROR" in done.stdout:
+        raise RuntimeError(f"the engine does not compile: {done.stdout[-3000:]}")
     if done.returncode != 0:
         raise MissingProgramError(f"Maven could not build the engine: {done.stdout[-1000:]}")
     return target
