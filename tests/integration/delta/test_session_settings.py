@@ -28,6 +28,7 @@ from tests.support.nats.buckets import api, create_bucket, publish
 pytestmark = pytest.mark.delta
 
 _AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
+_DEFAULTS = "spark.databricks.delta.properties.defaults"
 SETTINGS: dict[str, dict[str, str]] = {
     "local times": {"spark.sql.timestampType": "TIMESTAMP_NTZ"},
     "time zone": {"spark.sql.session.timeZone": "Asia/Kolkata"},
@@ -40,6 +41,12 @@ SETTINGS: dict[str, dict[str, str]] = {
     },
     "INT96": {"spark.sql.parquet.outputTimestampType": "INT96"},
     "microseconds": {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"},
+    "legacy format": {"spark.sql.parquet.writeLegacyFormat": "true"},
+    "defaults of tables": {
+        f"{_DEFAULTS}.columnMapping.mode": "name",
+        f"{_DEFAULTS}.enableChangeDataFeed": "true",
+        f"{_DEFAULTS}.enableDeletionVectors": "true",
+    },
     "one row in Arrow": {"spark.sql.execution.arrow.maxRecordsPerBatch": "1"},
     "large types": {"spark.sql.execution.arrow.useLargeVarTypes": "true"},
     "self-destruct": {"spark.sql.execution.arrow.pyspark.selfDestruct.enabled": "true"},
@@ -59,7 +66,14 @@ SETTINGS: dict[str, dict[str, str]] = {
 # `make test` has these in one session, and `make test-faults` each setting on its own.
 TOGETHER = (
     *("local times", "time zone", "case", "not ANSI", "strict assignment", "one row in Arrow"),
-    *("large types", "quoted expressions", "double quotes", "reserved words", "legacy"),
+    *(
+        "legacy format",
+        "large types",
+        "quoted expressions",
+        "double quotes",
+        "reserved words",
+        "legacy",
+    ),
 )
 ORDERS = (("spark", "merge-on-read"), ("copy-on-write", "spark"))
 """Which engines merge the first and the second batch of a table."""
