@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
+    AckLostError,
     AuthorizationError,
     ConnectError,
     MessageTooLargeError,
@@ -197,6 +198,25 @@ async def test_request_too_large(shared_server: NatsServer) -> None:
         with pytest.raises(MessageTooLargeError, match="max_payload of 1048576 bytes"):
             await KeyValue.create_bucket(JetStream(connection), config)
         assert await answers(connection)
+
+
+async def test_line_too_long_of_another_caller_ends_connection(shared_server: NatsServer) -> None:
+    """Each caller whose call was under way has a result or a named error; all continue."""
+    async with opened(shared_server.url) as connection:
+        kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("shared"))
+        await kv.put("a", b"1")
+        async with kv.watch(heartbeat=0.1) as watch:
+            assert len(await watch.initial()) == 1
+            # The package refuses to send such a line.
+            transport = connection.client._transport
+            assert transport is not None
+            transport.write(b"PUB " + b"x" * 5000 + b" 0\r\n\r\n")
+            put, entry = asyncio.ensure_future(kv.put("a", b"2")), await kv.get("a")
+            with pytest.raises(AckLostError, match="connection was lost before the PubAck"):
+                await put
+            assert (entry.value, connection.reconnects) == (b"1", 1)
+            revision = await kv.put("a", b"3")
+            assert (await asyncio.wait_for(watch.__anext__(), 60)).revision == revision
 
 
 async def test_closed_connection_refuses_requests(shared_server: NatsServer) -> None:
