@@ -138,7 +138,10 @@ def test_reconcile_refuses_table_with_other_sequence(
         reconcile(spark, str(table), bucket=bucket.name, servers=bucket.url)
 
 
-@pytest.mark.parametrize("engine", ["merge-on-read", "copy-on-write"])
+@pytest.mark.parametrize(
+    "engine",
+    ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)],
+)
 def test_maintain_compacts_table_and_state(
     spark: SparkSession, frame: Frame, table: Path, engine: str
 ) -> None:
@@ -148,7 +151,8 @@ def test_maintain_compacts_table_and_state(
         merge(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, **options)
     rows, recorded = versions(table), rows_of(DeltaTable(state))
     assert len(DeltaTable(state).file_uris()) == len(recorded) == 4
-    result = maintain(spark, str(table), engine="delta-rs", upkeep=Upkeep(retention_hours=1000))
+    by = ENGINES[engine]["engine"]
+    result = maintain(spark, str(table), engine=by, upkeep=Upkeep(retention_hours=1000))
     assert (result.compacted, result.written) == (8, 2)
     assert len(DeltaTable(table).file_uris()) == len(DeltaTable(state).file_uris()) == 1
     assert versions(table) == rows

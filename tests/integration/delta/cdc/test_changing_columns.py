@@ -11,8 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import merge
 from nats_stream_source.delta.driver import engine as driver_engine
@@ -185,3 +187,31 @@ def test_new_fields_are_read_by_other_readers_in_old_and_new_rows(
         (None, {"x": 1, "y": None}),
         (5, {"x": 4, "y": 3}),
     ]
+
+
+@pytest.mark.faults
+@EVERY_ENGINE
+def test_streaming_read_of_table_stops_once_at_new_column(
+    spark: SparkSession, events: EventsOf, table: Path, tmp_path: Path, engine: str
+) -> None:
+    rules = {"keys": ["key"], "sequence_by": "seq", **ENGINES[engine]}
+    merge(events("a INT", ("k", 1, 1)), str(table), **rules)
+    read: list[dict[str, Any]] = []
+
+    def start() -> StreamingQuery:
+        writer = spark.readStream.format("delta").load(str(table)).writeStream
+        writer = writer.foreachBatch(lambda rows, _: read.extend(rows.toArrow().to_pylist()))
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    query = start()
+    query.processAllAvailable()
+    assert read == [{"key": "k", "seq": 1, "a": 1}]
+    merge(events("a INT, b INT", ("l", 2, 3, 4)), str(table), **rules)
+    with pytest.raises(StreamingQueryException, match=r"(?i)schema"):
+        query.processAllAvailable()
+    query = start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert read[1:] == [{"key": "l", "seq": 2, "a": 3, "b": 4}]
