@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nats_stream_source.delta import merge
+from nats_stream_source.delta import merge, merge_changes
 from nats_stream_source.delta.driver import engine as driver_engine
 from nats_stream_source.delta.spark import engine as spark_engine
 from nats_stream_source.errors import ConfigurationError
@@ -186,6 +186,28 @@ def test_new_fields_are_read_by_other_readers_in_old_and_new_rows(
     assert [(row.n, row.s.asDict()) for row in rows] == [
         (None, {"x": 1, "y": None}),
         (5, {"x": 4, "y": 3}),
+    ]
+
+
+@pytest.mark.parametrize("engine", ["merge-on-read", "copy-on-write"])
+def test_column_and_wider_type_of_other_writer_make_versions_that_stay(
+    events: EventsOf, table: Path, engine: str
+) -> None:
+    """An event that is merged again lacks the column in which two later versions differ."""
+    rules = {**RULES, "stored_as_scd_type": 2, **ENGINES[engine]}
+    merger = merge_changes(str(table), **rules)
+    first = events("op STRING, a INT", ("x", 1, "U", 1), ("x", 2, "U", 1), ("y", 1, "U", 1))
+    merger(first)
+    later = [("y", 20, "U", 1, 2), ("y", 23, "U", 1, None), ("y", 26, "D", None, None)]
+    merge(events("op STRING, a BIGINT, n INT", *later), str(table), **rules)
+    before = versions(table)
+    merger(first)
+    assert versions(table) == before
+    rows = [row for row in rows_of(DeltaTable(table)) if row["key"] == "y"]
+    assert sorted((row["__START_AT"], row["__END_AT"]) for row in rows) == [
+        (1, 20),
+        (20, 23),
+        (23, 26),
     ]
 
 
