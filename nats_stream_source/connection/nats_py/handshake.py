@@ -15,6 +15,10 @@ dropped, and the list has a maximum length.
 *An invalid INFO* (not JSON, a string instead of an integer) is a failed attempt like any other.
 nats-py's reconnect task would end at it without a message.
 
+*The reader has the reason of a lost connection.* A server refuses a client certificate after the
+TLS handshake, with an alert (TLS 1.3). If asyncio's ``drain`` is called just before the alert is
+processed, it raises "Connection lost", and only the reader has the alert.
+
 *A failed attempt is closed.* nats-py keeps its socket open. After a failed TLS handshake it waits
 for that socket to be closed, for ever, and never tries the next server.
 
@@ -25,7 +29,8 @@ it replaces.
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_client_packages.py``: ``Client._process_info``,
-``_process_connect_init``, ``_attempt_reconnect``, ``_server_pool`` and ``_transport``.
+``_process_connect_init``, ``_attempt_reconnect``, ``_server_pool`` and ``_transport``;
+``TcpTransport._io_reader``.
 """
 
 from __future__ import annotations
@@ -77,6 +82,8 @@ def verify_info(client: Client, *, trust_first_info: bool) -> None:
     async def process_connect_init() -> None:
         try:
             await original_init()
+        except ConnectionResetError as error:
+            raise _read_error(client) or error from None
         except (OSError, nats.errors.Error, asyncio.TimeoutError, NatsSourceError):
             raise
         except Exception as error:
@@ -87,6 +94,12 @@ def verify_info(client: Client, *, trust_first_info: bool) -> None:
 
     client._process_info = process_info  # type: ignore[method-assign]
     client._process_connect_init = process_connect_init  # type: ignore[method-assign]
+
+
+def _read_error(client: Client) -> Exception | None:
+    """The error with which the reader of the connection has ended."""
+    reader = client._transport._io_reader if isinstance(client._transport, TcpTransport) else None
+    return reader.exception() if reader is not None else None
 
 
 def _verify_types(info: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from nats.aio.transport import TcpTransport
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer, free_port
@@ -352,3 +353,22 @@ async def test_refused_with_the_reason(
     shown = repr(caught.value)
     for secret in (SECRET, "hunter2", world.nkey.seed, world.content.splitlines()[1]):
         assert secret not in shown + caplog.text
+
+
+async def test_refused_client_certificate_is_reported_by_first_attempt(
+    world: World, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS 1.3 the server's alert can arrive while the client sends CONNECT."""
+    attempts, connect = list[str](), TcpTransport.connect
+
+    async def counted(transport: TcpTransport, *arguments: Any, **more: Any) -> None:
+        attempts.append("TCP")
+        await connect(transport, *arguments, **more)
+
+    monkeypatch.setattr(TcpTransport, "connect", counted)
+    way, changed, error, message = WRONG["a client's certificate of another authority"]
+    given = {"connect_timeout": 10.0, **way.client(world), **changed(world)}
+    for number in range(1, 6):
+        with pytest.raises(error, match=message):
+            await let_in(ConnectionSettings(servers=(servers(way),), **given))
+        assert len(attempts) == number
