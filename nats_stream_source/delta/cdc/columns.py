@@ -41,7 +41,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from nats_stream_source.delta.table import quote, stored_type
+from nats_stream_source.delta.table import TableChangedError, quote, stored_type
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
@@ -98,6 +98,24 @@ def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField
                 fields[field.name] = StructField(field.name, kind, own.nullable, own.metadata)
                 changed = True
     return StructType(list(fields.values())) if changed else schema
+
+
+def verify_columns(schema: StructType, expected: StructType) -> None:
+    """Raise TableChangedError if another writer has changed the columns of a table meanwhile.
+
+    Versions are compared by the columns that the events have. Events with fewer columns than the
+    table would join versions that differ in the others.
+
+    Args:
+        schema: the table's columns now.
+        expected: those that the events were made for.
+    """
+    if _types(schema) != _types(expected):
+        raise TableChangedError("the table's columns changed")
+
+
+def _types(schema: StructType) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
 def widened_columns(schema: StructType, new: StructType) -> list[str]:

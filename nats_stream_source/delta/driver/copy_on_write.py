@@ -157,8 +157,9 @@ class CopyOnWriteTable:
 
     def add_columns(self, columns: Sequence[StructField]) -> None:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
-        if with_new_columns(self._storage.name, self.schema, columns) != self.schema:
-            self._found = add_columns(self._storage, columns)
+        new = with_new_columns(self._storage.name, self.schema, columns)
+        if new is not self.schema:
+            self._found = add_columns(self._storage, columns, new)
             self.schema = schema_of(self._found)
 
     def is_empty(self) -> bool:

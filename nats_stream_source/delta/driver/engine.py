@@ -92,10 +92,6 @@ class DriverEngine:
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
         layout, name = events.layout, self._storage.name
-        if self._opened.table is None:
-            # Another writer may have added columns to both tables. With the older state, an event
-            # lacks those that its batch lacks, and versions that differ in nothing else are joined.
-            self._opened.state().close()
         schema, found = layout.table_schema(events.schema), self.find()
         if found is not None:
             layout.verify(name, found.layout)

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructField, StructType
 from nats_stream_source.delta.cdc.columns import (
     has_ntz,
     log_new_columns,
+    verify_columns,
     widened_columns,
     with_new_columns,
 )
@@ -56,14 +57,18 @@ _FEATURES = {  # those that a protocol's version has without their names
 _FILE_BYTES = 128 << 20  # in memory, of the rows that become one file
 
 
-def add_columns(storage: TableStorage, batch: Sequence[StructField]) -> DeltaTable:
+def add_columns(
+    storage: TableStorage, batch: Sequence[StructField], expected: StructType
+) -> DeltaTable:
     """Add what the columns of the newest version lack; returns the version with it.
 
     Args:
         storage: of the table.
         batch: the columns to store.
+        expected: all columns of the version that is returned.
 
     Raises:
+        TableChangedError: another writer has added or widened columns meanwhile.
         EngineRefusedError: only Spark can add them.
         ConfigurationError: the table cannot store them.
         TableError: a data file is damaged, or the storage failed; the table is unchanged.
@@ -86,7 +91,9 @@ def add_columns(storage: TableStorage, batch: Sequence[StructField]) -> DeltaTab
         log_new_columns(storage.name, own, schema)
         return storage.open_existing()
 
-    return storage.changed("add columns to", add)
+    target = storage.changed("add columns to", add)
+    verify_columns(schema_of(target), expected)
+    return target
 
 
 def _put(

@@ -42,6 +42,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from nats_stream_source.delta.cdc.columns import verify_columns, with_new_columns
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.events import Events, require_valid_frame
 from nats_stream_source.delta.cdc.layout import Layout
@@ -52,7 +53,7 @@ from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.merge_into import SparkTable
 from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
-from nats_stream_source.delta.table import OWN_PREFIX, quote
+from nats_stream_source.delta.table import OWN_PREFIX, quote, stored_type
 from nats_stream_source.delta.upkeep import Upkeep
 
 # What a row that goes to a partition, or comes from it, is.
@@ -94,8 +95,13 @@ def merge_by_spark(
         require_valid_frame(frame, events.layout)
         table, state = prepare()
         if state is not None:
-            state.add_columns(events.layout.state_schema(events.schema).fields, table)
+            columns = events.layout.state_schema(events.schema).fields
+            expected = with_new_columns(name, state.schema, columns)
+            state.add_columns(columns, table)
+            verify_columns(state.schema, expected)
+        expected = with_new_columns(name, table.schema, events.columns)
         table.add_columns(events.columns)
+        verify_columns(table.schema, expected)
         merge = _Merge(frame, events, table, state)
         conflicts = (*CONFLICTS, _CommittedMeanwhileError)
         result, recorded = retry_conflicts(merge.run, name, conflicts)
@@ -179,7 +185,7 @@ class _Merge:
         for kind, of, frame in parts:
             structs = [
                 (F.struct(*map(quote, frame.columns)) if name == of else F.lit(None))
-                .cast(_nullable(schema))
+                .cast(stored_type(schema))
                 .alias(name)
                 for name, schema in kinds.items()
             ]
@@ -192,10 +198,10 @@ class _Merge:
             [
                 StructField(_KIND, IntegerType()),
                 StructField(_COUNT, LongType()),
-                StructField(_A_ROW, _nullable(row_schema)),
-                StructField(_A_STATE, _nullable(state_schema)),
-                StructField(_READ, _nullable(row_schema)),
-                StructField(_STATE_READ, _nullable(state_schema)),
+                StructField(_A_ROW, stored_type(row_schema)),
+                StructField(_A_STATE, stored_type(state_schema)),
+                StructField(_READ, stored_type(row_schema)),
+                StructField(_STATE_READ, stored_type(state_schema)),
             ]
         )
         # Spark's own conversion, whose function in Python differs between versions.
@@ -271,10 +277,6 @@ def _is_comparable(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return _is_comparable(kind.elementType)
     return not isinstance(kind, (MapType, VariantType))
-
-
-def _nullable(schema: StructType) -> StructType:
-    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
 
 
 def _partition_work(

@@ -189,10 +189,11 @@ class MergeOnReadTable:
     def add_columns(self, columns: Sequence[StructField]) -> None:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
         own, storage = self.schema, self._opened.storage
-        if with_new_columns(storage.name, own, columns) is not own:
+        new = with_new_columns(storage.name, own, columns)
+        if new is not own:
             # The index is built again: the kept rows have the former columns.
             self._opened.close()
-            self._target = add_columns(storage, columns)
+            self._target = add_columns(storage, columns, new)
 
     def is_empty(self) -> bool:
         """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
