@@ -185,7 +185,7 @@ class _Merge:
         for kind, of, frame in parts:
             structs = [
                 (F.struct(*map(quote, frame.columns)) if name == of else F.lit(None))
-                .cast(stored_type(schema))
+                .cast(_nullable(schema))
                 .alias(name)
                 for name, schema in kinds.items()
             ]
@@ -198,8 +198,9 @@ class _Merge:
             [
                 StructField(_KIND, IntegerType()),
                 StructField(_COUNT, LongType()),
-                StructField(_A_ROW, stored_type(row_schema)),
-                StructField(_A_STATE, stored_type(state_schema)),
+                StructField(_A_ROW, _nullable(row_schema)),
+                StructField(_A_STATE, _nullable(state_schema)),
+                # A row that the table lacks is null, also in fields that the table's rows have.
                 StructField(_READ, stored_type(row_schema)),
                 StructField(_STATE_READ, stored_type(state_schema)),
             ]
@@ -277,6 +278,10 @@ def _is_comparable(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return _is_comparable(kind.elementType)
     return not isinstance(kind, (MapType, VariantType))
+
+
+def _nullable(schema: StructType) -> StructType:
+    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
 
 
 def _partition_work(
