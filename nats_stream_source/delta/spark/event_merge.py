@@ -253,7 +253,8 @@ def _merge_as_read(target: DeltaTable, rows: DataFrame, identity: Sequence[str])
     try:
         counts = merger.execute().first()
     except (PySparkException, Py4JJavaError) as error:
-        if _CHANGED in str(error):
+        # Other errors show the plan, which has the text, too.
+        if f"[USER_RAISED_EXCEPTION] {_CHANGED}" in str(error):
             raise _CommittedMeanwhileError(_CHANGED) from error
         raise
     assert counts is not None  # Delta's MERGE returns one row of counts
