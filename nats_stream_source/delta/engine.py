@@ -78,7 +78,7 @@ class EngineSelector:
         location = self.location
         if location.engine == "spark":
             session.require_delta(spark)
-            return work(self._spark_engine(spark))
+            return self._repeated(work, self._spark_engine(spark))
         missing: str | None = None
         problem, allowed = None, replace(NO_LIMITS, index_bytes=self._index_bytes)
         if location.engine == "auto":
@@ -90,7 +90,7 @@ class EngineSelector:
                 raise EngineRefusedError(problem)
             limits.validate("driver_memory", resident_memory())
             engine = self._driver_engine(limits)
-            result = retry_conflicts(lambda: work(engine), location.name, (TableChangedError,))
+            result = self._repeated(work, engine)
         except EngineRefusedError as refusal:
             reason = str(refusal)
         else:
@@ -109,7 +109,10 @@ class EngineSelector:
                 f"`configure_delta(SparkSession.builder).getOrCreate()` (nats_stream_source.delta)"
             )
         self._log_engine(reason, "Spark changes the table")
-        return work(self._spark_engine(spark))
+        return self._repeated(work, self._spark_engine(spark))
+
+    def _repeated(self, work: Callable[[EventEngine], _T], engine: EventEngine) -> _T:
+        return retry_conflicts(lambda: work(engine), self.location.name, (TableChangedError,))
 
     def finish(self) -> None:
         """Wait for upkeep in the driver that still runs."""

@@ -12,14 +12,12 @@ from pyspark.sql.types import StructType
 from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error, state_name
-from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
 from nats_stream_source.delta.spark.settings import require_exact_times
 from nats_stream_source.delta.table import (
     Deletes,
-    TableChangedError,
     not_a_table_error,
     require_storable_names,
     table_schema,
@@ -73,11 +71,6 @@ class SparkEngine:
 
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
-        return retry_conflicts(
-            lambda: self._merge_events(events, upkeep), self._name, (TableChangedError,)
-        )
-
-    def _merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         layout = events.layout
         schema, found = layout.table_schema(events.schema), self.find()
         if found is not None:

@@ -42,7 +42,6 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from nats_stream_source.delta.cdc.columns import verify_columns, with_new_columns
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.events import Events, require_valid_frame
 from nats_stream_source.delta.cdc.layout import Layout
@@ -95,13 +94,8 @@ def merge_by_spark(
         require_valid_frame(frame, events.layout)
         table, state = prepare()
         if state is not None:
-            columns = events.layout.state_schema(events.schema).fields
-            expected = with_new_columns(name, state.schema, columns)
-            state.add_columns(columns, table)
-            verify_columns(state.schema, expected)
-        expected = with_new_columns(name, table.schema, events.columns)
+            state.add_columns(events.layout.state_schema(events.schema).fields, table)
         table.add_columns(events.columns)
-        verify_columns(table.schema, expected)
         merge = _Merge(frame, events, table, state)
         conflicts = (*CONFLICTS, _CommittedMeanwhileError)
         result, recorded = retry_conflicts(merge.run, name, conflicts)

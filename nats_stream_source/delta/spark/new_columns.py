@@ -19,6 +19,7 @@ from nats_stream_source.delta.cdc.columns import (
     conformed,
     has_ntz,
     log_new_columns,
+    verify_columns,
     widened_columns,
     with_new_columns,
 )
@@ -59,6 +60,7 @@ def add_columns(
         of_table: of a state table: the table beside it, which it follows in how types are widened.
 
     Raises:
+        TableChangedError: another writer has added or widened columns meanwhile.
         ConfigurationError: the table cannot store the columns.
     """
     own = target.toDF().schema
@@ -105,7 +107,9 @@ def add_columns(
 
     retry_conflicts(save, name, CONFLICTS)
     log_new_columns(name, own, schema)
-    return newest()
+    added = newest()
+    verify_columns(added.toDF().schema, schema)
+    return added
 
 
 def _widens(detail: Row | None) -> bool:

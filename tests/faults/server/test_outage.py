@@ -206,7 +206,7 @@ def test_query_of_several_buckets_waits_for_all(
 
 
 def has_leader(url: str, stream: str) -> bool:
-    """A server responds also if the stream has no majority, without the leader's name."""
+    """Whether a server names the leader; without a majority, its response lacks the name."""
     try:
         return "leader" in api(url, f"STREAM.INFO.{stream}", timeout=1)["cluster"]
     except (nats.errors.TimeoutError, RuntimeError):

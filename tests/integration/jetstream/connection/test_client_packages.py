@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import pytest
 from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError
@@ -29,6 +30,8 @@ def test_private_names_of_nats_py_exist() -> None:
     for beginning in (Client.force_reconnect, Client._process_op_err):
         assert "create_task(self._attempt_reconnect())" in inspect.getsource(beginning)
     assert Client()._server_pool == []
+    tls = inspect.getsource(TcpTransport.connect_tls)
+    assert "self._io_reader, self._io_writer = reader, writer" in tls
     assert list(inspect.signature(Client._select_next_server).parameters) == ["self"]
     assert "await self._select_next_server()" in reconnect
     assert {"discovered", "reconnects", "tls_name"} <= {field.name for field in fields(Srv)}
