@@ -6,6 +6,14 @@ UNAVAILABLE = 503
 """Status: no responders, or a server that cannot process the request at the moment."""
 
 # err_codes of JetStream
+NO_PEERS = 10005  # the cluster lacks servers for the placement or the replicas
+MEMORY_RESOURCES_EXCEEDED, STORAGE_RESOURCES_EXCEEDED = 10028, 10047  # for a new stream
+MAX_BYTES_REQUIRED = 10113  # by the account, for each stream
+MAX_STREAM_BYTES_EXCEEDED = 10122  # the account's limit of one stream
+STORAGE_USED_UP = (
+    10002,  # the account has used the storage that it may use; a message is refused
+    10023,  # the same, of the server
+)
 UNKNOWN_FIELD = 10025  # of a request, from 2.12 on
 CONSUMER_NAME_IN_USE = frozenset((10013, 10105, 10148))
 WRONG_LAST_SEQUENCE_OF_OLD_SERVERS = 10164  # the description contains no sequence

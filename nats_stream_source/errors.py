@@ -230,7 +230,11 @@ class MessageTooLargeError(PublishError):
 
 
 class StreamFullError(PublishError):
-    """The stream has reached ``max_bytes`` or ``max_msgs`` and refuses new messages."""
+    """The stream refuses new messages: it is at its limits, or the storage is used up.
+
+    The limits are ``max_bytes`` and ``max_msgs``. The storage is that of the account (err_code
+    10002) or of the server (10023).
+    """
 
     code, err_code = 503, 10077
 

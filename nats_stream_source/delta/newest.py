@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nats_stream_source.wire.headers import OPERATIONS
+
 ORDER_COLUMNS = ("stream_created", "revision")
-OPERATIONS = ("PUT", "DEL", "PURGE")
 
 # Less than this is not worth a reduction.
 _FIRST_ROWS = 65_536

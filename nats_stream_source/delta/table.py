@@ -29,9 +29,9 @@ from pyspark.sql.types import (
 )
 
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.newest import OPERATIONS
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.wire.headers import OPERATIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa

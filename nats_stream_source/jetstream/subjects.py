@@ -16,7 +16,10 @@ from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
 from nats_stream_source.errors import ConfigurationError, InvalidNameError
 
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
-_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+KEY_PATTERN = r"[-/_=a-zA-Z0-9]+(?:\.[-/_=a-zA-Z0-9]+)*"
+"""A key of ADR-8, without empty tokens: a regular expression without anchors (Python, RE2)."""
+
+_KEY = re.compile(KEY_PATTERN)
 
 RESERVED = "_kv"
 """Prefix of the keys that ADR-8 reserves for internal use."""
@@ -37,16 +40,12 @@ def validate_key(key: str) -> str:
     In addition to ADR-8's pattern, consecutive dots are refused: a subject cannot have an empty
     token.
     """
-    if not isinstance(key, str) or not _is_key(key):
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidNameError(
             f"{key!r} is not a key: letters, digits and '-/_=.' only, not starting or ending "
             f"with '.', no '..' (ADR-8)"
         )
     return key
-
-
-def _is_key(key: str) -> bool:
-    return bool(_KEY.fullmatch(key)) and key[0] != "." and key[-1] != "." and ".." not in key
 
 
 def validate_written_key(key: str) -> str:

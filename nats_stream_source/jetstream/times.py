@@ -9,6 +9,9 @@ from datetime import datetime, timezone
 
 from nats_stream_source.errors import ConfigurationError, ProtocolError
 
+LONGEST_DURATION = 9e9
+"""Seconds: the range of the server's durations, which are nanoseconds in 64 bits."""
+
 _RFC3339 = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))"
 )

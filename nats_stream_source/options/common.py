@@ -157,9 +157,8 @@ class CommonOptions:
             )
         if delay is not None and min_rows is None:
             raise OptionError("option 'maxTriggerDelay' has no effect without 'minRowsPerTrigger'")
-        outage = values["outageTimeout"]
         return cls(
-            outage_timeout=OUTAGE_TIMEOUT if outage is None else outage,
+            outage_timeout=outage_timeout(values),
             max_rows=max_rows,
             max_bytes=values["maxBytesPerTrigger"],
             min_rows=min_rows,
@@ -169,6 +168,12 @@ class CommonOptions:
             include_headers=values["includeHeaders"],
             include_origin=values["includeOrigin"],
         )
+
+
+def outage_timeout(values: Mapping[str, Any]) -> float:
+    """The value of ``outageTimeout``, in seconds."""
+    given: float | None = values["outageTimeout"]
+    return OUTAGE_TIMEOUT if given is None else given
 
 
 def _is_set(value: object) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.jetstream.kv.config import MAX_HISTORY
+from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
 from nats_stream_source.options.start_position import (
     START_WORDS,
     DeliverPolicy,
@@ -100,7 +101,7 @@ def replica_count(value: str) -> int:
 
 def history_depth(value: str) -> int:
     """A number of revisions per key, at most 64 (ADR-8)."""
-    return _bounded(value, 64)
+    return _bounded(value, MAX_HISTORY)
 
 
 def in_flight_count(value: str) -> int:
@@ -121,12 +122,12 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def long_duration(value: str) -> float:
-    """A duration in seconds, from 0.1 to 9e9 (the range of a server's durations)."""
+    """A duration in seconds, from 0.1 to 9e9 (:data:`LONGEST_DURATION`)."""
     try:
         number = float(value.strip())
     except ValueError:
         raise ValueError("is not a duration in seconds") from None
-    if not 0.1 <= number <= 9e9:
+    if not 0.1 <= number <= LONGEST_DURATION:
         raise ValueError("is not between 0.1 and 9e9 seconds")
     return number
 

@@ -217,6 +217,15 @@ class KvOptions:
         return self.common.added_columns | raw_key
 
 
+def codec_of(values: Mapping[str, Any]) -> KvCodec:
+    """The codec of a read, from parsed values."""
+    return KvCodec(
+        values["keyCodec"],
+        values["valueCodec"],
+        OnUndecodable(values["onUndecodable"] or "fail"),
+    )
+
+
 def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
     """Parse and validate the options of ``nats_kv``.
 
@@ -262,11 +271,7 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
         )
     validate_effect(values, "onUndecodable", "keyCodec", "valueCodec")
     validate_effect(values, "includeRawKey", "keyCodec")
-    codec = KvCodec(
-        values["keyCodec"],
-        values["valueCodec"],
-        OnUndecodable(values["onUndecodable"] or "fail"),
-    )
+    codec = codec_of(values)
     return KvOptions(
         connection=connection_settings(values),
         bucket=None if buckets else validate_bucket(values["bucket"]),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nats_stream_source.connection.settings import ConnectionSettings
-from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable
+from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import converters
-from nats_stream_source.options.common import COMMON, OUTAGE_TIMEOUT, validate_effect
+from nats_stream_source.options.common import COMMON, outage_timeout, validate_effect
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
-from nats_stream_source.options.kv import CODECS, KV
+from nats_stream_source.options.kv import CODECS, KV, codec_of
 from nats_stream_source.options.table import Option, parse
 
 ENTRY_COLUMNS = ("value", "revision", "created")
@@ -39,7 +39,7 @@ class LookupOptions:
 
     Attributes:
         min_last_revision: the bucket has this revision before entries are read (ADR-53).
-        outage_timeout: seconds to wait for servers that are away.
+        outage_timeout: seconds to wait for unavailable servers.
     """
 
     connection: ConnectionSettings
@@ -59,16 +59,10 @@ def lookup_options(bucket: str, given: Mapping[str, str]) -> LookupOptions:
     with option_hints(option_names(CONNECTION + LOOKUP)):
         values = parse(given, CONNECTION + LOOKUP)
         validate_effect(values, "onUndecodable", "valueCodec")
-        codec = KvCodec(
-            values["keyCodec"],
-            values["valueCodec"],
-            OnUndecodable(values["onUndecodable"] or "fail"),
-        )
-        outage = values["outageTimeout"]
         return LookupOptions(
             connection=connection_settings(values),
             bucket=validate_bucket(bucket),
-            codec=codec,
+            codec=codec_of(values),
             min_last_revision=values["minLastRevision"],
-            outage_timeout=OUTAGE_TIMEOUT if outage is None else outage,
+            outage_timeout=outage_timeout(values),
         )

@@ -23,9 +23,10 @@ from nats_stream_source.wire.ascii_integers import bytes_at
 
 KV_OPERATION = "KV-Operation"
 MARKER_REASON = "Nats-Marker-Reason"
+OPERATIONS = ("PUT", "DEL", "PURGE")
+"""The operations of entries; a message without a header of a marker is a PUT."""
 
 _NO_RESPONDERS = b"NATS/1.0 %d" % UNAVAILABLE
-_OPERATIONS = {"DEL": "DEL", "PURGE": "PURGE"}
 _REASONS = {"MaxAge": "PURGE", "Purge": "PURGE", "Remove": "DEL"}
 _FIRST_LINE = re.compile(rb"NATS/1\.0(?:[ \t]+(\d{3})(?:[ \t]+([^\r\n]*?))?)?[ \t]*")
 
@@ -122,12 +123,11 @@ def operations(blocks: pa.Array) -> pa.Array:
     if rows.size:
         # Markers mostly share a few different blocks: each of them is parsed once.
         distinct = blocks.take(pa.array(rows)).dictionary_encode()
-        parsed = [_NAMES.index(_operation(block)) for block in distinct.dictionary.to_pylist()]
+        parsed = [OPERATIONS.index(_operation(block)) for block in distinct.dictionary.to_pylist()]
         codes[rows] = np.array(parsed, np.int32)[distinct.indices.to_numpy()]
-    return pa.array(_NAMES).take(pa.array(codes))
+    return pa.array(OPERATIONS).take(pa.array(codes))
 
 
-_NAMES = ["PUT", "DEL", "PURGE"]
 MARKER_STARTS = (KV_OPERATION[:8].encode(), MARKER_REASON[:8].encode())
 """In the header block of a marker, one of these follows a line feed."""
 _NAME_STARTS = [np.frombuffer(start, np.int64)[0] for start in MARKER_STARTS]
@@ -157,6 +157,7 @@ def _operation(block: bytes) -> str:
         headers = parse_headers(block)
     except ProtocolError:
         return "PUT"
-    operation = _OPERATIONS.get(headers.get(KV_OPERATION) or "")
-    reason = _REASONS.get(headers.get(MARKER_REASON) or "")
-    return operation or reason or "PUT"
+    operation = headers.get(KV_OPERATION)
+    if operation in ("DEL", "PURGE"):
+        return operation
+    return _REASONS.get(headers.get(MARKER_REASON) or "", "PUT")

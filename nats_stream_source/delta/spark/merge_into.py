@@ -33,7 +33,7 @@ from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
-from nats_stream_source.delta.newest import OPERATIONS, ORDER_COLUMNS
+from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.new_columns import add_columns
 from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
@@ -50,6 +50,7 @@ from nats_stream_source.delta.table import (
     without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from nats_stream_source.wire.headers import OPERATIONS
 
 _RANK_COLUMN = OWN_PREFIX + "rank"
 _ROW = OWN_PREFIX + "row_"  # before the names of the table's columns

@@ -26,6 +26,7 @@ from nats_stream_source.jetstream.subjects import (
     stream_of,
     validate_bucket,
 )
+from nats_stream_source.jetstream.times import LONGEST_DURATION
 
 __all__ = ["MAX_HISTORY", "BucketStatus", "ExternalSource", "KeyValueConfig", "Republish"]
 
@@ -33,7 +34,6 @@ MAX_HISTORY = 64
 _NANOSECONDS = 1_000_000_000  # per second
 _DUPLICATE_WINDOW = 120 * _NANOSECONDS  # the server's default
 _MIN_TTL = 0.1  # seconds; the server's minimum
-_MAX_TTL = 9e9  # seconds; the limit of nanoseconds in 64 bits
 
 OMITTED_WHEN_UNSET = (
     "placement",
@@ -115,13 +115,13 @@ class KeyValueConfig:
             if value is not None and value <= 0:
                 raise self._invalid(name, value, "more than 0, or None for no limit")
         # The comparison also rejects NaN. A shorter TTL would round to 0, which means no limit.
-        if self.ttl is not None and not _MIN_TTL <= self.ttl <= _MAX_TTL:
+        if self.ttl is not None and not _MIN_TTL <= self.ttl <= LONGEST_DURATION:
             raise self._invalid("ttl", self.ttl, "0.1 seconds or more, or None for no limit")
         marker_ttl = self.limit_marker_ttl
-        if marker_ttl is not None and not 1 <= marker_ttl <= _MAX_TTL:
+        if marker_ttl is not None and not 1 <= marker_ttl <= LONGEST_DURATION:
             raise self._invalid("limit_marker_ttl", marker_ttl, "at least 1 second")
         window = self.duplicate_window
-        if window is not None and not _MIN_TTL <= window <= (self.ttl or _MAX_TTL):
+        if window is not None and not _MIN_TTL <= window <= (self.ttl or LONGEST_DURATION):
             raise self._invalid("duplicate_window", window, "0.1 seconds or more, at most the ttl")
         if self.mirror is not None and self.sources:
             raise ConfigurationError(

@@ -55,14 +55,13 @@ from nats_stream_source.jetstream.subjects import (
     validate_bucket,
     validate_written_key,
 )
-from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
 from nats_stream_source.wire.headers import KV_OPERATION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _CREATE_ATTEMPTS = 5  # for writers that delete and create the same key at the same time
-_MAX_TTL = 9e9  # seconds; the limit of nanoseconds in 64 bits; also rejects infinity
 _DEFAULT_MARKER_AGE = 30 * 60.0  # seconds; the default of NATS's own clients
 
 
@@ -327,7 +326,7 @@ class KeyValue(ReadOnlyKeyValue):
         # By type: ``True`` would be one second.
         if (
             type(seconds) not in (int, float)
-            or not 1 <= seconds <= _MAX_TTL
+            or not 1 <= seconds <= LONGEST_DURATION
             or seconds != int(seconds)
         ):
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nats_stream_source.err_codes import WRONG_LAST_SEQUENCE_OF_OLD_SERVERS
+from nats_stream_source.err_codes import STORAGE_USED_UP, WRONG_LAST_SEQUENCE_OF_OLD_SERVERS
 from nats_stream_source.errors import (
     MessageTooLargeError,
     NoStreamError,
@@ -31,7 +31,11 @@ ROLLUP = "Nats-Rollup"
 TTL = "Nats-TTL"
 
 _ERRORS_BY_CODE: dict[int | None, type[PublishError]] = {
-    error.err_code: error for error in (MessageTooLargeError, StreamFullError, TtlNotSupportedError)
+    **dict.fromkeys(STORAGE_USED_UP, StreamFullError),
+    **{
+        error.err_code: error
+        for error in (MessageTooLargeError, StreamFullError, TtlNotSupportedError)
+    },
 }
 _WRONG_LAST_SEQUENCE = (WrongLastSequenceError.err_code, WRONG_LAST_SEQUENCE_OF_OLD_SERVERS)
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")

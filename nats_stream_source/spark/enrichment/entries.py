@@ -27,6 +27,7 @@ from nats_stream_source.jetstream.kv.bucket import (
 )
 from nats_stream_source.jetstream.kv.codec import OnUndecodable
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.subjects import KEY_PATTERN
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.hints import add_option_hints, option_names
 from nats_stream_source.options.lookup import ENTRY_COLUMNS, LOOKUP, LookupOptions
@@ -38,7 +39,7 @@ log = field_logger(__name__)
 
 _MAX_BYTES = 64 << 20  # of the values in a record batch, and of those that are requested at a time
 _REST_OF_LINE = 2  # bytes of a PUB beside its subject: a longer subject cannot have a message
-_KEY = r"\A[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*\z"
+_KEY = rf"^{KEY_PATTERN}$"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     ROLLUP,
     TTL,
 )
-from nats_stream_source.jetstream.subjects import RESERVED
+from nats_stream_source.jetstream.subjects import KEY_PATTERN, RESERVED
 from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
 from nats_stream_source.wire.codec.columns import decode_keys, encode_keys, encode_values
-from nats_stream_source.wire.headers import KV_OPERATION
+from nats_stream_source.wire.headers import KV_OPERATION, OPERATIONS
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
 from nats_stream_source.wire.publish.unsendable import Unsendable
 
 _BINARY, _STRING = pa.binary(), pa.string()
 _NO_BYTES = pa.scalar(b"", _BINARY)
-_KEY = r"^(?:[-/_=a-zA-Z0-9]+)(?:\.[-/_=a-zA-Z0-9]+)*$"
-_OPERATIONS = pa.array(["PUT", "DEL", "PURGE"])
+_KEY = rf"^{KEY_PATTERN}$"
+_OPERATIONS = pa.array(OPERATIONS)
 
 
 class KvRowEncoder(RowEncoder):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nats_stream_source import err_codes
 from nats_stream_source.errors import (
     ApiError,
     BucketExistsError,
@@ -34,12 +35,11 @@ log = field_logger(__name__)
 _NANOSECONDS = 1_000_000_000  # per second
 _SMALLER = "set the option 'maxBytes' to a size that the account has left"
 _ACTIONS = {
-    10113: "set the option 'maxBytes', the size of the bucket or stream",  # the account requires it
-    10122: "set a smaller 'maxBytes'",  # beyond the account's limit of a stream
-    10002: _SMALLER,
-    10028: _SMALLER,
-    10047: _SMALLER,
-    10005: "set other 'placementCluster' or 'placementTags', or fewer 'replicas'",
+    err_codes.MAX_BYTES_REQUIRED: "set the option 'maxBytes', the size of the bucket or stream",
+    err_codes.MAX_STREAM_BYTES_EXCEEDED: "set a smaller 'maxBytes'",
+    err_codes.MEMORY_RESOURCES_EXCEEDED: _SMALLER,
+    err_codes.STORAGE_RESOURCES_EXCEEDED: _SMALLER,
+    err_codes.NO_PEERS: "set other 'placementCluster' or 'placementTags', or fewer 'replicas'",
 }
 """What to do after an err_code of a creation."""
 

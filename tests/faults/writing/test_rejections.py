@@ -167,6 +167,29 @@ async def test_full_stream(shared_server: NatsServer, limit: str) -> None:
     assert found == list(range(len(found)))
 
 
+STORAGES = {
+    10002: (
+        "jetstream {}\n"
+        "accounts { A { jetstream { max_file: 1M }, users: [{user: a, password: a}] } }\n"
+        "no_auth_user: a"
+    ),
+    10023: "jetstream { max_file_store: 1M }",
+}
+
+
+@pytest.mark.parametrize("err_code", STORAGES)
+async def test_storage_used_up_of_account_or_server(tmp_path: Path, err_code: int) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(STORAGES[err_code])
+    messages = Messages("USED", COUNT, size=1_000)
+    with NatsServer(config=config) as server:
+        create_stream(server.url, messages.stream)
+        async with publishing(server.url, messages.stream) as publisher:
+            with pytest.raises(StreamFullError, match=rf"'USED\.\d': .*err_code {err_code}"):
+                await publish(publisher, messages)
+            assert publisher.stored == stream_state(server.url, messages.stream)["messages"] > 500
+
+
 async def test_full_bucket(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "full", max_bytes=20_000)
     async with connect(shared_server.url) as jetstream:
