@@ -148,7 +148,7 @@ clean: ## remove .venv and the files that tools created
 java:
 	@found=$$($(find_python)); [ -z "$$found" ] || $$found $(preflight) java
 
-$(stamp): pyproject.toml $(wildcard setup.py $(compiled)) $(stale)
+$(stamp): pyproject.toml $(wildcard setup.py $(compiled) $(compiled:.pyx=.pxd)) $(stale)
 	@found=$$($(find_python)); \
 	if [ -z "$$found" ]; then \
 		echo '$(if $(PYTHON),could not set up $(venv): $(PYTHON) is not a working Python 3.10 or newer; set another one (`make setup PYTHON=python3.12`),could not set up $(venv): no Python 3.10 or newer was found; install it (Debian and Ubuntu: `apt-get install python3 python3-venv`; macOS: `brew install python`) or set its path (`make setup PYTHON=/path/to/python3.12`))' >&2; \

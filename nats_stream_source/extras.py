@@ -12,7 +12,7 @@ from nats_stream_source.errors import MissingPackageError
 _PACKAGES = {
     "spark": ("pyspark", "py4j"),
     "metrics": ("prometheus_client", "opentelemetry"),
-    "delta": ("delta", "deltalake", "pyspark", "py4j"),
+    "delta": ("delta", "deltalake", "tenacity", "pyspark", "py4j"),
 }
 
 

@@ -2,8 +2,8 @@
 
 Run ``python -m nats_stream_source.zip_package nats_stream_source.zip`` with the installed package
 or in a checkout. The zip file contains this package, without ``demo/``, and the modules by which
-Spark finds its formats. The dependencies (nats-py, pyarrow, numpy, tenacity) must be installed on
-the machines.
+Spark finds its formats. The dependencies (nats-py, pyarrow, numpy) must be installed on the
+machines.
 
 The zip file has the compiled modules of the installation that wrote it. No operating system loads a
 library from a zip file, so :func:`find_compiled_modules` unpacks them into a directory of the user

@@ -30,7 +30,6 @@ _REQUIRED = {
     "nats": "nats-py",
     "pyarrow": "pyarrow",
     "numpy": "numpy",
-    "tenacity": "tenacity",
 }
 """The modules that a worker imports, and the packages that have them."""
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 from tests.support.paths import ROOT
 
-MODULES = sorted((ROOT / "nats_stream_source").rglob("*.py"))
+PACKAGE = ROOT / "nats_stream_source"
+MODULES = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")])
 
 
 def test_modules_have_at_most_400_lines() -> None:

@@ -49,7 +49,7 @@ def test_python_without_package(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", python_with_spark_only)
     text = refusal(spark)
     assert f"{sys.executable} (Python " in text
-    assert "lacks nats-stream-source, nats-py, pyarrow, numpy, tenacity; install it" in text
+    assert "lacks nats-stream-source, nats-py, pyarrow, numpy; install it" in text
     # Unchecked it is accepted, in a session of its own: the formats of a session keep this Python.
     register(spark.newSession(), check=False)
 
