@@ -123,6 +123,10 @@ class StreamInfo:
                 settings=(),
             )
 
+    def is_same_leader(self, now: StreamInfo, through: int) -> bool:
+        """Whether ``now`` is a response of the same leader, which has ``through``."""
+        return (now.created, now.leader) == (self.created, self.leader) and now.last_seq >= through
+
     def verify_same_leader(self, now: StreamInfo, through: int) -> None:
         """Raise RequestTimeoutError unless ``now`` is of the same leader and has ``through``.
 
@@ -131,7 +135,7 @@ class StreamInfo:
         """
         if not self.replicated:
             return
-        if (now.created, now.leader) != (self.created, self.leader) or now.last_seq < through:
+        if not self.is_same_leader(now, through):
             raise RequestTimeoutError(
                 f"the leader of stream {self.name} changed from {self.leader} to {now.leader} "
                 f"during the read; retry",

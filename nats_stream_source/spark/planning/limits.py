@@ -29,6 +29,7 @@ from itertools import accumulate, pairwise
 
 from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -98,8 +99,7 @@ class Limits:
         """What was counted last, unless it was of another stream or scope."""
         if (last := self._last) is None or last.view.scope != view.scope:
             return None
-        then, now = last.view.info, view.info
-        return last if then.created == now.created and then.last_seq <= now.last_seq else None
+        return last if _is_same(last.view.info, view.info) else None
 
     async def limit(
         self, view: StreamView, start: int, end: int, range_limit: RangeLimit | None
@@ -176,7 +176,7 @@ class Limits:
                     break
         if requested:
             now = await view.jetstream.stream_info(info.name)
-        if now.has_lagging_replica or now.created != info.created or now.last_seq < info.last_seq:
+        if now.has_lagging_replica or not _is_same(info, now):
             return None
         self._last = _Counted(view, counts, density)
         max_rows = min(end - start, total.messages)
@@ -253,6 +253,11 @@ class Limits:
             return messages * info.subjects // max(info.messages, 1)
         found = await asyncio.gather(*(view.jetstream.subjects(info.name, one) for one in filters))
         return sum(map(len, found))
+
+
+def _is_same(then: StreamInfo, now: StreamInfo) -> bool:
+    """Whether counts of ``then`` and of ``now`` are of one stream, which was not rolled back."""
+    return compare(KnownStream.of(then), now) is Identity.SAME
 
 
 async def _count_after(view: StreamView, seq: int) -> MessageCount:

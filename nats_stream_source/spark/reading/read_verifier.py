@@ -82,13 +82,16 @@ async def verify_fingerprint(
     else:
         lost = await _is_lost(connection, info, KnownStream(split.range.created, seq, time))
     if lost:
-        # Rows from before and after are mixed: only a new plan is correct, under any setting.
-        raise DataLossError(
-            f"data loss in stream {split.range.stream}: the stream was rolled back while the range "
-            f"{split.range.bounds} was read: sequence {seq} does not have the message that it had "
-            f"before; load a batch again, or restart a streaming query with "
-            f"failOnDataLoss=false to continue after the last message that is left"
-        )
+        raise _rolled_back(split, f"sequence {seq} does not have the message that it had before")
+
+
+def _rolled_back(split: Split, observed: str) -> DataLossError:
+    # Rows from before and after are mixed: only a new plan is correct, under any setting.
+    return DataLossError(
+        f"data loss in stream {split.range.stream}: the stream was rolled back while the range "
+        f"{split.range.bounds} was read: {observed}; load a batch again, or restart a streaming "
+        f"query with failOnDataLoss=false to continue after the last message that is left"
+    )
 
 
 async def _is_lost(connection: ReusableConnection, info: StreamInfo, known: KnownStream) -> bool:
@@ -115,11 +118,13 @@ async def verified_stream_info(
     """The stream after the read, as its leader reports it.
 
     Args:
-        known_last_seq: the last sequence that the stream had; None for that of the plan. A lower
-            last sequence must be confirmed by a second response.
+        known_last_seq: the last sequence that the stream had since the plan; None for that of the
+            plan, which :func:`verify_fingerprint` compares. A lower last sequence must be confirmed
+            by a second response.
 
     Raises:
-        DataLossError: the stream was re-created.
+        DataLossError: the stream was re-created, or has a lower last sequence than
+            ``known_last_seq``.
     """
 
     async def request() -> StreamInfo:
@@ -132,6 +137,10 @@ async def verified_stream_info(
 
     info = await connection.retry_transient(request)
     verify_created(info, split)
+    if known_last_seq is not None and info.last_seq < known_last_seq:
+        raise _rolled_back(
+            split, f"last sequence is {info.last_seq}, expected {known_last_seq} or higher"
+        )
     return info
 
 

@@ -72,7 +72,7 @@ async def _read(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo]
     after = await jetstream.stream_info(stream)
     if is_recreated(after, split):
         return Frames.join([]), after
-    if (after.created, after.leader) != (before.created, before.leader) or (after.last_seq < end):
+    if not before.is_same_leader(after, end):
         log.info("a small range is read by a consumer", stream=stream, error="the leader changed")
         return None
     if any("\ufffd" in message.subject for message in messages):

@@ -10,10 +10,12 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from pyspark.sql.types import StructType
 
 from nats_stream_source.spark.batch_reader import BatchReader
 from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
+from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.oracle.rows import Row as OracleRow
@@ -54,6 +56,11 @@ def read_batch(url: str, **options: Any) -> list[Row]:
     """Return all rows, task by task."""
     reader = batch_reader(url, **options)
     return [row for task in tasks_of(reader) for row in rows_of_task(reader, task)]
+
+
+def skip_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no message after the planned range, as when writers are too fast for it."""
+    monkeypatch.setattr(CatchUpReader, "frames", lambda *_, **__: iter(()))
 
 
 def revisions(rows: list[Row]) -> list[int]:

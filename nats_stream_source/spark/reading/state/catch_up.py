@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
@@ -29,13 +28,13 @@ from nats_stream_source.wire.framing.frames import Frames
 class CatchUpReader:
     """Reads the messages after a split's range.
 
+    The constructor requests the stream's state.
+
     Attributes:
         info: the stream as its leader last reported it.
         ranges_read: the number of ranges that were read.
         caught_up: whether no message followed the last of them, or the split's range.
     """
-
-    info: StreamInfo
 
     def __init__(self, runner: Runner, batch_split: BatchSplit, adapter: FormatAdapter) -> None:
         self._runner = runner
@@ -43,6 +42,7 @@ class CatchUpReader:
         self._adapter = adapter
         self._known_last_seq = self._split.known_last_seq
         self._fingerprint = self._split.fingerprint
+        self.info = self.verified_stream_info()
         self.ranges_read = 0
         self.caught_up = False
 
@@ -61,7 +61,7 @@ class CatchUpReader:
         position = self._split.range.end
         previous_length: int | None = None
         while True:
-            info = self.verified_stream_info()
+            info = self.info
             length = info.last_seq - position
             self.caught_up = not length
             if (
@@ -82,6 +82,7 @@ class CatchUpReader:
                 yield from batches
             position = info.last_seq
             self.ranges_read += 1
+            self.info = self.verified_stream_info()
 
     def verified_stream_info(self) -> StreamInfo:
         """The stream's present state, verified to be the stream that was read.
@@ -90,19 +91,12 @@ class CatchUpReader:
             DataLossError: the stream was re-created, or rolled back since the last call or the
                 plan. If it has grown again, rows from before and after may be mixed.
         """
-        split, known_last_seq = self._split, self._known_last_seq
-        runner = self._runner
-        self.info = info = runner.run(
+        split, runner = self._split, self._runner
+        info = runner.run(
             verified_stream_info(
-                runner.connection, split, self._adapter, known_last_seq=known_last_seq
+                runner.connection, split, self._adapter, known_last_seq=self._known_last_seq
             )
         )
-        if info.last_seq < known_last_seq:
-            raise DataLossError(
-                f"data loss in stream {split.range.stream}: the stream was rolled back while it "
-                f"was read: last sequence is {info.last_seq}, expected {known_last_seq} or higher, "
-                f"and messages that were read may be missing; load the batch again"
-            )
         runner.run(verify_fingerprint(info, split, runner.connection, self._fingerprint))
         self._known_last_seq = info.last_seq
         if info.last_time is not None:  # otherwise the last message was deleted

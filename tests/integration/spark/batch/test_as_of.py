@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Timer
@@ -16,11 +15,9 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OptionError
 from nats_stream_source.spark.reading.read_verifier import verified_stream_info
 from nats_stream_source.spark.reading.state import as_of, catch_up
-from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from nats_stream_source.spark.reading.state.state_loss import Cause
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
-from nats_stream_source.wire.framing.frames import Frames
 from tests.support.nats.buckets import (
     api,
     create_bucket,
@@ -33,7 +30,14 @@ from tests.support.nats.buckets import (
     stream_state,
     with_client,
 )
-from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
+from tests.support.query_driver.batch import (
+    Row,
+    batch_reader,
+    read_batch,
+    rows_of_task,
+    skip_catch_up,
+    tasks_of,
+)
 from tests.support.wait import wait_until
 
 Entry = tuple[str, str, int]  # key, operation, revision
@@ -87,7 +91,7 @@ def test_equal_to_a_model_at_every_revision(
     pauses: bool,
 ) -> None:
     if not pauses:
-        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+        skip_catch_up(monkeypatch)
     url, chance, model = shared_server.url, random.Random(100 * history + seed), Model(history)
     create_bucket(url, bucket, history)
     messages = []
@@ -120,13 +124,6 @@ def test_equal_to_a_model_at_every_revision(
 # -- what happens while it is read ----------------------------------------------------------------
 
 
-def without_pause(self: CatchUpReader, *args: Any, **kwargs: Any) -> Iterator[Frames]:
-    """Instead of ``CatchUpReader.frames``: as when the writers are too fast for it."""
-    runner = self._runner
-    self.info = runner.run(verified_stream_info(runner.connection, self._split, self._adapter))
-    yield from ()
-
-
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("history", [1, 2])
 def test_keys_that_are_overwritten_between_plan_and_read(
@@ -138,7 +135,7 @@ def test_keys_that_are_overwritten_between_plan_and_read(
 ) -> None:
     url = shared_server.url
     if not pauses:
-        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+        skip_catch_up(monkeypatch)
     create_bucket(url, bucket, history)
     put_many(url, bucket, [(key, b"1") for key in "abc"])
     for accepted in (False, True):
@@ -324,7 +321,7 @@ def test_purged_key_is_not_called_superseded(
 ) -> None:
     url = shared_server.url
     if not pauses:
-        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+        skip_catch_up(monkeypatch)
     create_bucket(url, bucket, 5)
     put_many(url, bucket, [(key, b"1") for key in "ab"])
     purge(url, bucket, "a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +17,8 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.spark.formats.splits import BatchReadKind
-from nats_stream_source.spark.reading.read_verifier import verified_stream_info
 from nats_stream_source.spark.reading.state import latest_values
-from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.wire.framing.frames import Frames
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (
     api,
@@ -38,6 +35,7 @@ from tests.support.query_driver.batch import (
     read_batch,
     revisions,
     rows_of_task,
+    skip_catch_up,
     tasks_of,
 )
 from tests.support.wait import wait_until
@@ -118,13 +116,6 @@ def test_complete_though_all_is_overwritten(
     assert revisions(rows[: -len(newer)]) == sorted(revisions(rows[: -len(newer)]))
 
 
-def without_pause(self: CatchUpReader, *args: Any, **kwargs: Any) -> Iterator[Frames]:
-    """Replaces ``CatchUpReader.frames``: yields nothing, as when writers are too fast for it."""
-    runner = self._runner
-    self.info = runner.run(verified_stream_info(runner.connection, self._split, self._adapter))
-    yield from ()
-
-
 @pytest.mark.parametrize("pauses", [True, False])
 def test_keys_that_come_and_go_meanwhile(
     shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
@@ -151,7 +142,7 @@ def test_keys_that_come_and_go_meanwhile(
         )
         return found
 
-    monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+    skip_catch_up(monkeypatch)
     monkeypatch.setattr(latest_values, "list_subjects", then_removed)
     rows = list(rows_of_task(reader, task))
     assert [(row["key"], row["operation"]) for row in rows] == [
@@ -186,7 +177,7 @@ def test_values_that_were_overtaken_obey_the_options(
     shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
     if not pauses:
-        monkeypatch.setattr(CatchUpReader, "frames", without_pause)
+        skip_catch_up(monkeypatch)
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
