@@ -1,6 +1,6 @@
 """Validates the arguments of Direct Get calls, before a request is sent. Pure.
 
-A server answers an invalid subject with 404, as if no message matched, and an invalid number or
+A server responds to an invalid subject with 404, as if no message matched, and an invalid number or
 time with 408 or an API error. The checks name the argument instead.
 """
 

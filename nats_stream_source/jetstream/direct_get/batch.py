@@ -38,7 +38,6 @@ from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     BadRequestError,
     DataLossError,
-    PermissionDeniedError,
     ServerTooOldError,
 )
 from nats_stream_source.jetstream.api import JetStream
@@ -50,10 +49,10 @@ from nats_stream_source.jetstream.direct_get.arguments import (
 )
 from nats_stream_source.jetstream.direct_get.page import ConsumerPage, MessagePage
 from nats_stream_source.jetstream.direct_get.request import (
+    ATTEMPTS,
     DirectGetReply,
     raise_for_status,
-    send_request,
-    single_reply_connections,
+    send_batch_request,
 )
 from nats_stream_source.jetstream.leader import stream_info_after
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -67,7 +66,6 @@ from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
 log = field_logger(__name__)
 
-_MAX_INCOMPLETE_PAGES = 4  # in a row; one of three replicas may be paused
 _HEARTBEAT = 0.2  # seconds; a range that ends without a match is complete one heartbeat later
 
 
@@ -150,7 +148,7 @@ class _BatchReader:
                 log.warning(
                     "a Direct Get ended early", stream=request.stream, position=self._position
                 )
-                if incomplete_pages >= _MAX_INCOMPLETE_PAGES or reply.stopped_after_first:
+                if incomplete_pages >= ATTEMPTS or reply.stopped_after_first:
                     break
                 continue
             incomplete_pages = 0
@@ -190,15 +188,11 @@ class _BatchReader:
             body["seq"] = self._position + 1
         if request.subject != ">":  # the filter ``>`` is slower than no filter
             body["next_by_subj"] = request.subject
-        if self._jetstream.connection in single_reply_connections:
+        reply = await send_batch_request(self._jetstream.connection, request.stream, body)
+        if reply is None:
             return None
-        subject = f"DIRECT.GET.{request.stream}"
-        try:
-            reply = await send_request(self._jetstream.connection, subject, body)
-        except PermissionDeniedError:
-            return None  # the user may still be allowed to create a consumer
         raise_for_status(request.stream, reply, min_version="2.11")
-        if reply.page and reply.page.answers[0].pending is None:
+        if reply.is_of_old_server:
             raise ServerTooOldError(
                 f"could not read a batch of stream {request.stream!r}: the server ignored 'batch' "
                 f"and sent one message; batches require nats-server 2.11"

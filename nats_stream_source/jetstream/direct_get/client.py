@@ -12,7 +12,7 @@ module handles that:
   it does not: a message at that sequence or later proves that its server is current, and otherwise
   the leader is queried once it has reached that sequence.
 - Where Direct Get is off (``allow_direct``) or not permitted, the leader is queried. A request that
-  is not answered is repeated; a single message is requested from the leader at the same time.
+  does not get a reply is repeated; a single message is requested from the leader at the same time.
 
 One message: ``single``. Many: :meth:`DirectGet.batch` and :meth:`DirectGet.last_for`, in ``batch``
 and ``last_messages``.

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.request import send_request, single_reply_connections
+from nats_stream_source.jetstream.direct_get.request import send_batch_request
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
 
@@ -64,15 +64,12 @@ async def _count_with_direct_get(
     jetstream: JetStream, stream: str, seq: int, filter_subject: str | None
 ) -> MessageCount | None:
     """The count, or None where a Direct Get does not give a reliable one."""
-    if jetstream.connection in single_reply_connections:
-        return None
-    request: dict[str, object] = {"seq": seq, "batch": 1}
+    request: dict[str, Any] = {"seq": seq, "batch": 1}
     if filter_subject is not None:
         request["next_by_subj"] = filter_subject
-    try:
-        reply = await send_request(jetstream.connection, f"DIRECT.GET.{stream}", request)
-    except PermissionDeniedError:
-        return None  # the user may still be allowed to create a consumer
+    reply = await send_batch_request(jetstream.connection, stream, request)
+    if reply is None:
+        return None
     if reply.code == NOT_FOUND:
         message = await jetstream.message(stream, seq=seq, next_by_subj=filter_subject or ">")
         return MessageCount(0) if message is None else None

@@ -29,14 +29,13 @@ import pyarrow.compute as pc
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.page import DirectGetPage
 from nats_stream_source.jetstream.direct_get.request import (
+    ATTEMPTS,
     MAX_SUBJECTS,
     DirectGetReply,
-    send_request,
-    single_reply_connections,
+    send_batch_request,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
@@ -48,7 +47,6 @@ from nats_stream_source.wire.headers import operations
 MAX_BYTES = 8 << 20  # of a reply
 _MAX_IN_FLIGHT = 4  # requests for many subjects
 _MAX_LEADER_REQUESTS = 64
-_MAX_ATTEMPTS = 4  # each may be handled by another server
 _BODY_OF_SUBJECT = 3  # bytes of a subject in the request beside its name
 
 LAST_MESSAGES = pa.schema(
@@ -119,15 +117,10 @@ class _Reader:
     async def _current_reply(self, subjects: list[str]) -> DirectGetReply | None:
         """A reply that counts; None if no server returns one."""
         requested = subjects
-        for _ in range(_MAX_ATTEMPTS):
-            if self._jetstream.connection in single_reply_connections:
-                return None
+        for _ in range(ATTEMPTS):
             body = {"multi_last": requested, "max_bytes": MAX_BYTES}
-            try:
-                reply = await send_request(
-                    self._jetstream.connection, f"DIRECT.GET.{self._info.name}", body
-                )
-            except PermissionDeniedError:
+            reply = await send_batch_request(self._jetstream.connection, self._info.name, body)
+            if reply is None:
                 return None
             if reply.code == NOT_FOUND:
                 known = await self._jetstream.message(self._info.name, seq=self._info.last_seq)
@@ -168,7 +161,7 @@ class _Reader:
 
 def _batch(page: DirectGetPage) -> pa.RecordBatch:
     """The messages of a page as columns."""
-    replies, frames = page.answers, page.frames
+    replies, frames = page.replies, page.frames
     subjects = slices(frames.buffer, *replies.subject_spans, pa.binary())
     times = slices(frames.buffer, *replies.time_spans, pa.string())
     marked = entry_operations(frames)

@@ -28,11 +28,11 @@ from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.batch import consumer_pages, verify_stream_unchanged
 from nats_stream_source.jetstream.direct_get.last_pages import (
-    MAX_ATTEMPTS,
     LastMessagesReader,
     LastMessagesRequest,
 )
 from nats_stream_source.jetstream.direct_get.request import (
+    ATTEMPTS,
     MAX_SUBJECTS,
     DirectGetReply,
     too_many_subjects_error,
@@ -128,7 +128,10 @@ class _CompleteReader(LastMessagesReader):
             self._seen_subjects = predecessor._seen_subjects
 
     async def complete_pages(self) -> AsyncGenerator[list[StoredMessage], None]:
-        info = await self._stream_info()
+        request = self._request
+        info = await stream_info_after(
+            self._jetstream, request.stream, request.min_last_seq, request.timeout
+        )
         pages_read = 0
         async with contextlib.aclosing(self._read_pages(info)) as pages:
             async for page in pages:
@@ -155,7 +158,7 @@ class _CompleteReader(LastMessagesReader):
             subject_count = len(self._seen_subjects) + len(reply.page) + reply.num_pending
             yield self._new_messages(reply)
             up_to = reply.status.up_to_seq
-            while reply is not None and reply.num_pending and _replica_count(info) == 1:
+            while reply is not None and reply.num_pending and not info.replicated:
                 reply = await self._next_page(up_to)
                 if reply is not None:
                     yield self._new_messages(reply)
@@ -181,12 +184,6 @@ class _CompleteReader(LastMessagesReader):
     def _set_up_to_seq(self, seq: int) -> None:
         self.up_to_seq = seq if self._max_up_to_seq is None else min(seq, self._max_up_to_seq)
 
-    async def _stream_info(self) -> StreamInfo:
-        request = self._request
-        return await stream_info_after(
-            self._jetstream, request.stream, request.min_last_seq, request.timeout
-        )
-
     async def _resolve_up_to(self, info: StreamInfo) -> int | None:
         """The sequence of the point in time; None for the present, 0 before the first message."""
         request = self._request
@@ -209,9 +206,8 @@ class _CompleteReader(LastMessagesReader):
     async def _first_page(self, info: StreamInfo, up_to: int | None) -> DirectGetReply | None:
         """A page, or a 404, as current as the leader's; None if no server returns one."""
         request = self._request
-        single_replica = _replica_count(info) == 1
         subjects, expects_boundary = request.subjects, False
-        if up_to is not None and not single_replica:
+        if up_to is not None and info.replicated:
             boundary = await self._jetstream.message(request.stream, seq=up_to)
             if boundary is None:
                 return None
@@ -219,10 +215,10 @@ class _CompleteReader(LastMessagesReader):
             if not any(covers(subject, boundary.subject) for subject in subjects):
                 subjects = (*subjects, boundary.subject)
         up_to_field = {} if up_to is None else {"up_to_seq": up_to}
-        for _ in range(MAX_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 # With ``batch`` the page could end before the boundary message.
-                batch = request.batch if single_replica else None
+                batch = None if info.replicated else request.batch
                 reply = await self._request_page(subjects, up_to_field, batch)
             except TooManySubjectsError:
                 if subjects == request.subjects:
@@ -245,7 +241,7 @@ class _CompleteReader(LastMessagesReader):
 
     async def _next_page(self, up_to: int | None) -> DirectGetReply | None:
         request = self._request
-        for _ in range(MAX_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             reply = await self._request_page(request.subjects, {"up_to_seq": up_to}, request.batch)
             if reply is None:
                 return None
@@ -292,10 +288,6 @@ class _CompleteReader(LastMessagesReader):
         # None: the message was removed after the leader listed the subjects.
         messages = [message for message in responses if message is not None]
         return self._without_seen(sorted(messages, key=lambda message: message.seq))
-
-
-def _replica_count(info: StreamInfo) -> int:
-    return int(info.config.get("num_replicas", 1))
 
 
 def _disjoint_filters(subjects: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.err_codes import UNAVAILABLE
-from nats_stream_source.errors import BadRequestError, PermissionDeniedError, ServerTooOldError
+from nats_stream_source.errors import BadRequestError, ServerTooOldError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.arguments import (
     validate_integer,
@@ -21,15 +21,13 @@ from nats_stream_source.jetstream.direct_get.arguments import (
     validate_read_after_write,
 )
 from nats_stream_source.jetstream.direct_get.request import (
+    ATTEMPTS,
     DirectGetReply,
     raise_for_status,
-    send_request,
-    single_reply_connections,
+    send_batch_request,
 )
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
-
-MAX_ATTEMPTS = 4  # Direct Gets for one page: each may be handled by another server
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class LastMessagesReader:
                 return
             if reply is None or not (reply.page or reply.code == EOB):
                 failed_attempts += 1
-                if failed_attempts >= MAX_ATTEMPTS or reply is None or reply.code == UNAVAILABLE:
+                if failed_attempts >= ATTEMPTS or reply is None or reply.code == UNAVAILABLE:
                     self.incomplete = True
                     return
                 continue
@@ -117,21 +115,17 @@ class LastMessagesReader:
     ) -> DirectGetReply | None:
         """The next page; None where batches are not permitted or do not arrive."""
         request = self._request
-        if self._jetstream.connection in single_reply_connections:
-            return None
         body: dict[str, Any] = {"multi_last": list(subjects), "max_bytes": request.max_bytes}
         body |= up_to
         if batch is not None:
             body["batch"] = batch
         if self._last_seq:
             body["seq"] = self._last_seq + 1
-        subject = f"DIRECT.GET.{request.stream}"
-        try:
-            reply = await send_request(self._jetstream.connection, subject, body)
-        except PermissionDeniedError:
+        reply = await send_batch_request(self._jetstream.connection, request.stream, body)
+        if reply is None:
             return None
         raise_for_status(request.stream, reply, min_version="2.11", subjects=subjects)
-        if reply.page and reply.page.answers[0].pending is None:
+        if reply.is_of_old_server:
             raise ServerTooOldError(
                 f"could not read the last messages of stream {request.stream!r}: the server "
                 f"ignored 'multi_last'; multi-subject requests require nats-server 2.11"

@@ -113,35 +113,35 @@ class DirectGetPage(MessagePage):
     """The messages of one Direct Get reply.
 
     Attributes:
-        answers: the server's header fields of each message.
+        replies: the server's header fields of each message.
     """
 
-    answers: ReplyColumns
+    replies: ReplyColumns
 
     @property
     def frames(self) -> Frames:  # type: ignore[override]
         """The messages as received."""
-        return self.answers.frames
+        return self.replies.frames
 
     @property
     def sequences(self) -> NDArray[np.int64]:  # type: ignore[override]
         """The messages' stream sequences."""
-        return self.answers.sequences
+        return self.replies.sequences
 
     def subjects(self) -> list[str]:
         """As :meth:`MessagePage.subjects`."""
-        return texts(self.frames, self.answers.subject_spans)
+        return texts(self.frames, self.replies.subject_spans)
 
     def times(self) -> list[str]:
         """As :meth:`MessagePage.times`."""
-        return texts(self.frames, self.answers.time_spans)
+        return texts(self.frames, self.replies.time_spans)
 
     def slice(self, start: int, stop: int) -> DirectGetPage:
         """As :meth:`MessagePage.slice`."""
-        return DirectGetPage(self.answers[start:stop])
+        return DirectGetPage(self.replies[start:stop])
 
     def _publisher_header_sizes(self) -> NDArray[np.int64]:
-        return self.answers.own_ends
+        return self.replies.own_ends
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

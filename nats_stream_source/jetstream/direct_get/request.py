@@ -22,6 +22,7 @@ from nats_stream_source.errors import (
     ApiError,
     BadRequestError,
     MinLastSequenceError,
+    PermissionDeniedError,
     ServerTooOldError,
     TooManySubjectsError,
 )
@@ -45,7 +46,11 @@ reply was lost, or an account import passes only one message of a batch
 MAX_SUBJECTS = 1024
 """Subjects of which a server returns the last messages in one request (ADR-31)."""
 
-single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+ATTEMPTS = 4
+"""Direct Gets before the leader or a consumer is used: each may be handled by another server, and
+one of three replicas may be paused."""
+
+_single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Connections over which only one message of a batch arrives: no more batches are requested."""
 
 
@@ -82,23 +87,28 @@ class DirectGetReply:
         The last message's ``Nats-Num-Pending``; without a message, the EOB's.
         """
         if self.page:
-            return self.page.answers[-1].pending or 0
+            return self.page.replies[-1].pending or 0
         return (self.status.num_pending if self.status else None) or 0
 
     @property
     def stopped_after_first(self) -> bool:
         """Whether only the first message of a batch arrived, as through some account imports."""
-        answers = self.page.answers
+        replies = self.page.replies
         return (
             self.status is None
             and not self.connection_lost
-            and len(answers) == 1
-            and answers[0].pending is not None
+            and len(replies) == 1
+            and replies[0].pending is not None
         )
+
+    @property
+    def is_of_old_server(self) -> bool:
+        """Whether a server before 2.11 replied to a batch: it ignores ``batch``, ``multi_last``."""
+        return bool(self.page) and self.page.replies[0].pending is None
 
     def is_from_stream(self, stream: str) -> bool:
         """Whether every message was read from ``stream`` itself, not from a mirror of it."""
-        return self.page.answers.all_from(stream)
+        return self.page.replies.all_from(stream)
 
 
 async def send_request(
@@ -158,8 +168,23 @@ async def send_request(
     status = None if response.broken else response.status
     reply = DirectGetReply(DirectGetPage(response.replies), status, connection_lost)
     if is_batch and reply.stopped_after_first and not response.broken:
-        single_reply_connections.add(connection)
+        _single_reply_connections.add(connection)
     return reply
+
+
+async def send_batch_request(
+    connection: Connection, stream: str, request: dict[str, Any]
+) -> DirectGetReply | None:
+    """Request several messages; None where this is not permitted, or batches do not arrive.
+
+    The user may still be allowed to create a consumer, or to send requests to the leader.
+    """
+    if connection in _single_reply_connections:
+        return None
+    try:
+        return await send_request(connection, f"DIRECT.GET.{stream}", request)
+    except PermissionDeniedError:
+        return None
 
 
 def raise_for_status(

@@ -24,6 +24,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.request import (
+    ATTEMPTS,
     DirectGetReply,
     raise_for_status,
     send_request,
@@ -32,7 +33,6 @@ from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.direct_get.reply import NOT_FOUND
 
-_MIN_ATTEMPTS = 4  # Direct Gets where the leader fails at once; one of three replicas may be paused
 _RETRY_PAUSE = 1.0  # seconds after an insufficient reply in which only the leader is queried
 _LAG_PAUSE = 0.1  # seconds between Direct Gets where the leader fails; replicas catch up meanwhile
 
@@ -199,7 +199,7 @@ class SingleMessageReader:
             the last reply.
         """
         attempts = 1
-        while attempts < _MIN_ATTEMPTS or not leader.done():
+        while attempts < ATTEMPTS or not leader.done():
             attempts += 1
             if leader.done():
                 await asyncio.sleep(_LAG_PAUSE)

@@ -1,4 +1,4 @@
-"""Many Direct Get replies at once, as columns; ``reference`` parses a single reply.
+"""Many Direct Get replies at once, as columns; ``parse`` parses a single reply.
 
 Theory of operation. The server's fields are the last six lines of a header block, in a fixed order.
 So the positions of all LFs determine where each field of each message starts and ends: the last
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.ascii_integers import Positions, bytes_at, numbers_between
-from nats_stream_source.wire.direct_get.reference import (
+from nats_stream_source.wire.direct_get.parse import (
     BARE,
     PENDING,
     PREVIOUS,

@@ -2,7 +2,7 @@
 
 ``Nats-Last-Sequence`` links the messages of a batch: a message that was lost in transit shows at
 the next one, or at the EOB. :class:`DirectGetResponse` keeps the replies before the first gap.
-``wire/direct_get/reference.py`` parses a single reply, ``wire/direct_get/columns.py`` many at once.
+``wire/direct_get/parse.py`` parses a single reply, ``wire/direct_get/columns.py`` many at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from nats_stream_source.wire.direct_get.columns import ReplyColumns, read_replies
-from nats_stream_source.wire.direct_get.reference import DirectGetStatus, StoredReply, read_status
+from nats_stream_source.wire.direct_get.parse import DirectGetStatus, StoredReply, read_status
 from nats_stream_source.wire.framing.frames import Frames
 
 __all__ = ["DirectGetResponse", "DirectGetStatus", "ReplyColumns", "StoredReply"]

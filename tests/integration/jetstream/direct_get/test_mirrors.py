@@ -50,7 +50,7 @@ async def test_partial_mirror_never_responds_for_stream(
             await send_request(get.jetstream.connection, "DIRECT.GET.KV_whole", {"seq": 99})
             for _ in range(100)
         ]
-        assert {reply.page.answers[0].stream for reply in asked if reply.page} == {
+        assert {reply.page.replies[0].stream for reply in asked if reply.page} == {
             "KV_whole",
             "PART",
             "LATE",

@@ -266,6 +266,6 @@ async def test_mirror_response_does_not_prove_freshness(nats_server: NatsServer)
             await send_request(connection, "DIRECT.GET.SRC", {"last_by_subj": "SRC.a"})
             for _ in range(60)
         ]
-        assert {reply.page.answers[0].seq for reply in raw} == {3, 4}  # the mirror is behind
+        assert {reply.page.replies[0].seq for reply in raw} == {3, 4}  # the mirror is behind
         found = {(await get.last("SRC.a", min_last_seq=least)).seq for _ in range(60)}
         assert found == {least}

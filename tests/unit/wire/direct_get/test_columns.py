@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nats_stream_source.wire.ascii_integers import numbers_between
 from nats_stream_source.wire.direct_get import columns
 from nats_stream_source.wire.direct_get.columns import ReplyColumns, read_replies, texts
-from nats_stream_source.wire.direct_get.reference import Row, StoredReply, read_row, stored_reply
+from nats_stream_source.wire.direct_get.parse import Row, StoredReply, read_row, stored_reply
 from nats_stream_source.wire.framing.frames import Framer, Frames
 
 Fields = dict[str, bytes]
