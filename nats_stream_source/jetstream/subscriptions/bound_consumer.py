@@ -93,10 +93,11 @@ class BaseSubscription:
         consumer: the consumer of the subscription.
     """
 
-    consumer: BoundConsumer
-    _on_error: OnError | None
-    _draining: bool
-    _closed: bool
+    def __init__(self, consumer: BoundConsumer, on_error: OnError | None) -> None:
+        self.consumer = consumer
+        self._on_error = on_error
+        self._draining = False
+        self._closed = False
 
     @property
     def info(self) -> ConsumerInfo:

@@ -1,6 +1,6 @@
 """A pull subscription (ADR-15): messages are delivered on request (``fetch_request.py``).
 
-Delivered messages that cannot be returned because the caller was cancelled are answered with
+Delivered messages that cannot be returned because the caller was cancelled get the response
 ``-NAK``, so that they are redelivered without waiting for the consumer's ack wait.
 
 Why not nats-py's ``pull_subscribe``: its fetch treats every 409 as "no more messages", so a deleted
@@ -61,19 +61,16 @@ class PullSubscription(BaseSubscription):
         pending_bytes: int = DEFAULT_PENDING_BYTES,
     ) -> None:
         config = consumer.info.config
-        self.consumer = consumer
+        super().__init__(consumer, on_error)
         self.batch = min(500, config.get("max_batch") or 500)
         self.expires = min(30.0, (config.get("max_expires") or 30e9) / 1e9)
         self.max_bytes: int | None = min(
             pending_bytes // 2, config.get("max_bytes") or DEFAULT_PENDING_BYTES
         )
-        self._on_error = on_error
         self._pending_bytes = pending_bytes
         self._requests: set[FetchRequest] = set()
         self._iteration_request: FetchRequest | None = None
         self._rejections = 0
-        self._draining = False
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<PullSubscription {self.consumer!r} {self._state} requests={len(self._requests)}>"
@@ -216,7 +213,7 @@ class PullSubscription(BaseSubscription):
     async def unsubscribe(self) -> None:
         """Close the subscription; delete the consumer if the subscription created it.
 
-        Messages that were delivered and not returned are answered with ``-NAK``. Later calls do
+        Messages that were delivered and not returned get a ``-NAK``. Later calls do
         nothing.
 
         Raises:

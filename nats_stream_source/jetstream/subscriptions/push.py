@@ -13,15 +13,15 @@ open, and the call may be repeated. With ``on_error`` they are passed to that ca
 Errors that end the subscription (the consumer was deleted, the connection was closed) are always
 raised.
 
-Idle heartbeats and flow control are not visible to the caller. A flow-control request is answered
+Idle heartbeats and flow control are not visible to the caller. A flow-control request gets a reply
 at its position among the messages: after the messages before it were returned and the next one is
-requested. A heartbeat with ``Nats-Consumer-Stalled`` is answered in the same way. Each subject is
-answered once, until a reconnect.
+requested. A heartbeat with ``Nats-Consumer-Stalled`` gets one in the same way. Each subject is
+replied to once, until a reconnect.
 
 Why not nats-py's ``subscribe``: it creates the consumer before it subscribes, so two members of one
 durable both receive it. It does not compare an existing consumer with the requested configuration.
-It checks gaps and heartbeats only for its ordered consumer. Iterating over it does not answer flow
-control. Its pending limits drop messages. It never deletes the consumer that it created.
+It checks gaps and heartbeats only for its ordered consumer. Iterating over it does not reply to
+flow control. Its pending limits drop messages. It never deletes the consumer that it created.
 """
 
 from __future__ import annotations
@@ -88,15 +88,12 @@ class Subscription(BaseSubscription):
         *,
         on_error: OnError | None = None,
     ) -> None:
-        self.consumer = consumer
+        super().__init__(consumer, on_error)
         self._connection = consumer.jetstream.connection
         self._buffer = buffer
-        self._on_error = on_error
         self._lock = TimedLock()
         self._deferred: JsMessage | None = None
         self._reconnects = self._connection.reconnects
-        self._draining = False
-        self._closed = False
         self._failure: NatsSourceError | None = None
         self._callback_task: asyncio.Task[None] | None = None
         # The sequence of an existing consumer is unknown until the first message.

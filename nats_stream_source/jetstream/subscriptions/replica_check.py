@@ -28,7 +28,6 @@ from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
-from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
@@ -80,7 +79,7 @@ async def _replica_has_sequence(
     jetstream: JetStream, info: ConsumerInfo, min_last_seq: int
 ) -> bool:
     """Check once which server serves the consumer and whether it has the sequence."""
-    stream = StreamInfo.parse(await jetstream.call(f"STREAM.INFO.{info.stream}"))
+    stream = await jetstream.stream_info(info.stream)
     if stream.last_seq < min_last_seq:
         # Not the leader that had the sequence: a newly elected leader, or a former one that has not
         # stepped down yet.
