@@ -74,26 +74,26 @@ class NatsFormat(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""
         adapter = self._adapter(Mode.STREAMING)
-        self._validate_schema(schema)
+        self._validate_schema(schema, adapter)
         return stream_reader(adapter, self.task_counts)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
         adapter = self._adapter(Mode.BATCH)
-        self._validate_schema(schema)
+        self._validate_schema(schema, adapter)
         # Deferred imports, here and below: a process loads only what it needs.
         from nats_stream_source.spark.batch_reader import BatchReader
 
         return BatchReader(adapter)
 
-    def _validate_schema(self, schema: StructType) -> None:
+    def _validate_schema(self, schema: StructType, adapter: FormatAdapter) -> None:
         """Raise OptionError for columns that the user gave and a read does not return.
 
         Without columns of the user Spark passes those of :meth:`schema`. With other columns it
         would fail in a task, with a mismatch that does not name the call to remove.
         """
         given = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
-        columns = declared(self.name(), self.parse_options().added_columns)
+        columns = declared(self.name(), adapter.options.added_columns)
         if given and _normalised(given) != _normalised(columns):
             raise OptionError(
                 f"could not read format {self.name()!r} with the given schema: got ({given}), "
