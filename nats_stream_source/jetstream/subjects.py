@@ -151,21 +151,6 @@ def covers(wide: str, narrow: str) -> bool:
     return len(left) == len(right)
 
 
-def intersection(one: str, other: str) -> str | None:
-    """The filter for the subjects that both filters match; None if they do not overlap."""
-    left, right = one.split("."), other.split(".")
-    common: list[str] = []
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a == ">":
-            return ".".join(common + right[index:])
-        if b == ">":
-            return ".".join(common + left[index:])
-        if a != b and "*" not in (a, b):
-            return None
-        common.append(b if a == "*" else a)
-    return ".".join(common) if len(left) == len(right) else None
-
-
 def validate_subject_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a subject, or one with wildcards; InvalidNameError if not."""
     tokens = _tokens(pattern)

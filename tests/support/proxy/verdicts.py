@@ -179,12 +179,6 @@ def _sid(frame: bytes) -> str:
     return frame.split(b" ", 3)[2].decode()
 
 
-def header_number(frame: bytes, name: str) -> int:
-    """The number in the header ``name`` of a message."""
-    value = frame.split(name.encode() + b": ", 1)[1]
-    return int(value.split(b"\r\n", 1)[0])
-
-
 def each(*verdicts: Verdict) -> Verdict:
     """The first of ``verdicts`` that does not let a frame pass decides."""
 

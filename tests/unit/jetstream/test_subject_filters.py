@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.jetstream.direct_get.last_messages import _disjoint_filters
-from nats_stream_source.jetstream.subjects import covers, intersection, overlap
+from nats_stream_source.jetstream.subjects import covers, overlap
 
 _PATTERN = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3).flatmap(
     lambda tokens: st.sampled_from([".".join(tokens), ".".join([*tokens, ">"])])
@@ -50,28 +50,3 @@ def test_filters_apart_match_the_same_and_do_not_overlap(patterns: list[str], su
     # None means the whole stream.
     matched = not apart or any(covers(one, subject) for one in apart)
     assert matched or not any(covers(one, subject) for one in patterns)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        (">", "a.b", "a.b"),
-        ("a.>", "a", None),
-        ("a.>", "*.b", "a.b"),
-        ("*.b.>", "a.>", "a.b.>"),
-        ("a.*", "*.b", "a.b"),
-        ("a.*", "a.*.c", None),
-        ("a", "b", None),
-    ],
-)
-def test_intersection(one: str, other: str, both: str | None) -> None:
-    assert intersection(one, other) == both
-    assert intersection(other, one) == both
-
-
-@given(_PATTERN, _PATTERN, _SUBJECT)
-def test_intersection_matches_common_subjects(one: str, other: str, subject: str) -> None:
-    common = intersection(one, other)
-    assert (common is not None) == overlap(one, other)
-    both = covers(one, subject) and covers(other, subject)
-    assert (common is not None and covers(common, subject)) == both

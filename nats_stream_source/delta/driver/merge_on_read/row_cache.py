@@ -21,8 +21,7 @@ _MAX_BYTES = 64 << 20
 class RowCache:
     """Rows by the path of their data file."""
 
-    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._files: OrderedDict[str, pa.Table] = OrderedDict()
         self._bytes = 0
 
@@ -36,7 +35,7 @@ class RowCache:
         """Keep the rows of a file that is not kept."""
         self._files[path] = rows
         self._bytes += rows.nbytes
-        while self._bytes > self._max_bytes:
+        while self._bytes > _MAX_BYTES:
             self._bytes -= self._files.popitem(last=False)[1].nbytes
 
     def drop(self, path: str) -> None:

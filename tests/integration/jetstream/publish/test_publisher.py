@@ -29,10 +29,7 @@ from nats_stream_source.errors import (
     WrongLastSequenceError,
 )
 from nats_stream_source.jetstream.publish.pub_ack import (
-    EXPECTED_LAST_MSG_ID,
-    EXPECTED_LAST_SEQUENCE,
     EXPECTED_LAST_SUBJECT_SEQUENCE,
-    EXPECTED_STREAM,
     MSG_ID,
     PubAck,
 )
@@ -148,11 +145,12 @@ async def test_headers_that_the_server_acts_on(shared_server: NatsServer) -> Non
             await publisher.publish("act.a", headers=first)
         assert caught.value.last_seq == 1
         assert (await publisher.publish("act.b", headers=first)).seq == 2
-        assert (await publisher.publish("act.a", headers={EXPECTED_LAST_SEQUENCE: "2"})).seq == 3
+        expected = {"Nats-Expected-Last-Sequence": "2"}
+        assert (await publisher.publish("act.a", headers=expected)).seq == 3
         for wrong in (
-            {EXPECTED_STREAM: "other"},
-            {EXPECTED_LAST_SEQUENCE: "2"},
-            {EXPECTED_LAST_MSG_ID: "m1"},
+            {"Nats-Expected-Stream": "other"},
+            expected,
+            {"Nats-Expected-Last-Msg-Id": "m1"},
         ):
             with pytest.raises(PublishError):
                 await publisher.publish("act.a", headers=wrong)
