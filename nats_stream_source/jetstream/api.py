@@ -1,9 +1,9 @@
 """JetStream's request/reply API: messages of the leader, consumers.
 
-The stream leader answers ``STREAM.INFO`` and ``STREAM.MSG.GET``, so the responses have the present
-state of the stream (docs/internals/measurements.md, Servers 5). Every decision of the package uses
-them. Timestamps are strings as the server formats them (RFC 3339, nanoseconds), or integers in
-nanoseconds since 1970.
+The stream leader responds to ``STREAM.INFO`` and ``STREAM.MSG.GET``, so the responses have the
+present state of the stream (docs/internals/measurements.md, Servers 5). Every decision of the
+package uses them. Timestamps are strings as the server formats them (RFC 3339, nanoseconds), or
+integers in nanoseconds since 1970.
 
 The functions at the end help to read messages of the leader one by one: their subjects, the number
 of concurrent requests, and the conversion to deliveries.

@@ -1,10 +1,10 @@
 """Reads that depend on the stream leader's state: a lower last sequence, and read-after-write.
 
-*Lower last sequence.* A server that was cut off from its peers answers for 10 to 20 s as if it were
-still the leader, with its old state. As long as it does not hear from its replicas, the stream info
-shows that (``StreamInfo.verify_majority``). When it is connected to them again, it has heard from
-them for a moment before it learns that they elected another leader. So a lower last sequence must
-be confirmed by a second response of the same server (:func:`verify_last_seq`).
+*Lower last sequence.* A server that was cut off from its peers responds for 10 to 20 s as if it
+were still the leader, with its old state. As long as it does not hear from its replicas, the stream
+info shows that (``StreamInfo.verify_majority``). When it is connected to them again, it has heard
+from them for a moment before it learns that they elected another leader. So a lower last sequence
+must be confirmed by a second response of the same server (:func:`verify_last_seq`).
 
 *Read-after-write (ADR-53).* A read returns at least what was written. A write returns its stream
 sequence, and the reader passes it as ``min_last_seq``. According to ADR-53 each server keeps that
@@ -16,8 +16,8 @@ is recent enough:
 - the leader's message get, once the leader's last sequence has reached ``min_last_seq``
   (:func:`wait_for_last_seq`).
 
-A deposed leader may for a moment answer with its old state. Only a server that supports the field
-detects that. So the field is sent if a probe was answered with 412 (:func:`leader_message`), and
+A deposed leader may for a moment respond with its old state. Only a server that supports the field
+detects that. So the field is sent if the response to a probe is 412 (:func:`leader_message`), and
 nothing else depends on it.
 
 Deleting or purging messages through the API does not write a message. So no sequence stands for it,

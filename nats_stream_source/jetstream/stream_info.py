@@ -112,7 +112,7 @@ class StreamInfo:
     def verify_majority(self) -> None:
         """Raise RequestTimeoutError if another server may be the stream leader by now.
 
-        A leader that is cut off from its followers answers for 10 to 20 s with its old state: a
+        A leader that is cut off from its followers responds for 10 to 20 s with its old state: a
         message that it lacks may exist.
         """
         if 2 * sum(replica.recently_active for replica in self.replicas) < len(self.replicas):

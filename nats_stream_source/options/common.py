@@ -63,7 +63,7 @@ COMMON: tuple[Option, ...] = (
         "duration in seconds",
         converters.outage,
         None,
-        "Maximum time that a running query waits for servers that are away, or a stream without "
+        "Maximum time that a running query waits for unavailable servers, or a stream without "
         "a leader. At the start of a query `connectTimeout` applies. Default: "
         f"{OUTAGE_TIMEOUT:g}; 0 fails after `connectTimeout`.",
         only=Mode.STREAMING,

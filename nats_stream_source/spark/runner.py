@@ -52,12 +52,12 @@ class Runner:
     def retry_transient(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run ``work``; retry while the server is unavailable.
 
-        For at most ``connectTimeout``, or ``outageTimeout`` after :meth:`outlive_outages`.
+        For at most ``connectTimeout``, or ``outageTimeout`` after :meth:`wait_for_outages`.
         """
         return self.run(self.connection.retry_transient(work))
 
-    def outlive_outages(self, timeout: float) -> None:
-        """From now on, wait for servers that are away for at most ``timeout`` seconds.
+    def wait_for_outages(self, timeout: float) -> None:
+        """From now on, wait for unavailable servers for at most ``timeout`` seconds.
 
         Args:
             timeout: ``outageTimeout``; 0 to wait no longer than ``connectTimeout``.
@@ -69,7 +69,7 @@ class Runner:
             connection.outage = None
 
     def connect(self, outage_timeout: float, *, running: bool = False) -> None:
-        """Connect, and wait for servers that are away for at most ``outageTimeout`` from then on.
+        """Connect, and wait for unavailable servers for at most ``outageTimeout`` from then on.
 
         Until this process has been connected, ``connectTimeout`` applies instead.
 
@@ -77,10 +77,10 @@ class Runner:
             running: whether another process of the query has been connected.
         """
         waits = running or self.connection.was_connected
-        self.outlive_outages(outage_timeout if waits else 0.0)
+        self.wait_for_outages(outage_timeout if waits else 0.0)
         if not waits:
             self.retry_transient(self.connection.connection)
-            self.outlive_outages(outage_timeout)
+            self.wait_for_outages(outage_timeout)
 
     def plan(self, work: Callable[[], Awaitable[T]]) -> T:
         """:meth:`retry_transient` for a planner; removes the traceback from named errors."""

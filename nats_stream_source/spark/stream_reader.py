@@ -55,7 +55,7 @@ class StreamReader(DataSourceStreamReader):
         """Run ``call`` with the planner; retry while the server is unavailable.
 
         For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
-        wrong address is an error at once, and a running query outlives an outage.
+        wrong address is an error at once, and a running query continues after an outage.
         """
         if self._runner is None or self._planner is None:
             defer_aiohttp()
@@ -68,7 +68,7 @@ class StreamReader(DataSourceStreamReader):
         planner, runner = self._planner, self._runner
         result = runner.plan(lambda: call(planner))
         if runner.connection.outage is None:
-            runner.outlive_outages(self._adapter.options.common.outage_timeout)
+            runner.wait_for_outages(self._adapter.options.common.outage_timeout)
         return result
 
     def initialOffset(self) -> dict[str, Any]:

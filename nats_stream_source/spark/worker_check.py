@@ -115,8 +115,8 @@ def _ask(spark: SparkSession) -> WorkerPython:
     report = udf(_report(tuple(_REQUIRED)), "string", useArrow=False)
     row = spark.range(0, 1, 1, 1).select(report("id")).head()
     assert row is not None  # a range of one
-    answer: dict[str, Any] = json.loads(row[0])
-    return WorkerPython(**answer | {"missing": tuple(answer["missing"])})
+    response: dict[str, Any] = json.loads(row[0])
+    return WorkerPython(**response | {"missing": tuple(response["missing"])})
 
 
 def _report(modules: tuple[str, ...]) -> Callable[[int], str]:

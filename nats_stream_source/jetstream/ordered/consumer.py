@@ -121,11 +121,11 @@ class EphemeralConsumer:
         Raises:
             RequestTimeoutError: the stream has no leader that has ``end``, or no consumer was
                 placed on it.
-            and the errors of :meth:`JetStream.create_consumer`.
+            and the errors of :meth:`JetStream.add_consumer`.
         """
         request, connection = self._request, self.connection
         assert connection is not None
-        several = len(request.filters) > 1 and not request.ends_with_list
+        several = len(request.filters) > 1 and not request.only_initial_values
         self.merged_filter = (
             MergedFilter(request.filters) if several and needs_merged_filter(connection) else None
         )
@@ -216,7 +216,7 @@ class EphemeralConsumer:
             )
 
     async def is_alive(self) -> bool:
-        """Whether the server answers a PING; all frames sent before the PONG have then arrived."""
+        """Whether a PONG follows a PING; all frames that were sent before it have then arrived."""
         assert self.connection is not None
         return await self.connection.alive(_PONG_TIMEOUT, _MAX_PONG_TIMEOUT)
 

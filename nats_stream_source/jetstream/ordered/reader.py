@@ -1,11 +1,11 @@
-"""An ordered consumer over one range, or an unbounded one: the async shell around ``wire.cursor``.
+"""An ordered consumer over one range, or an unbounded one: asyncio around ``wire.consumer.cursor``.
 
 The subscribe workflow of an ordered consumer (ADR-15), for every range: subscribe to a new inbox,
 create an ephemeral push consumer with flow control and idle heartbeats (``consumer``), pass every
 frame to the cursor, do what it returns, delete the consumer. When the cursor abandons a consumer
-(a gap, missed heartbeats, a reconnect, …), the next one starts after the last kept row. A list
-(``last_per_subject``) starts again; rows behind a missing one are held back until it arrives, up to
-``_MAX_HELD_BYTES``.
+(a gap, missed heartbeats, a reconnect, …), the next one starts after the last kept row. Initial
+values (``last_per_subject``) start again; those behind a missing one are held back until it
+arrives, up to ``_MAX_HELD_BYTES``.
 
 Waiting. Messages and heartbeats arrive through an :class:`Inbox`. Only the time that is spent
 waiting for it is counted: while Spark requests no rows, the event loop does not run and no timeout
@@ -14,7 +14,7 @@ from a lost consumer: all frames that were sent before the PONG have arrived wit
 the silence counts as missed heartbeats.
 
 Unbounded ranges (``ENDLESS``) are the base of watches: an eager reader yields messages as they
-arrive. While the caller requests no batch, frames wait in the inbox, flow control is not answered,
+arrive. While the caller requests no batch, frames wait in the inbox, flow control gets no reply,
 and the server stops sending. Without flow control the inbox drops the excess frames, which the
 cursor detects as a gap.
 
@@ -63,7 +63,7 @@ log = field_logger(__name__)
 
 _FLOW_CONTROL_DELAY = 0.05  # seconds that a reply is delayed near the end of a range
 _MAX_UNBOUND = 2  # consumers whose deliver subject has no subscriber, after a lost one
-_MAX_HELD_BYTES = 64 << 20  # of the rows of a list behind a missing row
+_MAX_HELD_BYTES = 64 << 20  # of the initial values behind a missing one
 _BACKOFF = Backoff(0.02, 2.0)  # before a rebuild that follows rebuilds without progress
 
 _ADVICE = {
@@ -90,8 +90,8 @@ class OrderedReader:
 
     def __init__(self, connections: ReusableConnection, request: RangeRequest) -> None:
         self.request = request
-        list_through = request.target if request.last_per_subject else 0
-        self.cursor = Cursor(request.start, request.end, list_through)
+        initial_through = request.target if request.last_per_subject else 0
+        self.cursor = Cursor(request.start, request.end, initial_through)
         self._connections = connections
         self._consumer = EphemeralConsumer(connections, request)
         self._batcher = FrameBatcher(request.batch_rows, request.batch_bytes)
@@ -116,7 +116,7 @@ class OrderedReader:
             MinLastSequenceError: the replica made no progress for ``request.catch_up_timeout``
             seconds. DataLossError: the stream was re-created or rolled back. ConnectError: not
             connected. ConsumerLimitError, StreamNotFoundError and the other
-                errors of :meth:`JetStream.create_consumer`.
+                errors of :meth:`JetStream.add_consumer`.
         """
         cursor, request = self.cursor, self.request
         announced = not request.eager
@@ -280,7 +280,7 @@ class OrderedReader:
     def _keep(
         self, frames: Frames, stream_seq: NDArray[np.int64], rows: NDArray[np.bool_] | None
     ) -> None:
-        """Pass kept rows on; hold back those of a list behind a missing row."""
+        """Pass kept rows on; hold back initial values behind a missing one."""
         if rows is not None and not rows.all():
             frames, stream_seq = frames.select(rows), stream_seq[rows]
         if self._consumer.merged_filter is not None:
@@ -292,7 +292,7 @@ class OrderedReader:
             added = len(frames)
             self._held.add(frames, stream_seq)
             frames = self._held.release(position)
-            if added and self._held.nbytes > _MAX_HELD_BYTES and self.cursor.listing:
+            if added and self._held.nbytes > _MAX_HELD_BYTES and self.cursor.reads_initial_values:
                 self._abandon_consumer(Rebuild.GAP, "too many rows follow a missing row")
         if len(frames):
             self._batcher.add(frames)
@@ -314,7 +314,7 @@ class OrderedReader:
         reply = frames.reply(index).decode("utf-8", "surrogateescape")
         consumer_status = ConsumerStatus.from_headers(headers, reply)
         if consumer_status.reply is not None:
-            await self._answer_flow_control(self.cursor.flow_control(consumer_status.reply))
+            await self._reply_to_flow_control(self.cursor.flow_control(consumer_status.reply))
             return
         last_consumer, last_stream = consumer_status.last_consumer, consumer_status.last_stream
         if last_consumer is None or last_stream is None:
@@ -322,9 +322,9 @@ class OrderedReader:
             return
         self._stalled = consumer_status.stalled is not None
         step = self.cursor.heartbeat(last_consumer, last_stream, consumer_status.stalled)
-        await self._answer_flow_control(step)
+        await self._reply_to_flow_control(step)
 
-    async def _answer_flow_control(self, step: CursorAction) -> None:
+    async def _reply_to_flow_control(self, step: CursorAction) -> None:
         connection = self._consumer.connection
         if step.reply is None or connection is None:
             return
@@ -337,7 +337,7 @@ class OrderedReader:
                 f"could not answer flow control: reply subject {step.reply!r} is not valid UTF-8"
             ) from None
         # Two turns of the event loop, in which the flusher of nats-py writes. If Spark pauses the
-        # reader now, no loop runs, and an answer that remains in a buffer would stall the server.
+        # reader now, no loop runs, and a reply that remains in a buffer would stall the server.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -350,7 +350,7 @@ class OrderedReader:
         loop = asyncio.get_running_loop()
         if self.cursor.defers_reply:
             if not await inbox.wait(_FLOW_CONTROL_DELAY):
-                await self._answer_flow_control(self.cursor.idle())
+                await self._reply_to_flow_control(self.cursor.idle())
             return
         started = loop.time()
         silent = not await inbox.wait(3 * self.request.heartbeat)
@@ -363,15 +363,15 @@ class OrderedReader:
 
     async def _verify_consumer(self, inbox: Inbox, silent: bool) -> None:
         """Send a PING: with its PONG, all frames that the server sent before have arrived."""
-        answered = self.cursor.unconfirmed_reply
+        reply = self.cursor.unconfirmed_reply
         if not await self._consumer.is_alive():
             self.cursor.lost(Rebuild.RECONNECTED)
             await self._consumer.drop_connection()
             return
         received = inbox.take()
         await self._process(received)
-        if answered is not None:
-            self.cursor.confirmed(answered)
+        if reply is not None:
+            self.cursor.confirmed(reply)
         if silent and not received:
             self.cursor.lost(Rebuild.MISSED_HEARTBEAT)
 

@@ -70,8 +70,8 @@ class RangeRequest:
         return self.start if self.end == ENDLESS else self.end
 
     @property
-    def ends_with_list(self) -> bool:
-        """Whether the range consists only of the list of last messages."""
+    def only_initial_values(self) -> bool:
+        """Whether the range consists only of the last messages of its subjects."""
         return self.last_per_subject and self.end != ENDLESS
 
 
@@ -86,12 +86,12 @@ def consumer_config(
     """The configuration of one consumer for ``request``.
 
     Args:
-        position: the last stream sequence that was kept; the delivery starts after it. A
-            ``last_per_subject`` list starts from the first subject again: if it started at a
-            sequence, the rest of the list would be delivered with its full history.
+        position: the last stream sequence that was kept; the delivery starts after it. Initial
+            values (``last_per_subject``) start from the first subject again: if they started at a
+            sequence, the rest of them would be delivered with their full history.
         seen_through: the last sequence that the server has processed. Once it is at
-        ``min_last_seq``, the
-            list is complete, and the later messages are delivered from ``position`` on.
+            ``min_last_seq``, the initial values are complete, and the later messages are delivered
+            from ``position`` on.
         deliver_subject: the inbox.
         flow_control: off where flow-control replies do not arrive at the server.
     """
@@ -104,8 +104,8 @@ def consumer_config(
         "idle_heartbeat": round(request.heartbeat * 1e9),
         "inactive_threshold": _INACTIVE_THRESHOLD,
     }
-    list_complete = request.min_last_seq is not None and seen_through >= request.min_last_seq
-    if request.last_per_subject and not list_complete:
+    initial_complete = request.min_last_seq is not None and seen_through >= request.min_last_seq
+    if request.last_per_subject and not initial_complete:
         config["deliver_policy"] = "last_per_subject"
     else:
         config["deliver_policy"] = "by_start_sequence"

@@ -3,7 +3,7 @@
 Frames stay in a tapped inbox until the caller requests the next item. Only then they become
 objects. So a status that the server sends between messages (heartbeat, flow control) is handled
 after the messages before it were delivered to the caller, as ADR-15 requires. While the caller
-pauses, flow control is not answered, and the server stops sending. Without flow control the inbox
+pauses, flow control gets no reply, and the server stops sending. Without flow control the inbox
 holds at most ``max_pending_bytes`` and drops later messages, which is an error here. nats-py's
 pending limits drop messages without an error
 (docs/internals/measurements.md, Servers 7).

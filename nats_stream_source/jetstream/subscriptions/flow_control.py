@@ -3,7 +3,7 @@
 The server stops delivering until it receives the reply to its flow-control request. It repeats the
 subject of a missing reply as ``Nats-Consumer-Stalled`` in its idle heartbeats. A reply can be lost
 on its way (a route, a leaf node, a gateway), so each heartbeat that still reports the consumer as
-stalled after a reply is answered again. Several of them in a row show that replies do not reach the
+stalled after a reply gets another one. Several of them in a row show that replies do not reach the
 server at all.
 """
 

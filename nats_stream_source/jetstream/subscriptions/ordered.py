@@ -76,7 +76,7 @@ async def build_range_request(
     reach = min_last_seq
     if policy == "last_per_subject":
         filters = filters or (">",)  # servers require a filter for this policy (10094)
-        # The end of the list of last messages. A consumer that is re-created after it must also
+        # The end of the initial values. A consumer that is re-created after it must also
         # deliver messages that are no longer the last of their subject.
         reach = max(info.last_seq, min_last_seq or 0)
     return RangeRequest(

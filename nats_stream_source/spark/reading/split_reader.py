@@ -55,7 +55,7 @@ def read_splits(
     """Yield the rows of splits, one after the other, in the order of their sequences.
 
     Args:
-        outage_timeout: seconds to wait for servers that are away. Until this process has been
+        outage_timeout: seconds to wait for unavailable servers. Until this process has been
             connected, ``connect_timeout`` applies instead, unless the query is ``running``.
 
     Raises:

@@ -11,15 +11,15 @@ state       input                                                  to       acti
 ==========  =====================================================  =======  ========================
 IDLE        created()                                              READING
 READING     deliver: consumer_seq is not the next one              IDLE     rebuild (GAP)
-READING     the same, while a list is incomplete                   READING  keep the rows behind it
-READING     a list ends, and rows of it are missing                IDLE     rebuild (GAP)
-READING     deliver: stream_seq does not grow, outside a list      READING  fail (ProtocolError)
+READING     the same, while initial values are missing             READING  keep the rows behind it
+READING     initial values end, and some are missing               IDLE     rebuild (GAP)
+READING     deliver: stream_seq not higher after initial values    READING  fail (ProtocolError)
 READING     deliver: stream_seq <= position                        READING  skip the row
 READING     deliver: position < stream_seq <= end                  READING  keep the row
 READING     deliver: stream_seq >= end                             DONE     keep it if it is end
 READING     heartbeat: last_consumer is not the cursor's           IDLE     rebuild (GAP)
 READING     heartbeat: last_stream >= end                          DONE     finish
-READING     heartbeats: at the limit, the list is incomplete       IDLE     rebuild (STALE_LIST)
+READING     heartbeats: at the limit, initial values are missing   IDLE     rebuild (STALE_LIST)
 READING     heartbeat: stalled, without a reply so far             READING  reply to flow control
 READING     heartbeat: stalled although the reply arrived          IDLE     rebuild (STALLED)
 READING     flow control                                           READING  reply
@@ -30,17 +30,19 @@ IDLE, DONE  a frame of an earlier consumer                         same     igno
 ==========  =====================================================  =======  ========================
 
 Why the cursor skips a row at or below ``position`` instead of failing: a rebuilt
-``last_per_subject`` consumer starts its list again. After its list it may deliver again messages
-that were written while the list was made. And nats-server 2.10 moves a start position beyond its
-last sequence back to that sequence. The sequences of other consumers always grow, also from one
-call of :meth:`Cursor.deliver` to the next. A sequence that does not grow may belong to another
-message than it states, and the message that it replaced would be taken for deleted.
+``last_per_subject`` consumer starts its initial values again. After them it may deliver again
+messages that were written while the server looked for them. And nats-server 2.10 moves a start
+position beyond its last sequence back to that sequence. The sequences of other consumers always
+grow, also from one call of :meth:`Cursor.deliver` to the next. A sequence that does not grow may
+belong to another message than it states, and the message that it replaced would be taken for
+deleted.
 
-Why a gap does not end a list (``last_per_subject``): the next consumer starts the list again. At a
-loss of one frame in a hundred, no consumer would get through a list of some thousand subjects. So
-the rows behind a gap are kept, the next consumer adds the missing ones, and the list is complete
-when all of it is covered (``list_coverage``). The rows keep their order: ``position`` is the last
-row before the first one that is missing, and the reader holds back the rows behind it.
+Why a gap does not end initial values (``last_per_subject``): the next consumer starts them again.
+At a loss of one frame in a hundred, no consumer would get through those of some thousand subjects.
+So the rows behind a gap are kept, the next consumer adds the missing ones, and the initial values
+are complete when all of them are covered (``wire.consumer.last_per_subject``). The rows keep their
+order: ``position`` is the last row before the first one that is missing, and the reader holds back
+the rows behind it.
 
 Why the reply to flow control may be deferred: messages beyond ``end`` waste bandwidth, and each
 reply lets the server send up to twice as much. The server requests a reply when half of its window
@@ -48,11 +50,12 @@ is delivered. So when no more sequences remain than were received since its last
 in transit already. Where this estimate is wrong (the last values are the large ones), no more
 messages arrive, and the reader sends the reply after a short wait.
 
-Why heartbeats may end a list (``last_per_subject``): the server makes the list when the consumer is
-created. At a message that was superseded or purged since, the server waits, and its next heartbeat
-moves it past that one message. A new list has no such messages, but starts with all that were
-delivered before. A replica that lags looks the same once its list is complete. So a list is given
-four heartbeats without a delivery, and each further list twice as many.
+Why heartbeats may end initial values (``last_per_subject``): the server lists their sequences when
+the consumer is created. At a message that was superseded or purged since, the server waits, and its
+next heartbeat moves it past that one message. The next consumer does not have such messages, but
+starts with all that were delivered before. A replica that lags looks the same once its initial
+values are complete. So a consumer has four heartbeats without a delivery, and each further consumer
+twice as many.
 
 Why ``last_stream >= end`` with the cursor's ``last_consumer`` is an end and ``pending == 0`` is
 not: the first means that this replica has scanned all sequences up to ``end`` and that all matching
@@ -108,28 +111,29 @@ class CursorAction:
 
 
 _NO_ACTION = CursorAction()
-_LIST_HEARTBEATS = 4
+_MAX_IDLE_HEARTBEATS = 4
 
 
 class Cursor:
     """One ordered consumer over ``(start, end]``.
 
     Args:
-        list_through: each consumer starts with a list of the last message of each subject; the list
-            is complete when the server has scanned this sequence. 0 for consumers without a list.
+        initial_through: each consumer starts with the last message of each subject; these initial
+            values are complete when the server has scanned this sequence. 0 for consumers without
+            initial values.
 
     Attributes:
         position: the stream sequence up to which all rows were kept; a rebuild resumes after it.
         consumer_seq: the last consumer sequence of the current consumer.
         seen_through: the last stream sequence that the server has reported as scanned, and before
-            which no row of a list is missing.
+            which no initial value is missing.
         kept: the number of rows kept.
         rebuilds: the reasons of all rebuilds, in order.
-        failed_rebuilds: rebuilds since the last progress: a higher ``seen_through``, more rows of a
-            list, or a heartbeat of a consumer that has nothing more to deliver.
+        failed_rebuilds: rebuilds since the last progress: a higher ``seen_through``, more initial
+            values, or a heartbeat of a consumer that has nothing more to deliver.
     """
 
-    def __init__(self, start: int, end: int, list_through: int = 0) -> None:
+    def __init__(self, start: int, end: int, initial_through: int = 0) -> None:
         if not 0 <= start <= end:
             raise ValueError(f"not a range: ({start}, {end}]")
         self.start = start
@@ -145,11 +149,11 @@ class Cursor:
         self._reply_confirmed = False
         self._deferred_reply: str | None = None
         self._window_start = start
-        self._list_through = list_through
+        self._initial_through = initial_through
         self._coverage = Coverage(start)
         self._run_start = start  # no row is missing between it and the last delivery
         self._idle_heartbeats = 0  # of the current consumer, without a delivery
-        self._heartbeat_limit = _LIST_HEARTBEATS  # rebuild at so many while a list is incomplete
+        self._heartbeat_limit = _MAX_IDLE_HEARTBEATS  # while initial values are missing
 
     def __repr__(self) -> str:
         return (
@@ -163,9 +167,9 @@ class Cursor:
         return self.state is State.DONE
 
     @property
-    def listing(self) -> bool:
-        """Whether a list is incomplete."""
-        return self._coverage.prefix < self._list_through
+    def reads_initial_values(self) -> bool:
+        """Whether the initial values are incomplete."""
+        return self._coverage.prefix < self._initial_through
 
     def created(self) -> None:
         """A new consumer was created and delivers the messages after ``position``."""
@@ -191,7 +195,7 @@ class Cursor:
 
         Args:
             consumer_seq, stream_seq: the numbers of their ACK subjects, n each. Where the sequences
-                of a list do not grow, or consumer sequences are missing or repeated in it, the
+                of initial values do not grow, or consumer sequences are missing or repeated, the
                 reader makes another call.
             in_sequence: the consumer sequences are known to be consecutive and the stream sequences
                 to grow (``Frames.in_sequence``).
@@ -201,8 +205,8 @@ class Cursor:
         """
         if self.state is not State.READING or not len(consumer_seq):
             return _NO_ACTION
-        if self.listing:
-            return self._deliver_list(consumer_seq, stream_seq)
+        if self.reads_initial_values:
+            return self._deliver_initial_values(consumer_seq, stream_seq)
         if consumer_seq[0] != self.consumer_seq + 1:
             self.lost(Rebuild.GAP)
             return _NO_ACTION
@@ -211,7 +215,7 @@ class Cursor:
             gaps = np.flatnonzero(consumer_seq[1:] - consumer_seq[:-1] != 1)
             contiguous = int(gaps[0]) + 1 if len(gaps) else contiguous
         stream_seq = stream_seq[:contiguous]
-        previous = 0 if self._list_through else self._delivered
+        previous = 0 if self._initial_through else self._delivered
         self._verify_growth(previous, stream_seq[:1] if in_sequence else stream_seq)
         self._delivered = last = int(stream_seq[-1])
         first = int(np.searchsorted(stream_seq, self.position, side="right"))
@@ -227,10 +231,10 @@ class Cursor:
             self.lost(Rebuild.GAP)
         return CursorAction(first, max(first, stop))
 
-    def _deliver_list(
+    def _deliver_initial_values(
         self, consumer_seq: NDArray[np.int64], stream_seq: NDArray[np.int64]
     ) -> CursorAction:
-        """Receive consecutive messages of a list, of which earlier ones may be missing."""
+        """Receive consecutive initial values, of which earlier ones may be missing."""
         repeated = int(np.searchsorted(consumer_seq, self.consumer_seq, side="right"))
         if repeated == len(consumer_seq):
             return _NO_ACTION
@@ -246,14 +250,14 @@ class Cursor:
         self.kept += int(np.count_nonzero(rows))
         row = int(stream_seq[stop - 1]) if stop else self._run_start
         self._advance(last, row)
-        self._end_list(last)
+        self._end_initial_values(last)
         return CursorAction(0, stop, rows=rows)
 
-    def _end_list(self, scanned: int) -> None:
-        """The current consumer has scanned a part of the list: end it where it has no more rows."""
+    def _end_initial_values(self, scanned: int) -> None:
+        """End the consumer, which has scanned up to ``scanned``, where its initial values end."""
         if self._coverage.prefix >= self.end:
             self.state = State.DONE
-        elif self.listing and scanned >= min(self.end, self._list_through):
+        elif self.reads_initial_values and scanned >= min(self.end, self._initial_through):
             self.lost(Rebuild.GAP)
 
     @staticmethod
@@ -273,10 +277,10 @@ class Cursor:
         if last_consumer != self.consumer_seq:
             self.lost(Rebuild.GAP)
             return _NO_ACTION
-        listing = self.listing
+        reads_initial_values = self.reads_initial_values
         self._advance(last_stream)
-        if listing:
-            self._end_list(last_stream)
+        if reads_initial_values:
+            self._end_initial_values(last_stream)
         elif last_stream >= self.end:
             self.state = State.DONE
         if self.state is not State.READING:
@@ -285,7 +289,8 @@ class Cursor:
             # The consumer works and has nothing to deliver.
             self.failed_rebuilds = 0
             self._idle_heartbeats += 1
-            if last_stream < self._list_through and self._idle_heartbeats >= self._heartbeat_limit:
+            at_limit = self._idle_heartbeats >= self._heartbeat_limit
+            if at_limit and last_stream < self._initial_through:
                 self._heartbeat_limit *= 2
                 self.lost(Rebuild.STALE_LIST)
             return _NO_ACTION
@@ -339,8 +344,8 @@ class Cursor:
         self.failed_rebuilds += 1
 
     def _advance(self, stream_seq: int, row: int = 0) -> None:
-        """The server has scanned up to ``stream_seq``; in a list ``row`` is the last row."""
-        if self.listing:
+        """The server has scanned up to ``stream_seq``; ``row`` is the last initial value."""
+        if self.reads_initial_values:
             progress = self._coverage.add(self._run_start, stream_seq, row)
             self.position = max(self.position, min(self._coverage.last_row, self.end))
             self.seen_through = max(self.seen_through, self._coverage.prefix)

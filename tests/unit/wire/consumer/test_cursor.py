@@ -101,8 +101,8 @@ def test_heartbeat_before_first_message_ends_empty_range() -> None:
 
 
 def listing(end: int = 20) -> Cursor:
-    """A consumer whose list is over at 20; it has brought two of it."""
-    made = Cursor(10, end, list_through=20)
+    """A consumer with initial values up to 20, of which it delivered two."""
+    made = Cursor(10, end, initial_through=20)
     made.created()
     deliver(made, (1, 11), (2, 12))
     return made
@@ -124,8 +124,8 @@ def test_initial_values_without_messages_are_requested_again() -> None:
 
 
 def test_message_removed_is_counted() -> None:
-    """Between two of them something came; the list is not complete by it."""
-    target = Cursor(0, 1000, list_through=1000)
+    """A delivery between two of them does not complete the initial values."""
+    target = Cursor(0, 1000, initial_through=1000)
     target.created()
     for i in range(1, 5):
         assert target.state is State.READING

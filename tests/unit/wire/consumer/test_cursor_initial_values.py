@@ -1,4 +1,4 @@
-"""The cursor over a list: rows behind a gap are kept; whatever is lost, the list is complete."""
+"""The cursor over initial values: rows behind a gap are kept, and all arrive in spite of losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def deliver(target: Cursor, *pairs: tuple[int, int]) -> list[int]:
 
 
 def listing(end: int = 100) -> Cursor:
-    target = Cursor(0, end, list_through=100)
+    target = Cursor(0, end, initial_through=100)
     target.created()
     return target
 
@@ -68,17 +68,17 @@ def test_endless_reader_continues_after_initial_values() -> None:
     target = listing(end=ENDLESS)
     deliver(target, (1, 10), (3, 30))
     target.heartbeat(3, 110, None)
-    assert (target.state, target.seen_through) == (State.IDLE, 10), "the list is incomplete"
+    assert (target.state, target.seen_through) == (State.IDLE, 10), "initial values are missing"
     target.created()
     assert deliver(target, (1, 10), (2, 20), (3, 30), (4, 120)) == [20, 120]
     assert (target.state, target.position, target.seen_through) == (State.READING, 120, 120)
     assert deliver(target, (6, 140)) == []
-    assert target.rebuilds == [Rebuild.GAP, Rebuild.GAP], "after the list, a gap ends the consumer"
+    assert target.rebuilds == [Rebuild.GAP, Rebuild.GAP], "then a gap ends the consumer"
 
 
 def test_row_is_progress() -> None:
     """A loss that stops every consumer at another row does not add up to a failure."""
-    target = Cursor(0, 1000, list_through=1000)
+    target = Cursor(0, 1000, initial_through=1000)
     seqs = list(range(1, 1001))
     for lost in range(1, 30):
         target.created()
@@ -128,15 +128,15 @@ def test_coverage_is_that_of_a_set(ranges: list[tuple[int, int]]) -> None:
     superseded=st.lists(st.integers(0, 40), max_size=5),
     data=st.data(),
 )
-def test_whatever_is_lost_the_list_is_complete(
+def test_initial_values_are_complete_in_spite_of_losses(
     seqs: list[int], end: int, faults: list[str], superseded: list[int], data: st.DataObject
 ) -> None:
-    """A model server makes a list for each consumer; its frames are lost, doubled and late.
+    """A model server has initial values for each consumer; its frames are lost, doubled and late.
 
     Between two consumers a subject may get a newer message, beyond the end: its row is not in the
-    next list any more.
+    next initial values any more.
     """
-    target = Cursor(0, end, list_through=end)
+    target = Cursor(0, end, initial_through=end)
     stored, gone = list(seqs), set[int]()
     kept: list[int] = []
     to_supersede = [stored[i] for i in superseded if i < len(stored)]
