@@ -44,7 +44,7 @@ def section(printed: str, number: int) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
-def test_goes_on_after_a_stop(run: tuple[str, Path]) -> None:
+def test_query_continues_after_stop(run: tuple[str, Path]) -> None:
     assert section(run[0], 1) == [
         "batch 0: revision 1 PUT pump on",
         "batch 0: revision 2 PUT fan off",
@@ -61,12 +61,12 @@ def test_shows_every_file(run: tuple[str, Path]) -> None:
     assert shown == ["commits/0", "commits/1", "metadata", "offsets/0", "offsets/1"]
 
 
-def test_replays_from_a_sequence(run: tuple[str, Path]) -> None:
+def test_query_replays_from_sequence(run: tuple[str, Path]) -> None:
     revisions = [int(line.split()[3]) for line in section(run[0], 4)]
     assert revisions == [2, 3, 4, 5]
 
 
-def test_reads_the_lag(run: tuple[str, Path]) -> None:
+def test_query_reports_lag(run: tuple[str, Path]) -> None:
     behind = [line for line in section(run[0], 5) if line.endswith("behind")]
     assert [re.sub(r", [\d.]+ s", "", line) for line in behind] == [
         "batch 0: 3 rows behind",

@@ -55,7 +55,7 @@ def test_generated_parts_are_as_generated() -> None:
 
 
 @each_document
-def test_modules_named_by_a_page_exist(path: Path) -> None:
+def test_modules_named_by_page_exist(path: Path) -> None:
     folders = "|".join(folder.name for folder in PACKAGE.iterdir() if folder.is_dir())
     named = set(re.findall(rf"[`>]((?:{folders})/[\w/]*(?:\.pyx?|/))[`\"]", path.read_text()))
     # `docs/internals/` writes paths below the package; other pages may name the same folders.
@@ -79,7 +79,7 @@ def test_paths_of_contributing_exist() -> None:
 
 
 @each_document
-def test_tests_and_benchmarks_named_by_a_page_exist(path: Path) -> None:
+def test_tests_and_benchmarks_named_by_page_exist(path: Path) -> None:
     named = set(re.findall(r"`((?:tests|benchmarks)/[\w/]*(?:\.py|/))`", path.read_text()))
     assert not [name for name in named if not (ROOT / name).exists()]
 

@@ -49,7 +49,7 @@ def test_example_runs(
 
 
 @own_session
-def test_example_runs_as_a_program(tmp_path: Path) -> None:
+def test_example_runs_as_program(tmp_path: Path) -> None:
     run(["-m", "examples.copy_bucket"], tmp_path)
 
 

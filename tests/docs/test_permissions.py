@@ -222,7 +222,7 @@ def test_batch_permissions_suffice(
     assert not violations(server, "nats_kv")
 
 
-def test_consumers_are_named_as_asked_for(server: NatsServer) -> None:
+def test_consumers_have_prefix_of_option(server: NatsServer) -> None:
     given = {**options(server, "nats_stream"), "stream": "ORDERS", "consumerPrefix": "ours"}
     reader = NatsStreamDataSource(given).reader(StructType())
     (split,) = reader.partitions()

@@ -83,7 +83,7 @@ def test_anchors_of_links_exist(page: Path) -> None:
         ("index.md", "![a](../a.svg)", "![a](../a.svg)"),
     ],
 )
-def test_links_out_of_the_site(page: str, link: str, expected: str) -> None:
+def test_links_out_of_site(page: str, link: str, expected: str) -> None:
     assert outside(link, page, REPOSITORY) == expected
     without = "a" if expected.startswith(f"[a]({REPOSITORY}") else expected
     assert outside(link, page, "") == without
@@ -113,7 +113,7 @@ def test_errors_are_in_reference_with_numbers() -> None:
     assert "`MinLastSequenceError` | 412 | 10180 |" in table
 
 
-def test_public_functions_that_share_a_name_with_a_module_are_shown() -> None:
+def test_public_functions_that_share_name_with_module_are_shown() -> None:
     assert "::: nats_stream_source.delta.merge.merge\n" in public_names()
     assert "::: nats_stream_source.jetstream.KeyValue\n" in public_names()
 
@@ -124,7 +124,7 @@ def test_diagrams_have_pictures_in_both_colours() -> None:
     assert drawn == names, "run `python -m docs.diagrams`"
 
 
-def test_copies_of_a_picture_have_the_colours_of_one_page() -> None:
+def test_copies_of_picture_have_colours_of_one_page() -> None:
     style = ".a { fill: red } @media (prefers-color-scheme: dark) { .a { fill: blue } } .b { x: 1 }"
     assert copies(f"<style>{style}</style>") == {
         "light": "<style>.a { fill: red }  .b { x: 1 }</style>",

@@ -54,7 +54,7 @@ def pages() -> list[str]:
     ]
 
 
-async def test_pages_are_complete_without_another_host_and_fit_a_phone(
+async def test_pages_are_complete_without_another_host_and_fit_phone(
     site: str, browser: Browser
 ) -> None:
     await browser.look(width=_PHONE)
@@ -77,7 +77,7 @@ async def test_pages_are_complete_without_another_host_and_fit_a_phone(
     assert diagrams == len(wanted())
 
 
-async def test_pictures_follow_the_colours_of_the_page(site: str, browser: Browser) -> None:
+async def test_pictures_follow_colours_of_page(site: str, browser: Browser) -> None:
     shown_colours = f"{_PICTURES}.map(image => image.src.split('#')[1])"
     shown = {}
     for dark in (False, True):

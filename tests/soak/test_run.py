@@ -15,7 +15,7 @@ from tests.support.oracle.row_oracle import compare_all
 # The schedule
 
 
-def test_seed_determines_the_schedule() -> None:
+def test_seed_determines_schedule() -> None:
     assert schedule(7, 1800) == schedule(7, 1800)
     assert schedule(7, 1800) != schedule(8, 1800)
 
@@ -37,7 +37,7 @@ def test_wrong_rows_of_sites_are_found(rows: Rows, kind: str) -> None:
     assert compare(rows, PRESENT, SENT).counts == {kind: 1}
 
 
-def test_rows_of_a_deleted_site_may_be_missing() -> None:
+def test_rows_of_deleted_site_may_be_missing() -> None:
     assert not compare(PRESENT, PRESENT, SENT).counts
     assert not compare({**PRESENT, "site-4": [(1, "k5")]}, PRESENT, SENT).counts
 

@@ -19,7 +19,7 @@ def imported(code: str) -> set[str]:
     return set(line.split()[1:])
 
 
-def test_finding_the_source_and_its_columns_needs_little() -> None:
+def test_source_and_its_columns_need_few_imports() -> None:
     code = (
         "from pyspark_nats_kv import DefaultSource\n"
         "options = {'servers': 'nats://127.0.0.1', 'bucket': 'b'}\n"

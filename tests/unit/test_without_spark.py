@@ -60,7 +60,7 @@ import nats_stream_source.delta
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: broken"
 
 
-def test_missing_package_is_an_import_error() -> None:
+def test_missing_package_is_import_error() -> None:
     code = """
 try:
     import nats_stream_source.delta

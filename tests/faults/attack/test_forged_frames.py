@@ -181,7 +181,7 @@ def test_heartbeats(proxy: Proxy, name: str, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", [b"Nats-Last-Consumer", b"Nats-Last-Stream"])
-def test_heartbeats_without_a_number(proxy: Proxy, name: bytes) -> None:
+def test_heartbeats_without_number(proxy: Proxy, name: bytes) -> None:
     """They say nothing: not that there was nothing to deliver."""
     lies = 0
 

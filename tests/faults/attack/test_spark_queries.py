@@ -134,7 +134,7 @@ def test_header_bombs(spark: SparkSession, proxy: Proxy, tmp_path: Path, name: s
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", READS)
-def test_header_bombs_in_a_batch(spark: SparkSession, proxy: Proxy, name: str) -> None:
+def test_header_bombs_in_batch(spark: SparkSession, proxy: Proxy, name: str) -> None:
     kind, options = READS[name]
     rows = load(spark, proxy.url, kind, stream=False, **options)
     assert rows.count() == ROWS

@@ -42,7 +42,7 @@ def long_deadline_options(recorded: RecordedStream, what: str) -> dict[str, str]
 
 @pytest.mark.parametrize("fault", _FAULTS)
 @pytest.mark.parametrize("what", BATCHES)
-def test_between_planning_and_reading(cluster: Cluster, what: str, fault: str) -> None:
+def test_leader_loss_between_planning_and_reading(cluster: Cluster, what: str, fault: str) -> None:
     recorded = create_replicated(cluster, recorded_kind(what), COUNT // 3)
     with contextlib.closing(LeaderLoss(cluster, recorded.stream, fault)) as goes:
         rows = read_sorted(goes.outside.url, long_deadline_options(recorded, what), goes)

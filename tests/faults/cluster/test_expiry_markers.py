@@ -88,7 +88,9 @@ def lose_writes(
 
 
 @pytest.mark.parametrize("kind", ["kv", "kv current"])
-def test_acknowledged_and_removed_by_a_marker(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_message_acknowledged_and_removed_by_marker(
+    watched_cluster: WatchedCluster, kind: str
+) -> None:
     """The marker becomes a row, such a write does not: a table equals the bucket."""
     keys = [f"ttl{number}" for number in range(KEYS)]
     for _ in range(_MOST_ATTEMPTS):

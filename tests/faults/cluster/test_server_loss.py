@@ -246,7 +246,7 @@ def leads(server: NatsServer, stream: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_majority_lost_for_a_while(cluster: Cluster, kind: str) -> None:
+def test_majority_lost_temporarily(cluster: Cluster, kind: str) -> None:
     """Two of three are stopped: nothing can be decided. When one is back, all goes on.
 
     A leader that has not noticed yet still answers; so they are stopped until it has, and the query

@@ -99,7 +99,7 @@ def expect(
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_crash_in_a_commit_leaves_the_old_or_the_new_version(
+def test_crash_in_commit_leaves_old_or_new_version(
     path: Path, table: InProcessTable, step: str, restart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with crash_at(step, monkeypatch):
@@ -121,7 +121,7 @@ def store() -> Iterator[ObjectStore]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_crash_in_a_commit_to_an_object_store(
+def test_crash_in_commit_to_object_store(
     store: ObjectStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the log's entry is put by a conditional request, in place of a link of a file."""
@@ -138,7 +138,7 @@ def test_crash_in_a_commit_to_an_object_store(
     assert index_of(table.state) == index_of(rebuilt(uri, options))
 
 
-def test_two_writers_take_one_version_of_a_table_in_an_object_store(store: ObjectStore) -> None:
+def test_two_writers_take_one_version_of_table_in_object_store(store: ObjectStore) -> None:
     """Both know the same version: the second one's put is refused, and it merges again."""
     uri, options = f"s3://{BUCKET}/{uuid.uuid4()}", dict(store.storage_options)
     first, second = (InProcessTable(uri, storage_options=options) for _ in range(2))
@@ -155,7 +155,7 @@ def test_two_writers_take_one_version_of_a_table_in_an_object_store(store: Objec
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_crash_in_a_compaction_changes_no_row(
+def test_crash_in_compaction_changes_no_row(
     path: Path, table: InProcessTable, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.merge(*SECOND)
@@ -184,7 +184,7 @@ def test_crash_in_a_compaction_changes_no_row(
     [(TableObjects, "reader"), (IndexedTable, "refresh")],
     ids=["read", "commit"],
 )
-def test_rows_replaced_during_a_compaction_stay_replaced(
+def test_rows_replaced_during_compaction_stay_replaced(
     path: Path,
     table: InProcessTable,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,7 +209,7 @@ def test_rows_replaced_during_a_compaction_stay_replaced(
     assert index_of(table.state) == index_of(rebuilt(path))
 
 
-def test_full_disk_fails_the_merge_and_leaves_the_table(path: Path, table: InProcessTable) -> None:
+def test_full_disk_fails_merge_and_leaves_table(path: Path, table: InProcessTable) -> None:
     """A limit of the size of files makes the operating system refuse the write."""
     large = put("k1", 20, value=bytes(1 << 20))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -250,14 +250,14 @@ def test_damaged_file_is_named_and_nothing_is_written(
 
 
 @pytest.mark.usefixtures("table")
-def test_limit_of_the_index_refuses_the_table(path: Path) -> None:
+def test_limit_of_index_refuses_table(path: Path) -> None:
     limited = InProcessTable(path, limits=AutoLimits(index_bytes=100))
     with pytest.raises(EngineRefusedError, match="index_bytes is 448, limit 100"):
         limited.merge(*SECOND)
     expect(path, FIRST)
 
 
-def test_table_with_two_rows_of_a_key_is_refused(path: Path, table: InProcessTable) -> None:
+def test_table_with_two_rows_of_key_is_refused(path: Path, table: InProcessTable) -> None:
     write_deltalake(path, arrow([put("k3", 50)]), mode="append")
     for state in (table, InProcessTable(path)):
         with pytest.raises(ConfigurationError, match=r"several rows with bucket='fleet', key='k3'"):
@@ -265,7 +265,7 @@ def test_table_with_two_rows_of_a_key_is_refused(path: Path, table: InProcessTab
     assert DeltaTable(path).version() == 2
 
 
-def test_property_switched_off_is_an_error_if_vectors_are_required(
+def test_property_switched_off_is_error_if_vectors_are_required(
     path: Path, table: InProcessTable
 ) -> None:
     table.merge(*SECOND)

@@ -143,7 +143,7 @@ class _Run:
 
 @pytest.mark.parametrize("deletes", ["remove", "mark"])
 @pytest.mark.parametrize("seed", range(25))
-def test_random_interleavings_equal_the_model(tmp_path: Path, seed: int, deletes: Deletes) -> None:
+def test_random_interleavings_equal_model(tmp_path: Path, seed: int, deletes: Deletes) -> None:
     run = _Run(tmp_path / "fleet", seed, deletes)
     steps = [
         *(run.merge, run.merge, run.merge, run.replay, run.crash, run.compaction),

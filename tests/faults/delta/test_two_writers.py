@@ -34,7 +34,7 @@ def _batches(writer: int) -> list[list[Entry]]:
     return batches
 
 
-def test_two_writers_merge_into_one_table_at_the_same_time(
+def test_two_writers_merge_into_one_table_at_same_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "fleet"

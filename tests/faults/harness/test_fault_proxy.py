@@ -80,7 +80,7 @@ def test_outcome_changes_what_subscriber_receives(
     assert len(proxy.dropped) == (outcome is not True)
 
 
-def test_cut_ends_in_the_middle_of_a_frame(shared_server: NatsServer) -> None:
+def test_cut_ends_within_frame(shared_server: NatsServer) -> None:
     """A client that reads bytes gets these, and then a reset."""
 
     async def work() -> bytes:

@@ -52,7 +52,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_last_exception_determines_the_kind(name: str) -> None:
+def test_last_exception_determines_kind(name: str) -> None:
     last, kind = FAILURES[name]
     try:
         raising(last)()

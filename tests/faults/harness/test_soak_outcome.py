@@ -39,7 +39,7 @@ def test_run_without_errors_has_no_anomaly() -> None:
     assert not outcome(rollback=ROLLBACK, lost=dict.fromkeys(QUERIES, 101.0)).anomalies
 
 
-def test_query_that_continues_after_the_power_loss_is_found() -> None:
+def test_query_that_continues_after_power_loss_is_found() -> None:
     found = outcome(rollback=ROLLBACK, lost={"full": 101.0, "stream": 101.0})
     assert found.anomalies == {"loss unnoticed": 1}
     assert "current" in found.examples["loss unnoticed"][0]

@@ -88,7 +88,7 @@ def large(what: str, shared_server: NatsServer) -> RecordedStream:
     return recorded
 
 
-def test_flow_control_of_a_batch_is_swallowed(
+def test_flow_control_of_batch_is_swallowed(
     large: RecordedStream, shared_server: NatsServer, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_long_deadlines(monkeypatch, heartbeat=1.5)

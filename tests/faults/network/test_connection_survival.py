@@ -122,7 +122,7 @@ async def test_renewal_does_not_need_read_loop_of_nats_py(shared_server: NatsSer
         assert connection.reconnects == 1
 
 
-async def test_user_refused_for_a_while_reconnects(guarded: WatchedSocket) -> None:
+async def test_user_refused_temporarily_reconnects(guarded: WatchedSocket) -> None:
     """All who wait get the reason, in bounded time; once it is put right, the connection lives."""
     # All who wait wait for so long.
     async with as_me(guarded, connect_timeout=3.0) as connection:
@@ -147,7 +147,7 @@ async def test_user_refused_for_a_while_reconnects(guarded: WatchedSocket) -> No
             assert [entry.revision for entry in await watch.initial()] == [revision]
 
 
-async def test_permissions_that_come_back(guarded: WatchedSocket) -> None:
+async def test_permissions_granted_again(guarded: WatchedSocket) -> None:
     async with as_me(guarded) as connection:
         kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
         await kv.put("a", b"1")

@@ -277,7 +277,7 @@ async def test_batch_left_by_reader(filled: NatsServer) -> None:
         assert len(get.jetstream.connection.client._subs) == 1  # nats-py's own, for requests
 
 
-async def test_through_an_import_that_lets_one_message_through() -> None:
+async def test_import_with_single_response() -> None:
     """ADR-19's own configuration: correct, by way of an ordered consumer.
 
     See docs/internals/measurements.md, Servers 15.

@@ -108,7 +108,7 @@ def test_message_altered(
 
 
 @pytest.mark.parametrize("size", [10, 60, 600], ids=["subject", "reply", "payload"])
-def test_cut_in_the_middle_of_a_frame(
+def test_cut_within_frame(
     recorded_messages: RecordedStream, shared_server: NatsServer, size: int
 ) -> None:
     fault = Sequences([800], CutAt(size))

@@ -55,7 +55,7 @@ async def test_flow_control_is_answered_once_each(shared_server: NatsServer) -> 
             await context.__aexit__(None, None, None)
 
 
-async def test_flow_control_waits_for_the_messages_before_it(shared_server: NatsServer) -> None:
+async def test_flow_control_waits_for_messages_before_it(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
     with Proxy(shared_server.port) as proxy:
         async with connected(proxy.url) as jetstream:
@@ -79,7 +79,7 @@ async def test_flow_control_waits_for_the_messages_before_it(shared_server: Nats
             await context.__aexit__(None, None, None)
 
 
-async def test_swallowed_flow_control_is_answered_by_the_heartbeat(
+async def test_swallowed_flow_control_is_answered_by_heartbeat(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
@@ -134,7 +134,7 @@ async def test_flow_control_response_lost_is_repeated(shared_server: NatsServer)
     assert len(lost) == 2
 
 
-async def test_answers_that_do_not_arrive_are_an_alarm(shared_server: NatsServer) -> None:
+async def test_lost_flow_control_responses_raise_alarm(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     stalled = b"Nats-Consumer-Stalled: $JS.FC.x.y.z\r\n"
 
@@ -154,7 +154,7 @@ async def test_answers_that_do_not_arrive_are_an_alarm(shared_server: NatsServer
                 await subscription.next(15)
 
 
-async def test_flow_control_is_answered_again_after_a_reconnect(shared_server: NatsServer) -> None:
+async def test_flow_control_is_answered_again_after_reconnect(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     stalled = b"Nats-Consumer-Stalled: $JS.FC.again.y.z\r\n"
 

@@ -29,7 +29,7 @@ def drop(frame: bytes) -> bool:
     return False
 
 
-async def test_message_lost_is_a_gap(shared_server: NatsServer) -> None:
+async def test_message_lost_is_gap(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     fault = Once(nth_delivery(4), drop)
     with Proxy(shared_server.port, fault) as proxy:
@@ -80,7 +80,7 @@ async def test_queue_group_detects_no_gaps(shared_server: NatsServer) -> None:
         assert len(proxy.dropped) == 1
 
 
-async def test_consumer_bound_in_the_middle_has_no_gap_before(shared_server: NatsServer) -> None:
+async def test_consumer_bound_midway_has_no_gap_before(shared_server: NatsServer) -> None:
     url = shared_server.url
     stream = make_stream(url, 5)
     config = {"deliver_subject": f"to.{stream}", "idle_heartbeat": 100_000_000}
@@ -104,7 +104,7 @@ async def test_consumer_bound_in_the_middle_has_no_gap_before(shared_server: Nat
         assert len(proxy.dropped) == 1
 
 
-async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
+async def test_missed_heartbeats_raise_alarm(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
     with Proxy(shared_server.port) as proxy:
         async with (

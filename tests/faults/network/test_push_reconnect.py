@@ -15,7 +15,7 @@ from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
 
 
-async def test_ephemeral_consumer_lost_with_server_is_an_error(
+async def test_ephemeral_consumer_lost_with_server_is_error(
     nats_server: NatsServer,
 ) -> None:
     memory = {"mem_storage": True, "inactive_threshold": 0.2}

@@ -48,7 +48,7 @@ def read_with(recorded: RecordedStream, pause: Each, *, batch: bool = False) -> 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kv", "kv current", "stream", "batch"])
-def test_thirty_seconds_in_the_middle_of_a_hundred_megabytes(
+def test_reader_pauses_thirty_seconds_within_hundred_megabytes(
     large: Callable[[str], RecordedStream], kind: str
 ) -> None:
     """Longer than the server waits for a slow client (10 s): it cuts the connection, mostly."""
@@ -135,7 +135,7 @@ def check_fifty(proxy: Proxy, recorded: RecordedStream) -> None:
     assert recorded.consumers() == []
 
 
-def test_fifty_small_ranges_before_a_large_backlog(
+def test_fifty_small_ranges_before_large_backlog(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_long_deadlines(monkeypatch)
@@ -146,7 +146,7 @@ def test_fifty_small_ranges_before_a_large_backlog(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kv", "kv current", "stream"])
-def test_fifty_small_ranges_before_a_hundred_megabytes(
+def test_fifty_small_ranges_before_hundred_megabytes(
     shared_server: NatsServer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_long_deadlines(monkeypatch)

@@ -61,7 +61,7 @@ def rebuilds(watch: Watch) -> list[Rebuild]:
 
 
 @pytest.mark.parametrize("include_history", [False, True])
-async def test_lost_deliveries_among_the_initial_values(
+async def test_lost_deliveries_among_initial_values(
     filled: NatsServer, include_history: bool
 ) -> None:
     lost = {3, 200, 201, 350}
@@ -112,7 +112,7 @@ async def test_last_update_lost(filled: NatsServer) -> None:
         assert len(proxy.dropped) == 1
 
 
-async def test_lost_heartbeats_before_the_signal(nats_server: NatsServer) -> None:
+async def test_lost_heartbeats_before_signal(nats_server: NatsServer) -> None:
     """Only a heartbeat can say that this is all, and the first ones are lost: a new consumer."""
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "a", b"1")
@@ -163,7 +163,7 @@ async def test_connection_cut_within_initial_values(
         assert proxy.dropped
 
 
-async def test_keys_that_change_while_the_connection_is_lost_among_the_initial_values(
+async def test_keys_that_change_while_connection_is_lost_among_initial_values(
     filled: NatsServer,
 ) -> None:
     """The list of last values is requested again: nothing twice, nothing missing, in order."""

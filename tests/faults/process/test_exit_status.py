@@ -137,7 +137,7 @@ def test_exit_status_of_program(url: str, tmp_path: Path, case: str) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("case", CASES)
-def test_exit_status_is_the_same_each_time(url: str, tmp_path: Path, case: str) -> None:
+def test_exit_status_is_stable(url: str, tmp_path: Path, case: str) -> None:
     for number, engine in zip(range(_TIMES), itertools.cycle(_ENGINES)):
         status, errors = ended(url, tmp_path / str(number), case, engine)
         assert status == CASES[case][1], f"run {number}, {engine}: {errors[-3000:]}"

@@ -34,7 +34,7 @@ from tests.support.wait import wait_until
 # -- stop and restart ---------------------------------------------------------------------------
 
 
-def test_written_while_stopped(scene: Scene) -> None:
+def test_writes_while_stopped(scene: Scene) -> None:
     play(
         scene,
         Create(5),
@@ -95,7 +95,7 @@ def test_compacted_while_stopped(scene: Scene) -> None:
     )
 
 
-def test_server_restarts_under_a_query(own_scene: Scene) -> None:
+def test_server_restarts_under_query(own_scene: Scene) -> None:
     play(
         own_scene,
         Create(),
@@ -180,7 +180,7 @@ def identity(row: Any) -> dict[str, Any]:
 # -- replay -------------------------------------------------------------------------------------
 
 
-def test_replay_from_a_sequence(scene: Scene, tmp_path: Path) -> None:
+def test_replay_from_sequence(scene: Scene, tmp_path: Path) -> None:
     """The same rows as the first time, from another checkpoint and in other micro-batches."""
     play(
         scene,
@@ -242,7 +242,7 @@ def check_revisions(scene: Scene, revisions: range) -> None:
 
 
 @pytest.mark.parametrize("trigger", [{"processingTime": "100 milliseconds"}, {}], ids=str)
-def test_triggers_that_go_on(scene: Scene, trigger: dict[str, str]) -> None:
+def test_processing_time_triggers(scene: Scene, trigger: dict[str, str]) -> None:
     play(
         scene,
         Create(),
@@ -260,7 +260,7 @@ def test_triggers_that_go_on(scene: Scene, trigger: dict[str, str]) -> None:
 # -- a sink that does not read everything -------------------------------------------------------
 
 
-def test_sink_that_reads_a_part(scene: Scene) -> None:
+def test_sink_reads_part(scene: Scene) -> None:
     """A task that is ended early leaves no consumer, and the next read is whole."""
     seen: list[tuple[bool, int, int]] = []
 
@@ -316,7 +316,7 @@ def test_limit_counts_rows_not_sequences(
     assert max(sizes) <= limit
 
 
-def test_initial_values_of_a_bucket_with_history_are_one_batch(scene: Scene) -> None:
+def test_initial_values_of_bucket_with_history_are_one_batch(scene: Scene) -> None:
     """They cannot be cut; what comes after them can."""
     play(
         scene,

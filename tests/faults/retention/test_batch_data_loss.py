@@ -69,7 +69,7 @@ def aged_out_text(gone: range) -> str:
 @pytest.mark.parametrize(
     ("through", "done"), [(1, 0), (150, 0), (300, 0), (150, 1), (201, 1), (300, 1), (500, 1)]
 )
-def test_between_planning_and_reading(
+def test_messages_purged_between_planning_and_reading(
     recorded_batch: RecordedStream,
     what: str,
     caplog: pytest.LogCaptureFixture,

@@ -78,7 +78,7 @@ def expired(recorded: RecordedStream) -> None:
 
 
 @pytest.mark.parametrize("cause", [purged, limited, expired])
-def test_while_the_query_is_stopped(
+def test_messages_removed_while_query_is_stopped(
     recorded: RecordedStream,
     caplog: pytest.LogCaptureFixture,
     cause: Callable[[RecordedStream], None],

@@ -54,7 +54,7 @@ def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]
     return given, asyncio.run(work())
 
 
-def test_expiry_behind_reader_is_not_a_loss(shared_server: NatsServer) -> None:
+def test_expiry_behind_reader_is_not_loss(shared_server: NatsServer) -> None:
     url = shared_server.url
     make_stream(url, "BEHIND", MANY, max_msgs=MANY)
     given, plan = planned(url, "BEHIND")
@@ -71,7 +71,7 @@ def test_expiry_behind_reader_is_not_a_loss(shared_server: NatsServer) -> None:
 
 @pytest.mark.parametrize("gone", [1, 10])
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
-def test_expiry_before_read_is_a_loss(shared_server: NatsServer, span: int, gone: int) -> None:
+def test_expiry_before_read_is_loss(shared_server: NatsServer, span: int, gone: int) -> None:
     url, name = shared_server.url, f"BEFORE{span}-{gone}"
     make_stream(url, name, span)
     given, plan = planned(url, name, **FROM_THE_FIRST)

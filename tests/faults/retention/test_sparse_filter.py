@@ -57,7 +57,7 @@ ROUND = 20_000
         pytest.param("stream", 50, marks=pytest.mark.faults),
     ],
 )
-def test_single_match_in_a_million_while_retention_moves(
+def test_single_match_in_million_messages_while_retention_moves(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str, rounds: int
 ) -> None:
     """Of a bucket, too, though every key that is written is one that no filter matches."""

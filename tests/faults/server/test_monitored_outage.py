@@ -44,7 +44,7 @@ def written(bucket: Bucket) -> Iterator[None]:
 
 
 @needs_prometheus
-def test_prometheus_has_data_for_each_panel_and_an_alert_fires_in_an_outage(
+def test_prometheus_has_data_for_each_panel_and_alert_fires_in_outage(
     spark: SparkSession, nats_server: NatsServer, tmp_path: Path
 ) -> None:
     register(spark, check=False)

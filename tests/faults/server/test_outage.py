@@ -70,7 +70,7 @@ def read(driver: QueryDriver, start: Any, end: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("how", LEAVE)
-def test_between_micro_batches(nats_server: NatsServer, how: str) -> None:
+def test_outage_between_micro_batches(nats_server: NatsServer, how: str) -> None:
     create_bucket(nats_server.url, "b", 64)
     fill(nats_server.url, 0, 500)
     driver = QueryDriver(options(nats_server.url), outage_timeout=60)

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.recorded(kinds=KINDS_IN_TURN, count=COUNT, size=1000)
 
 
 @pytest.mark.parametrize("how", AGAIN)
-def test_while_it_is_read(recorded: RecordedStream, shared_server: NatsServer, how: str) -> None:
+def test_server_restarts_while_stream_is_read(
+    recorded: RecordedStream, shared_server: NatsServer, how: str
+) -> None:
     fault = When(700, lambda: AGAIN[how](shared_server))
     with Proxy(shared_server.port, fault) as proxy, recorded.query(proxy.url) as query:
         query.until(COUNT)
@@ -43,7 +45,7 @@ def test_server_restarts_between_polls(
 
 
 @pytest.mark.parametrize("how", AGAIN)
-def test_between_planning_and_reading(
+def test_server_restarts_between_planning_and_reading(
     recorded: RecordedStream, shared_server: NatsServer, how: str
 ) -> None:
     with recorded.query() as query:
@@ -58,7 +60,7 @@ def test_between_planning_and_reading(
 
 @pytest.mark.parametrize("history", [64, 1])
 @pytest.mark.parametrize("how", AGAIN)
-def test_while_keys_are_written_over_and_over(
+def test_server_restarts_while_keys_are_overwritten(
     shared_server: NatsServer, how: str, history: int
 ) -> None:
     """Before, during and after its absence: in the middle of the list, and between two polls."""
@@ -122,7 +124,7 @@ def test_server_paused_between_plan_and_read(shared_server: NatsServer) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_everything_freezes_in_the_middle(shared_server: NatsServer, kind: str) -> None:
+def test_line_freezes_within_read(shared_server: NatsServer, kind: str) -> None:
     """The line, not the server: what is on its way comes later, with stale heartbeats."""
     recorded = RecordedStream(kind, shared_server.url).create()
     recorded.write(COUNT, size=1000)

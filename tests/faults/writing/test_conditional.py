@@ -80,7 +80,7 @@ async def test_values_of_another_writer(shared_server: NatsServer, fault: str) -
     assert {key for _, key, value in found if value == b"other"} == {f"k{n}" for n in others}
 
 
-async def test_first_conflict_is_an_error(shared_server: NatsServer) -> None:
+async def test_first_conflict_is_error(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "error", history=5)
     revision = put(shared_server.url, "error", "k7", b"other")
     with Proxy(shared_server.port, PubAcks({3, 7}, CutAt(20))) as proxy:
@@ -155,7 +155,7 @@ DELETION = MessageColumns(
 )
 
 
-async def test_create_after_a_deletion_whose_pub_ack_is_lost(shared_server: NatsServer) -> None:
+async def test_create_after_deletion_whose_pub_ack_is_lost(shared_server: NatsServer) -> None:
     """The deletion is sent again, and so is the creation that was stored after the first one."""
     create_bucket(shared_server.url, "again", history=10)
     put(shared_server.url, "again", "k0", b"old")
@@ -179,7 +179,7 @@ def creations(proxy: Proxy) -> int:
     return sum(b"$KV.again.k0 " in frame and b"Msg-Id" in frame for frame in proxy.sent)
 
 
-async def test_pending_message_of_the_key(shared_server: NatsServer) -> None:
+async def test_pending_message_of_key(shared_server: NatsServer) -> None:
     """A replicated stream rejects with 10164 while another message on the key is not stored yet.
 
     The proxy sends that response in place of the message.

@@ -99,7 +99,7 @@ async def test_paused_server(nats_server: NatsServer, kind: PublisherKind, ids: 
     messages.check(nats_server.url)
 
 
-async def test_server_stays_away(nats_server: NatsServer) -> None:
+async def test_server_remains_unavailable(nats_server: NatsServer) -> None:
     messages = Messages("ORDERS", COUNT)
     create_stream(nats_server.url, messages.stream)
     with Proxy(nats_server.port, AtPubAck(500, nats_server.kill)) as proxy:

@@ -153,7 +153,7 @@ async def test_repeated_and_late_responses(shared_server: NatsServer, outcome: O
     assert messages.check(shared_server.url) == list(messages.numbers)
 
 
-async def test_acknowledgements_of_an_ended_batch(shared_server: NatsServer) -> None:
+async def test_acknowledgements_of_ended_batch(shared_server: NatsServer) -> None:
     """They do not complete messages that were sent again, which are lost in this test."""
     messages = Messages("ENDED", COUNT)
     create_fast(shared_server.url, messages.stream)

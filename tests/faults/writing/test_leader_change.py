@@ -71,7 +71,7 @@ async def test_publish(cluster: Cluster, fault: str, kind: PublisherKind, ids: b
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "stopped"])
-async def test_writers_that_create_the_same_keys(cluster: Cluster, fault: str) -> None:
+async def test_writers_create_same_keys(cluster: Cluster, fault: str) -> None:
     """Each key has one revision, of one of the writers, and the other one has skipped it."""
     name = f"both_{fault}".replace(" ", "_")
     create_bucket(cluster.url, name, history=5, num_replicas=3)

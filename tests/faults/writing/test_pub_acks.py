@@ -37,7 +37,7 @@ LOST: dict[str, Container[int]] = {
 
 @with_and_without_ids
 @pytest.mark.parametrize("which", LOST)
-async def test_lost(shared_server: NatsServer, which: str, ids: bool) -> None:
+async def test_pub_acks_lost(shared_server: NatsServer, which: str, ids: bool) -> None:
     messages = Messages(f"LOST_{which}_{ids}".replace(" ", "_"), COUNT, ids=ids)
     create_stream(shared_server.url, messages.stream)
     lost = PubAcks(LOST[which])
@@ -50,7 +50,7 @@ async def test_lost(shared_server: NatsServer, which: str, ids: bool) -> None:
     messages.check(shared_server.url)
 
 
-async def test_lost_again_and_again(shared_server: NatsServer) -> None:
+async def test_pub_acks_lost_repeatedly(shared_server: NatsServer) -> None:
     """Each sending waits ``request_timeout`` for its PubAcks; at last the publisher fails."""
     messages = Messages("NEVER", 10)
     create_stream(shared_server.url, messages.stream)
@@ -82,7 +82,7 @@ async def test_message_without_pub_ack(shared_server: NatsServer) -> None:
         assert sendings(proxy)[9] > 1
 
 
-async def test_twice(shared_server: NatsServer) -> None:
+async def test_pub_acks_duplicated(shared_server: NatsServer) -> None:
     messages = Messages("TWICE", COUNT)
     create_stream(shared_server.url, messages.stream)
     twice = PubAcks(range(COUNT + 1), Twice())
@@ -106,7 +106,7 @@ async def test_pub_acks_reordered(shared_server: NatsServer) -> None:
 # In these tests it is lost then: the publisher must not be content with its first PubAck.
 
 
-async def test_lost_behind_a_repeated_message(shared_server: NatsServer) -> None:
+async def test_pub_ack_lost_behind_repeated_message(shared_server: NatsServer) -> None:
     messages = Messages("BEHIND", 10 * SUBJECTS)
     create_stream(shared_server.url, messages.stream)
     pub_ack = PubAcks({6})

@@ -54,7 +54,7 @@ def at(filled: NatsServer) -> Iterator[list[str]]:
 # -- peek ---------------------------------------------------------------------------------------
 
 
-def test_peek_shows_a_bucket(at: list[str]) -> None:
+def test_peek_shows_bucket(at: list[str]) -> None:
     lines = command("peek", "plant", *at)[0].splitlines()
     assert lines[0].split() == ["key", "value", "revision", "created", "operation"]
     cells = [re.split(r"\s{2,}", line) for line in lines[1:]]
@@ -102,7 +102,7 @@ def test_peek_goes_back_as_far_as_it_must(
     assert [row["value"] for row in objects(capsys.readouterr().out)] == ["here"]
 
 
-def test_peek_shows_a_stream(at: list[str]) -> None:
+def test_peek_shows_stream(at: list[str]) -> None:
     words = ("peek", "--json", "--stream", "ORDERS", "-n", "3")
     rows = objects(command(*words, "--filter-subjects", "orders.b", *at)[0])
     assert [(row["subject"], row["data"], row["sequence"]) for row in rows] == [
@@ -114,12 +114,12 @@ def test_peek_shows_a_stream(at: list[str]) -> None:
     assert by_subject == rows
 
 
-def test_peek_of_nothing(at: list[str]) -> None:
+def test_peek_of_empty_bucket(at: list[str]) -> None:
     assert command("peek", "--bucket", "empty", *at) == ("", "no rows\n")
     assert command("peek", "--json", "--bucket", "empty", *at) == ("", "")
 
 
-def test_peek_into_a_closed_pipe(at: list[str]) -> None:
+def test_peek_into_closed_pipe(at: list[str]) -> None:
     words = [sys.executable, "-m", "nats_stream_source", "peek", "--json", "--bucket", "hay"]
     with subprocess.Popen(
         [*words, "-n", "3000", *at], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -132,7 +132,7 @@ def test_peek_into_a_closed_pipe(at: list[str]) -> None:
         assert process.wait(60) == 0
 
 
-def test_letters_that_the_terminal_lacks(at: list[str]) -> None:
+def test_letters_that_terminal_lacks(at: list[str]) -> None:
     words = ("peek", "--bucket", "plant", "--last", "-n", "1", *at)
     assert "zu | auf \\u9580" in command(*words, PYTHONIOENCODING="latin-1")[0]
     (row,) = objects(command(*words, "--json", PYTHONIOENCODING="latin-1")[0])
@@ -152,7 +152,7 @@ def test_bench_reads_only(at: list[str], filled: NatsServer) -> None:
     assert [line.split()[0] for line in text.splitlines()] == ["rows", "10"]
 
 
-def test_bench_asks_for_a_secret_once(
+def test_bench_prompts_for_secret_once(
     filled: NatsServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -162,7 +162,7 @@ def test_bench_asks_for_a_secret_once(
     assert asked == ["password: "]
 
 
-def test_bench_has_a_server_of_its_own() -> None:
+def test_bench_has_own_server() -> None:
     (one,) = objects(command("bench", "--json", "--rounds", "1", "--fill", "500")[0])
     assert one["rows"] == 500
 
@@ -212,7 +212,7 @@ def test_help_names_every_command() -> None:
         assert not re.search(r"Spark(?! task)|tlsKeyFile|apiPrefix|every machine", text)
 
 
-def test_entry_point_is_the_command() -> None:
+def test_entry_point_is_command() -> None:
     (entry,) = re.findall(
         r'^nats-stream-source = "([\w.]+):main"$', (ROOT / "pyproject.toml").read_text(), re.M
     )
@@ -293,7 +293,7 @@ def test_errors_are_one_line(
     assert len(output.err.splitlines()) == 1
 
 
-def test_secrets_come_from_the_environment_and_are_not_shown(tmp_path: Path) -> None:
+def test_secrets_come_from_environment_and_are_not_shown(tmp_path: Path) -> None:
     config = tmp_path / "server.conf"
     config.write_text("authorization { user: reader, password: s3cr3t-word }\n")
     with NatsServer(config=config) as server:

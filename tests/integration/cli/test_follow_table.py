@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.spark.session import program_environment
 
 
-def test_missing_bucket_is_a_failure_after_once(nats_server: NatsServer, tmp_path: Path) -> None:
+def test_missing_bucket_is_failure_after_once(nats_server: NatsServer, tmp_path: Path) -> None:
     words = ("fleet", str(tmp_path / "fleet"), "--servers", nats_server.url, "--once")
     done = subprocess.run(
         [*COMMAND, "follow", *words],

@@ -122,7 +122,7 @@ def test_sample_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert source["lag"] is None
 
 
-def test_lag_behind_a_bucket(live: Live) -> None:
+def test_lag_behind_bucket(live: Live) -> None:
     live.committed()
     source = live.source()
     assert (source["lag"], source["lag_seconds"], source["last_seq"]) == (0, 0, 10)
@@ -304,7 +304,7 @@ def test_checkpoint_file_uri(
         assert re.search(r"^query +3999df31", capsys.readouterr().out, re.M)
 
 
-def test_metrics_of_a_checkpoint(live: Live) -> None:
+def test_metrics_of_checkpoint(live: Live) -> None:
     live.committed()
     live.put(("k0", b"w"), ("new", b"w"), ("k0", b"x"))
     words = ["inspect", "--prometheus", "--servers", live.url, str(live.checkpoint.path)]
@@ -327,7 +327,7 @@ def test_metrics_of_a_checkpoint(live: Live) -> None:
     assert "offsets_behind_latest" not in now
 
 
-def test_metrics_of_a_checkpoint_need_a_server(
+def test_metrics_of_checkpoint_need_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NATS_URL", raising=False)

@@ -105,7 +105,7 @@ def test_list_of_empty_account_is_empty(url: str) -> None:
     assert command("ls", "empty", "--json")[0] == ""
 
 
-def test_streams_more_than_a_page(
+def test_streams_exceed_one_page(
     capsys: pytest.CaptureFixture[str], nats_server: NatsServer
 ) -> None:
     """The server lists at most 256 streams at a time."""
@@ -116,7 +116,7 @@ def test_streams_more_than_a_page(
     assert capsys.readouterr().out.splitlines() == names
 
 
-def test_rows_fit_the_lines_of_a_terminal(url: str) -> None:
+def test_rows_fit_lines_of_terminal(url: str) -> None:
     """A long key and a long value, also of wide characters, are cut to a line of 80 columns."""
     buckets.create_bucket(url, "wide")
     buckets.put(url, "wide", "a.key.of.many.tokens.with.a.long.name", "門".encode() * 200)

@@ -43,7 +43,7 @@ def _few(collector: BatchCollector) -> int:
     return int(repr(collector).rpartition("few=")[2].rstrip(">"))
 
 
-def test_batches_of_a_query_small_large_and_small(spark: SparkSession) -> None:
+def test_batches_of_query_small_large_and_small(spark: SparkSession) -> None:
     """Only a batch that outgrows the last one is read twice, and every result is the same."""
     collector = BatchCollector()
     seen = []
@@ -63,7 +63,7 @@ def test_batches_of_a_query_small_large_and_small(spark: SparkSession) -> None:
     assert again == few + reduced
 
 
-def test_large_values_after_small_batch_lower_the_limit(spark: SparkSession) -> None:
+def test_large_values_after_small_batch_lower_limit(spark: SparkSession) -> None:
     """The limit of rows follows the size of the rows, so that the driver's memory is bounded."""
     collector = BatchCollector()
     _collect(collector, _batch(spark, 100, 50))
@@ -74,7 +74,7 @@ def test_large_values_after_small_batch_lower_the_limit(spark: SparkSession) -> 
     assert _few(collector) == 0
 
 
-def test_empty_batch_keeps_the_limit(spark: SparkSession) -> None:
+def test_empty_batch_keeps_limit(spark: SparkSession) -> None:
     collector = BatchCollector()
     assert _collect(collector, _batch(spark, 0, 1))[0] == {}
     assert _few(collector) == 0

@@ -68,7 +68,7 @@ class SparkSelectedError(Exception):
     """The selector asks for Spark's engine."""
 
 
-def test_executors_reduce_a_batch_to_its_keys(frame: Frame, table: Path) -> None:
+def test_executors_reduce_batch_to_its_keys(frame: Frame, table: Path) -> None:
     """The limit applies to what a partition sends: 40 rows of 4 keys are 4 rows."""
     batch = [put(key, revision) for revision in range(1, 11) for key in "abcd"]
     merge(frame(*batch).repartition(2), str(table), limits=AutoLimits(batch_rows=4))
@@ -91,7 +91,7 @@ def test_engine_change_is_logged_once(
     assert "batch_rows is 2, limit 1" in caplog.records[0].getMessage()
 
 
-def test_beyond_a_limit_without_delta_lake_in_the_session(
+def test_limit_exceeded_without_delta_lake_in_session(
     frame: Frame, table: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
@@ -141,7 +141,7 @@ def test_path_outside_local_file_system(spark: SparkSession) -> None:
         configuration.set("fs.defaultFS", "file:///")
 
 
-def test_arguments_are_checked_when_the_function_is_made(
+def test_arguments_are_checked_when_function_is_created(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[tuple[str, dict[str, Any], str]] = [
@@ -174,7 +174,7 @@ def test_secrets_are_in_no_repr() -> None:
     assert "s3://lake/fleet" in repr(follow)
 
 
-def test_reconcile_takes_the_engine_too(
+def test_reconcile_accepts_engine(
     spark: SparkSession, frame: Frame, table: Path, bucket: Bucket
 ) -> None:
     from nats_stream_source.delta import reconcile

@@ -188,7 +188,7 @@ def test_invalid_merge_argument_is_named(
         follow(changes, str(table), checkpoint="unused", **arguments)
 
 
-def test_directory_that_is_not_a_table_ends_the_query(
+def test_directory_that_is_not_table_ends_query(
     bucket: Bucket, followed: Follow, table: Path
 ) -> None:
     table.mkdir()
@@ -199,7 +199,7 @@ def test_directory_that_is_not_a_table_ends_the_query(
     assert [one.name for one in table.iterdir()] == ["notes.txt"]
 
 
-def test_checkpoint_of_other_bucket_ends_the_query(
+def test_checkpoint_of_other_bucket_ends_query(
     spark: SparkSession, bucket: Bucket, followed: Follow, table: Path
 ) -> None:
     bucket.write(("a", "PUT"))

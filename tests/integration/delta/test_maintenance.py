@@ -202,7 +202,7 @@ def test_maintenance_failure_does_not_fail_query(
         maintain_by_delta_rs(DeltaTable(table), Upkeep(compact_files=1), "the table")
 
 
-def test_log_of_a_new_table_is_short(table: Path) -> None:
+def test_log_of_new_table_is_short(table: Path) -> None:
     upkeep = Upkeep(checkpoint_commits=5, log_retention_hours=3, retention_hours=2)
     create(table, upkeep)
     assert DeltaTable(table).metadata().configuration == {
@@ -224,7 +224,7 @@ def test_log_of_a_new_table_is_short(table: Path) -> None:
     ]
 
 
-def test_change_feed_of_a_maintained_table(table: Path) -> None:
+def test_change_feed_of_maintained_table(table: Path) -> None:
     create(table, **{"delta.enableChangeDataFeed": "true"})
     insert(table, 3)
     DeltaTable(table).delete("key = 'k0'")

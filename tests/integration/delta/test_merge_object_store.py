@@ -78,7 +78,7 @@ def test_keys_of_object_store_from_environment(
     assert stored(uri, options) == {"b": 2}
 
 
-def test_reconcile_in_an_object_store(
+def test_reconcile_in_object_store(
     spark: SparkSession, frame: Frame, store: ObjectStore, uri: str, bucket: Bucket
 ) -> None:
     options = store.storage_options

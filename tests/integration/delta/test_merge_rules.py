@@ -102,7 +102,7 @@ def test_batch_repeated_makes_no_version(
     assert (version(table), stored(table)) == (before, rows)
 
 
-def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path, merge: Merge) -> None:
+def test_marks_accept_replay_of_any_range(frame: Frame, table: Path, merge: Merge) -> None:
     log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), purge("b", 5), put("b", 6)]
     merge(frame(*log), str(table), deletes="mark")
     rows, before = stored(table), version(table)
@@ -112,7 +112,7 @@ def test_marks_take_a_replay_of_any_range(frame: Frame, table: Path, merge: Merg
 
 
 @spark_in_faults
-def test_removed_rows_come_back_with_a_replay_that_ends_before_the_marker(
+def test_removed_rows_return_with_replay_that_ends_before_marker(
     frame: Frame, table: Path, merge: Merge
 ) -> None:
     # The example in docs/delta.md: `deletes="remove"` does not prevent this.

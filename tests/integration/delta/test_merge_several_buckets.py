@@ -17,7 +17,7 @@ from tests.support.spark.streaming_query import begin
 pytestmark = pytest.mark.delta
 
 
-def test_table_equals_the_buckets_that_a_pattern_finds(
+def test_table_equals_buckets_that_pattern_finds(
     spark: SparkSession, nats_server: NatsServer, table: Path, tmp_path: Path
 ) -> None:
     """The same keys in each; one bucket is found at a restart, one was created again."""

@@ -18,7 +18,7 @@ from tests.integration.delta.table_content import stored, version
 pytestmark = pytest.mark.delta
 
 
-def test_columns_of_the_users_own(frame: Frame, table: Path, merge: Merge) -> None:
+def test_columns_of_user(frame: Frame, table: Path, merge: Merge) -> None:
     """Parsed and dropped columns, a column name with a hyphen, and a column of the table only."""
 
     def parsed(*entries: Entry) -> DataFrame:
@@ -47,7 +47,7 @@ def test_columns_of_the_users_own(frame: Frame, table: Path, merge: Merge) -> No
     assert not {"value", "bucket", "created", "delta", "initial"} & set(stored(table)[0])
 
 
-def test_buckets_that_share_a_table(frame: Frame, table: Path, merge: Merge) -> None:
+def test_buckets_that_share_table(frame: Frame, table: Path, merge: Merge) -> None:
     merge(frame(put("a", 1), put("a", 9, bucket="yard")), str(table))
     assert [(row["bucket"], row["revision"]) for row in stored(table)] == [
         ("fleet", 1),
@@ -157,7 +157,7 @@ def test_session_in_other_time_zone(
 
 
 @spark_in_faults
-def test_smaller_numbers_become_those_of_the_table(frame: Frame, table: Path, merge: Merge) -> None:
+def test_smaller_numbers_become_those_of_table(frame: Frame, table: Path, merge: Merge) -> None:
     merge(frame(put("a", 1)).withColumn("n", F.lit(1).cast("bigint")), str(table))
     merge(frame(put("a", 2)).withColumn("n", F.lit(2).cast("int")), str(table))
     assert [row["n"] for row in stored(table)] == [2]

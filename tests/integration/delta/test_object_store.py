@@ -91,7 +91,7 @@ def test_merge_and_repeat(store: ObjectStore, uri: str) -> None:
     assert opened(store, uri).version() == 2
 
 
-def test_second_commit_from_a_version_conflicts(store: ObjectStore, uri: str) -> None:
+def test_second_commit_from_version_conflicts(store: ObjectStore, uri: str) -> None:
     create(store, uri)
     merge(opened(store, uri), rows("a"))
     first, second = opened(store, uri), opened(store, uri)

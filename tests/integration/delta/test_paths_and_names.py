@@ -42,7 +42,7 @@ FORMS: dict[str, tuple[Callable[[Path, str], TableArgument], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_engines_name_the_same_directory(
+def test_engines_name_same_directory(
     frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,7 +71,7 @@ def test_path_that_delta_rs_cannot_name(frame: Frame, tmp_path: Path) -> None:
     assert versions.select("revision").orderBy("revision").collect() == [(1,), (2,)]
 
 
-def test_jvm_that_cannot_encode_the_path(
+def test_jvm_that_cannot_encode_path(
     frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a JVM in the locale C: it would write "flotte ?"."""

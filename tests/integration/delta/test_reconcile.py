@@ -88,7 +88,7 @@ def test_reconcile(
 
 @spark_in_faults
 @both_modes
-def test_reconcile_beside_a_query(
+def test_reconcile_beside_query(
     frame: Frame,
     table: Path,
     bucket: Bucket,

@@ -111,7 +111,7 @@ def test_features(spark: SparkSession, frame: Frame, table: Path, feature: str) 
         assert is_unsupported(str(refused.value))
 
 
-def test_rows_of_a_table_with_deletion_vectors(
+def test_rows_of_table_with_deletion_vectors(
     spark: SparkSession, frame: Frame, table: Path
 ) -> None:
     """``reconcile`` reads them with delta-rs; the pyarrow reader of deltalake refuses them."""
@@ -124,7 +124,7 @@ def test_rows_of_a_table_with_deletion_vectors(
     assert sorted(found["key"].to_pylist()) == ["a", "b"]
 
 
-def test_types_of_the_two_implementations_are_the_same(spark: SparkSession, table: Path) -> None:
+def test_types_of_two_implementations_are_equal(spark: SparkSession, table: Path) -> None:
     columns = (
         "s STRUCT<a: INT NOT NULL, b: ARRAY<STRING>>, m MAP<STRING, ARRAY<BIGINT>>, "
         "d DECIMAL(10, 2), t TIMESTAMP, n TIMESTAMP_NTZ, day DATE, y TINYINT, f FLOAT, "
@@ -155,7 +155,7 @@ def test_timestamps_that_delta_rs_reads_wrongly_stay(
         merge(frame(put("a", 3)), str(table), engine="delta-rs")
 
 
-def test_partitions_by_a_timestamp_are_right_in_any_time_zone(
+def test_partitions_by_timestamp_are_right_in_any_time_zone(
     spark: SparkSession, frame: Frame, table: Path
 ) -> None:
     """delta-rs writes the partition's value in UTC, Spark reads it in the session's zone."""

@@ -70,7 +70,7 @@ def test_read_parquet(tmp_path: Path) -> None:
     }
 
 
-def test_read_parquet_refuses_a_row_that_is_there_twice(tmp_path: Path) -> None:
+def test_read_parquet_refuses_duplicate_row(tmp_path: Path) -> None:
     listed(tmp_path, "0", [parquet(tmp_path, "1.parquet", [("a", 1, "PUT")])])
     listed(tmp_path, "1", [parquet(tmp_path, "2.parquet", [("a", 1, "PUT"), ("a", 2, "PUT")])])
     with pytest.raises(ValueError, match=r"could not read .*: 1 revisions occur more than once"):

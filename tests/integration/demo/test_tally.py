@@ -44,7 +44,7 @@ def test_tally(reports: list[dict[str, Any]], expected: Tally) -> None:
     assert tally(reports) == expected
 
 
-def test_tally_goes_on() -> None:
+def test_tally_accumulates() -> None:
     before = tally([progress(6, None, 10, 30)])
     assert tally([progress(20, 10, 30, 30)], before) == Tally(26, 2, 1.0, 4, 20, 0)
     assert Tally(26, 2, 2.0).rate == 13

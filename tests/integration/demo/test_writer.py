@@ -27,7 +27,7 @@ def wait(writer: Writer, written: int) -> None:
         time.sleep(0.01)
 
 
-def test_writer_stops_where_it_is_told(server: NatsServer) -> None:
+def test_writer_stops_at_allowed_count(server: NatsServer) -> None:
     asyncio.run(create_bucket(server.url, "gated", history=1))
     replay = flights.load(1000)
     with Writer(server.url, "gated", 1000) as writer:
@@ -60,7 +60,7 @@ def test_writer_ends_with_its_parent(server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize(("bucket", "why"), [("missing", "NoStreamError"), (None, "ConnectError")])
-def test_writer_that_fails_says_why(server: NatsServer, bucket: str | None, why: str) -> None:
+def test_writer_error_names_cause(server: NatsServer, bucket: str | None, why: str) -> None:
     url = server.url if bucket else "nats://127.0.0.1:1"
     with Writer(url, bucket or "any", 1000) as writer:
         writer.allow(1000)

@@ -33,16 +33,16 @@ def port():
         yield listener.getsockname()[1]
 
 
-async def test_leaves_a_connection(port):
+async def test_connection_left_open(port):
     left.append((await asyncio.open_connection("127.0.0.1", port))[1])
 
 
-async def test_leaves_a_connection_that_nothing_refers_to(port):
+async def test_connection_left_open_without_references(port):
     loop = asyncio.get_running_loop()
     await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
 
 
-async def test_leaves_a_task_that_closes_its_connection(port):
+async def test_task_left_that_closes_its_connection(port):
     async def hold():
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         connected.set()
@@ -56,7 +56,7 @@ async def test_leaves_a_task_that_closes_its_connection(port):
     await connected.wait()
 
 
-async def test_closes_its_connection(port):
+async def test_connection_closed(port):
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.close()
 
@@ -67,7 +67,7 @@ def test_connections_are_all_closed():
 '''
 
 
-def test_connection_left_open_is_an_error_of_its_test(tmp_path: Path) -> None:
+def test_connection_left_open_is_error_of_its_test(tmp_path: Path) -> None:
     """The connection is closed, so that no later test gets a warning for it."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_leaks.py").write_text(MODULE)
@@ -88,8 +88,8 @@ def test_connection_left_open_is_an_error_of_its_test(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     errors = [line.split(" - ")[0] for line in lines if line.startswith("ERROR ")]
     assert errors == [
-        "ERROR test_leaks.py::test_leaves_a_connection",
-        "ERROR test_leaks.py::test_leaves_a_connection_that_nothing_refers_to",
+        "ERROR test_leaks.py::test_connection_left_open",
+        "ERROR test_leaks.py::test_connection_left_open_without_references",
     ]
     assert done.stdout.count("AssertionError: the test left connections open") >= 2
     assert lines[-1].strip("= ").startswith("5 passed, 2 errors"), done.stdout

@@ -345,7 +345,7 @@ async def test_leaf_without_domain_uses_own_jetstream() -> None:
                 await jetstream.stream_info("KV_map")
 
 
-async def test_inbox_prefix_not_imported_is_an_error() -> None:
+async def test_inbox_prefix_not_imported_is_error() -> None:
     """Answers to requests come all the same; what a consumer delivers does not.
 
     The server reports that the deliver subject has no subscriber, so three consumers are enough.

@@ -202,7 +202,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
 CHANGES = ("inserted", "updated", "deleted")
 
 
-def test_lag_is_rows_and_bytes_behind_and_second_query_of_a_name_has_its_id(
+def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     spark: SparkSession,
     shared_server: NatsServer,
     tmp_path: Path,

@@ -20,7 +20,7 @@ def test_dashboard_is_written_by_its_script() -> None:
     assert done.stdout == DASHBOARD.read_text()
 
 
-def test_dashboard_and_rules_name_metrics_of_the_table() -> None:
+def test_dashboard_and_rules_name_metrics_of_table() -> None:
     names = {one.full_name: one.kind for one in METRICS.values()}
     suffixes = {"counter": {""}, "gauge": {""}, "histogram": {"_bucket", "_sum", "_count"}}
     known = {name + suffix for name, kind in names.items() for suffix in suffixes[kind]}
@@ -41,7 +41,7 @@ def test_rules_of_promtool() -> None:
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}
 
 
-def test_configuration_names_the_port_of_the_documentation() -> None:
+def test_configuration_names_port_of_documentation() -> None:
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["localhost:9464"]}]

@@ -41,7 +41,7 @@ MACHINE = {"cores": 2, "load": 0.1, "python": "3.11.7", "versions": {"python": "
 OTHERS = {"share": 0.25, "load": 1.5}
 
 
-def test_entries_are_the_same_again_and_all_different() -> None:
+def test_entries_are_reproducible_and_all_different() -> None:
     pairs = list(entries(200, 50, 16))
     assert pairs == list(entries(200, 50, 16))
     assert {key for key, _ in pairs} == {f"key.{i}" for i in range(50)}
@@ -115,7 +115,7 @@ def test_writing_counts_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(writing.measure(16, headers=False, ids=False, rows=1500, rounds=1))
 
 
-def test_latencies_are_those_of_the_first_version_with_the_revision() -> None:
+def test_latencies_are_those_of_first_version_with_revision() -> None:
     puts = np.array([0, 1, 2, 3]) * 10**6  # ns; revisions 5 to 8
     visible = [(10 * 10**6, 6), (20 * 10**6, 4), (30 * 10**6, 8)]
     assert freshness.latencies(puts, 5, visible).tolist() == [10.0, 9.0, 28.0, 27.0]
@@ -157,7 +157,7 @@ def test_lookup() -> None:
     assert min(task.rate, task.own_cpu) > 0
 
 
-def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each tenth, without a terminal."""
     with progress("filling", 40) as step:
         for _ in range(20):
@@ -168,7 +168,7 @@ def test_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_endless_run_is_an_error() -> None:
+def test_endless_run_is_error() -> None:
     async def work() -> None:
         await with_timeout(0.01, "idling", asyncio.Event().wait())
 
@@ -176,7 +176,7 @@ def test_endless_run_is_an_error() -> None:
         asyncio.run(work())
 
 
-def test_others_are_told_from_children() -> None:
+def test_other_processes_exclude_children() -> None:
     """A child that works all the time does not count as another process."""
     working = "import time\nwhile time.process_time() < 0.3: pass"
     with machine.OtherProcesses() as others:
@@ -397,7 +397,7 @@ def test_benchmarks_have_tables(name: str) -> None:
     assert "](performance/x.svg)" in text
 
 
-def test_pinned_processes_have_a_table_of_their_own() -> None:
+def test_pinned_processes_have_own_table() -> None:
     figures = {**FIGURES["reader"], "machine": MACHINE, "others": OTHERS, "date": "2026-01-01"}
     assert "\n\nServer and reader pinned to one core each:\n\n| value" in report.block(
         "reader", figures

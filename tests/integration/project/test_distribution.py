@@ -78,7 +78,7 @@ def test_package_folders_are_packages() -> None:
 
 
 @pytest.mark.parametrize("base", [f"{REPOSITORY}/blob/v1", None])
-def test_readme_on_an_index_has_no_relative_link(base: str | None) -> None:
+def test_readme_on_index_has_no_relative_link(base: str | None) -> None:
     relative = [link for link in _LINK.findall(README) if "://" not in link]
     assert relative
     shown = SETUP["with_absolute_links"](README, base)

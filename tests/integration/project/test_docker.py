@@ -76,7 +76,7 @@ def test_image_can_be_built(name: str) -> None:
 
 
 @ours
-def test_command_exists_in_the_image(name: str) -> None:
+def test_command_exists_in_image(name: str) -> None:
     program, script, *_ = SERVICES[name]["command"]
     assert program == "python"
     assert (ROOT / script).is_file()
@@ -105,7 +105,7 @@ def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> Non
 
 
 @ours
-def test_environment_is_what_the_command_reads(name: str) -> None:
+def test_environment_has_variables_of_command(name: str) -> None:
     service = SERVICES[name]
     script = (ROOT / service["command"][1]).read_text()
     assert all(f'"{variable}"' in script for variable in service["environment"])

@@ -159,7 +159,7 @@ def test_python_missing(machine: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("script", ["exit 1", "exit 127"], ids=["too old", "does not run"])
-def test_python_that_will_not_do(machine: Path, script: str) -> None:
+def test_python_unusable(machine: Path, script: str) -> None:
     program(machine / "bin/python3", script)
     assert "no Python 3.10 or newer was found" in sentence(make(machine, "setup"))
     named = sentence(make(machine, "setup", "PYTHON=python3"))
@@ -208,7 +208,7 @@ def test_virtual_environment_keeps_its_python(machine: Path) -> None:
     assert make(machine, "setup").stdout.splitlines()[-1] == "its own"
 
 
-def test_ci_runs_the_checks_and_the_tests() -> None:
+def test_ci_runs_checks_and_tests() -> None:
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
     lines = script.read_text().splitlines()

@@ -57,7 +57,7 @@ def test_make_targets_and_variables_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_actions_are_pinned_by_a_full_version(path: Path) -> None:
+def test_actions_are_pinned_by_full_version(path: Path) -> None:
     used = re.findall(r"uses: (\S+)", path.read_text())
     assert used
     assert [one for one in used if not re.search(r"^\./|@v\d+\.\d+\.\d+$", one)] == []

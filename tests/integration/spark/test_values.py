@@ -68,7 +68,7 @@ def test_message_indexes_are_split(spark: SparkSession, code: None) -> None:
     assert splits_of(spark, values, message_indexes=True) == expected
 
 
-def test_random_message_indexes_come_back(spark: SparkSession) -> None:
+def test_random_message_indexes_roundtrip(spark: SparkSession) -> None:
     chance = random.Random(41)
     cases = [
         ([chance.randrange(2 ** chance.randint(1, 16)) for _ in range(chance.randint(1, 12))], body)

@@ -44,7 +44,7 @@ class Servers:
         return Outage(timeout, "nats://a", self.clock, self.sleep)
 
 
-async def test_outlives(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_within_limit(caplog: pytest.LogCaptureFixture) -> None:
     servers = Servers(back_at=35)
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
         assert await servers.outage(60).retry(servers.request) == "back"
@@ -63,7 +63,7 @@ async def test_outage_absent_logs_nothing(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-async def test_lasts_too_long() -> None:
+async def test_outage_beyond_limit() -> None:
     servers = Servers(back_at=100)
     with pytest.raises(ConnectError, match="connection refused"):
         await servers.outage(60).retry(servers.request)

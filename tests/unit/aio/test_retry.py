@@ -41,7 +41,7 @@ from nats_stream_source.errors import (
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_passes(error: Exception, expected: bool) -> None:
+def test_transient_errors(error: Exception, expected: bool) -> None:
     assert is_transient(error) is expected
 
 
@@ -86,7 +86,7 @@ async def test_retries_are_limited_by_attempts() -> None:
     assert work.calls == 3
 
 
-async def test_work_may_be_any_function_that_returns_an_awaitable() -> None:
+async def test_work_may_be_any_function_that_returns_awaitable() -> None:
     work = Work(ConnectError("1"))
     assert await retry_transient(lambda: work(), 10.0) == "done"
     assert work.calls == 2
@@ -106,6 +106,6 @@ async def test_retry_log_line(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["retrying request attempt=1 error=cut"]
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_longest() -> None:
     backoff = Backoff(0.05, 2.0)
     assert [backoff.pause(n) for n in (0, 1, 2, 6, 5000)] == [0.05, 0.1, 0.2, 2.0, 2.0]

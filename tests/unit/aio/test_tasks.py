@@ -113,7 +113,7 @@ async def test_failure_is_raised_unless_cancelled() -> None:
     assert caller.cancelled()
 
 
-async def test_cancelled_twice_the_caller_goes_at_once() -> None:
+async def test_caller_cancelled_twice_returns_at_once() -> None:
     resume, done = asyncio.Event(), asyncio.Event()
 
     async def slow() -> None:

@@ -66,7 +66,7 @@ async def test_cancellation_beside_response(turns: int) -> None:
     assert went_on is not in_time
 
 
-async def test_cancelled_with_its_caller() -> None:
+async def test_coroutine_cancelled_with_its_caller() -> None:
     begun, has_ended = asyncio.Event(), asyncio.Event()
 
     async def ask() -> None:

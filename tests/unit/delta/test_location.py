@@ -51,7 +51,7 @@ def test_name_in_catalog_is_unchanged(table: str) -> None:
     assert location.name == location.uri == table
 
 
-def test_working_directory_changed_after_the_call(
+def test_working_directory_changed_after_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = TableLocation("./fleet")

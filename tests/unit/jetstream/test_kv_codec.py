@@ -42,7 +42,7 @@ def test_keys() -> None:
         (BOTH, "a.b", "it would be stored as 'YQ.Yg', which is key 'a/b'"),
     ],
 )
-def test_key_that_does_not_come_back(codec: KvCodec, key: str, problem: str) -> None:
+def test_key_that_does_not_roundtrip(codec: KvCodec, key: str, problem: str) -> None:
     with pytest.raises(KeyNotEncodableError) as caught:
         codec.raw_key(key)
     assert f"could not encode key {key!r} with key codec '" in str(caught.value)

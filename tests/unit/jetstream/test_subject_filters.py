@@ -43,7 +43,9 @@ def test_subject_matched_by_narrow_filter_matches_wide(
 
 
 @given(st.lists(_PATTERN, min_size=1, max_size=4), _SUBJECT)
-def test_filters_apart_match_the_same_and_do_not_overlap(patterns: list[str], subject: str) -> None:
+def test_disjoint_filters_match_same_subjects_and_do_not_overlap(
+    patterns: list[str], subject: str
+) -> None:
     apart = _disjoint_filters(tuple(patterns))
     for index, one in enumerate(apart):
         assert not any(overlap(one, other) for other in apart[:index])

@@ -59,7 +59,7 @@ def test_filters_invalid(pattern: str) -> None:
 
 
 @given(st.text(alphabet="ab./=_-", min_size=1, max_size=8))
-def test_keys_by_the_documents_pattern(key: str) -> None:
+def test_keys_match_pattern_of_document(key: str) -> None:
     """ADR-8's pattern and sentence, plus the server's rule that no token is empty."""
     allowed = (
         re.fullmatch(r"\A[-/_=\.a-zA-Z0-9]+\Z", key) is not None
@@ -121,7 +121,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 @given(_PATTERNS, _PATTERNS)
-def test_overlap_is_a_subject_that_both_match(one: str, other: str) -> None:
+def test_overlap_is_subject_that_both_match(one: str, other: str) -> None:
     words = ["a", "b", "c"]
     subjects = [*words]
     for _ in range(4):

@@ -39,7 +39,7 @@ from tests.support.scrape import parsed, value
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
-def test_metric_follows_the_rules_of_prometheus(metric: Metric) -> None:
+def test_metric_follows_rules_of_prometheus(metric: Metric) -> None:
     assert re.fullmatch("[a-z]+(_[a-z]+)*", metric.name)
     assert metric.help.endswith(".")
     assert "query" not in metric.labels
@@ -80,7 +80,7 @@ def reader() -> InMemoryMetricReader:
     return reader
 
 
-def test_opentelemetry_has_the_same_values(
+def test_opentelemetry_has_same_values(
     reader: InMemoryMetricReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(active, "_recorder", None)
@@ -124,7 +124,7 @@ def test_opentelemetry_has_the_same_values(
     assert "nats_stream_source.query_active" in names
 
 
-def test_end_of_a_run_removes_gauges_and_keeps_counters() -> None:
+def test_end_of_run_removes_gauges_and_keeps_counters() -> None:
     recorder = Recorder()
     label = recorder.begin("id", "run 1", "fleet")
     recorder.set(OFFSETS_BEHIND, 3, label, "0", "KV_fleet")
@@ -152,7 +152,7 @@ def test_series_of_queries_that_ended_long_ago_are_removed() -> None:
     assert value(samples, "input_rows_total", query="id 99") == 1
 
 
-def test_label_of_a_second_query_of_a_name_has_its_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_label_of_second_query_of_name_has_its_id(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
     assert recorder.begin("11111111-1", "run", "fleet") == "fleet"
     assert recorder.begin("22222222-2", "run", "fleet") == "fleet 22222222"
@@ -161,7 +161,7 @@ def test_label_of_a_second_query_of_a_name_has_its_id(caplog: pytest.LogCaptureF
     assert recorder.begin("33333333-3", "run", "fleet") == "fleet"
 
 
-def test_merge_before_the_listener_is_recorded_later() -> None:
+def test_merge_before_listener_is_recorded_later() -> None:
     recorder = Recorder()
     labels: list[str] = []
     recorder.when_watched("id", labels.append)
@@ -190,7 +190,7 @@ def test_counts_of_other_processes_get_query_and_process() -> None:
     assert DATA_LOSSES.labels[-1] == "process"
 
 
-def test_failure_of_a_source_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_of_source_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
 
     def fail() -> None:
@@ -232,19 +232,19 @@ def without_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_prometheus")
-def test_metrics_without_the_extra() -> None:
+def test_metrics_without_extra() -> None:
     assert start_metrics(None, False) is None
     with pytest.raises(MissingPackageError, match=r"nats-stream-source\[metrics\]"):
         start_metrics(9464, False)
 
 
-def test_opentelemetry_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
     with pytest.raises(MissingPackageError, match=r"nats-stream-source\[metrics\]"):
         Exporters.parse(None, True).start()
 
 
-def test_port_in_use_is_a_warning(
+def test_port_in_use_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

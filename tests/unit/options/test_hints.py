@@ -178,7 +178,7 @@ def test_options_fail_in_options() -> None:
         kv_options({**base, "keys": "a.*,a.b"})
 
 
-def test_stream_named_like_a_setting() -> None:
+def test_stream_named_like_setting() -> None:
     with pytest.raises(ConfigurationError) as caught, option_hints(NAMES):
         validate_stream("connect_timeout ")
     assert "'connect_timeout '" in str(caught.value)

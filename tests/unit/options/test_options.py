@@ -263,7 +263,7 @@ ENCRYPTED = {
 
 
 @pytest.mark.parametrize(("servers", "encrypted"), ENCRYPTED.items())
-def test_addresses_ask_for_tls(servers: str, encrypted: bool) -> None:
+def test_addresses_require_tls(servers: str, encrypted: bool) -> None:
     assert kv_options({**BASE, "servers": servers}).connection.requires_tls == encrypted
 
 
@@ -271,7 +271,7 @@ def test_addresses_ask_for_tls(servers: str, encrypted: bool) -> None:
     "given",
     [{"tlsCaFile": "/a"}, {"tlsCertFile": "/c", "tlsKeyFile": "/k"}, {"tlsHandshakeFirst": "true"}],
 )
-def test_options_ask_for_tls(given: dict[str, str]) -> None:
+def test_options_require_tls(given: dict[str, str]) -> None:
     assert kv_options({**BASE, **given}).connection.requires_tls
 
 

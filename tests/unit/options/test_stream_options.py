@@ -197,12 +197,12 @@ KV_REFUSED: dict[str, tuple[dict[str, str], Mode, str]] = {
 
 
 @pytest.mark.parametrize(("given", "mode", "message"), KV_REFUSED.values(), ids=KV_REFUSED)
-def test_refused_of_a_bucket(given: dict[str, str], mode: Mode, message: str) -> None:
+def test_bucket_options_refused(given: dict[str, str], mode: Mode, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         kv_options({**KV, **given}, mode)
 
 
-def test_columns_are_asked_for_before_the_way_of_reading_is_known() -> None:
+def test_options_of_each_mode_are_parsed_without_mode() -> None:
     assert kv_options({**KV, "asOfSequence": "5"}).as_of_sequence == 5
     assert kv_options({**KV, "maxRowsPerTrigger": "5"}).common.max_rows == 5
     assert stream_options({**BASE, "endSequence": "5"}).end_sequence == 5

@@ -27,7 +27,7 @@ def test_pattern_matches_whole_names() -> None:
     assert [options.streams.selects(name) for name in names] == [True, True, False, False]
 
 
-def test_single_bucket_is_not_a_set() -> None:
+def test_single_bucket_is_not_stream_set() -> None:
     options = kv_options({**SERVER, "bucket": "cars"})
     assert (options.bucket, options.buckets) == ("cars", None)
 

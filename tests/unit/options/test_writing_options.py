@@ -59,7 +59,7 @@ def test_bucket_to_create() -> None:
     assert config["placement"] == {"cluster": "east", "tags": ["ssd", "large"]}
 
 
-def test_subjects_of_a_stream_to_create() -> None:
+def test_subjects_of_stream_to_create() -> None:
     create = STREAM | {"ifMissing": "create"}
     assert stream_write_options(create | {"subject": "orders.new"}).subjects == ("orders.new",)
     both = create | {"subject": "orders.new", "subjects": "orders.>, audit.*"}
@@ -115,13 +115,13 @@ BAD_STREAM = [
 
 
 @pytest.mark.parametrize(("given", "kind", "text"), BAD_KV)
-def test_bad_options_of_a_bucket(given: dict[str, str], kind: type[Exception], text: str) -> None:
+def test_bad_options_of_bucket(given: dict[str, str], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         kv_write_options(KV | given)
 
 
 @pytest.mark.parametrize(("given", "kind", "text"), BAD_STREAM)
-def test_bad_options_of_a_stream(given: dict[str, str], kind: type[Exception], text: str) -> None:
+def test_bad_options_of_stream(given: dict[str, str], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         stream_write_options(STREAM | given)
 
@@ -134,7 +134,7 @@ def test_names_are_required() -> None:
         stream_write_options(servers)
 
 
-def test_options_of_the_query_are_not_those_of_the_sink() -> None:
+def test_options_of_query_are_not_those_of_sink() -> None:
     given = {**KV, "checkpointlocation": "/tmp/x"}
     assert without_query_options(given) == KV
     with pytest.raises(OptionError, match=r"an option of df\.writeStream"):

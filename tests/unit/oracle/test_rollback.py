@@ -79,7 +79,7 @@ def missing_key(evidence: Evidence) -> None:
     ],
     ids=lambda one: one.__name__ if callable(one) else None,
 )
-def test_anomaly_after_a_rollback_is_found(
+def test_anomaly_after_rollback_is_found(
     tamper: Callable[[Evidence], None], kinds: dict[str, int]
 ) -> None:
     evidence = rolled_back()

@@ -36,7 +36,9 @@ CASES: dict[str, tuple[int, list[list[int]], int, Gone | None]] = {
 
 
 @pytest.mark.parametrize(("first", "batches", "first_seq", "gone"), CASES.values(), ids=list(CASES))
-def test_gone(first: int, batches: list[list[int]], first_seq: int, gone: Gone | None) -> None:
+def test_aged_out_messages(
+    first: int, batches: list[list[int]], first_seq: int, gone: Gone | None
+) -> None:
     assert followed(first, batches).aged_out(first_seq, 10) == gone
 
 

@@ -229,7 +229,7 @@ def test_limit_while_others_write_is_never_exceeded(
             break
 
 
-def test_limit_is_not_exceeded_by_rows_beyond_the_end() -> None:
+def test_limit_is_not_exceeded_by_rows_beyond_end() -> None:
     """A run of AvailableNow ends before messages that were written since."""
     stream = SimulatedStream([*range(10, 9001, 10), *range(9001, 29_001)], matches=every(1))
     start, batches = 0, []
@@ -260,7 +260,7 @@ BY_SEQUENCES = (100, 100, 1000)
         (Replica("b", 5, 0), "2026-11-25T09:59:00Z", True),
     ],
 )
-def test_limit_while_a_replica_lags_is_of_sequences(
+def test_limit_while_replica_lags_is_of_sequences(
     replica: Replica, leader_since: str | None, used: bool
 ) -> None:
     stream = SimulatedStream(SPARSE)
@@ -270,7 +270,7 @@ def test_limit_while_a_replica_lags_is_of_sequences(
     assert bool(stream.counts) is used
 
 
-def test_limit_where_a_replica_lags_after_the_counts_is_of_sequences() -> None:
+def test_limit_where_replica_lags_after_counts_is_of_sequences() -> None:
     def change(stream: SimulatedStream) -> None:
         stream.replicas = (Replica("b", 1, 1),)
 

@@ -127,6 +127,6 @@ def test_range_between(start: Position, end: Position, expected: tuple[int, int]
     assert range_between(start, end) == expected
 
 
-def test_backwards_is_an_error() -> None:
+def test_backwards_range_is_error() -> None:
     with pytest.raises(OffsetError, match="backwards"):
         range_between(at(20), at(10))

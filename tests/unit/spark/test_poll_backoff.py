@@ -49,14 +49,14 @@ async def test_looks_become_rarer_in_silence() -> None:
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.0001, 0.02), (0.005, 0.05), (1.0, 0.1)])
-async def test_looks_take_a_tenth_of_the_time_while_others_write(took: float, rest: float) -> None:
+async def test_looks_take_tenth_of_time_while_others_write(took: float, rest: float) -> None:
     time = Time()
     await time.look(took)
     time.idle.record_empty(START, info(7).position)
     assert await time.look() == pytest.approx(rest)
 
 
-async def test_write_is_a_change_and_ends_silence() -> None:
+async def test_write_is_change_and_ends_silence() -> None:
     time = Time()
     await time.look()
     time.idle.record_empty(START, info(7).position)

@@ -36,7 +36,7 @@ ROWS = st.lists(st.integers(0, 10**6), max_size=30)
 
 
 @given(st.integers(0, 10**5), ROWS, st.integers(0, 29))
-def test_shares_never_exceed_the_limit(limit: int, rows: list[int], first: int) -> None:
+def test_shares_never_exceed_limit(limit: int, rows: list[int], first: int) -> None:
     found = shares(limit, rows, min(first, max(0, len(rows) - 1)))
     active = [share for share, count in zip(found, rows, strict=True) if count]
     assert sum(found) == (limit if active and limit > len(active) else min(limit, len(active)))

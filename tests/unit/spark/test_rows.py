@@ -72,14 +72,14 @@ def test_row_complete() -> None:
     }
 
 
-def test_markers_have_no_value_and_an_empty_value_is_one() -> None:
+def test_markers_have_null_value_and_empty_value_is_kept() -> None:
     assert column("operation") == ["PUT", "DEL", "PURGE", "PUT"]
     assert column("value") == [b"one", None, None, b""]
     assert column("key") == ["a.x", "a.y", "b", "a.x"]
     assert column("delta") == [3, 2, 1, 0]
 
 
-def test_initial_values_end_where_they_were_said_to() -> None:
+def test_initial_values_end_at_given_sequence() -> None:
     assert column("initial") == [True, True, False, False]
     assert column("initial", initial_through=0) == [False] * 4
     assert column("initial", initial_through=12) == [True] * 4

@@ -71,7 +71,7 @@ def _classic(**started: str) -> Any:
     return SimpleNamespace(_jvm=object(), sparkContext=SimpleNamespace(getConf=lambda: conf))
 
 
-def test_missing_settings_are_those_the_jvm_was_started_without() -> None:
+def test_missing_settings_are_those_of_started_jvm() -> None:
     assert session.missing_settings(_classic()) == {SOCKETS: "true"}
     assert session.missing_settings(_classic(**{SOCKETS: "false"})) == {SOCKETS: "true"}
     assert session.missing_settings(_classic(**{SOCKETS: "true"})) == {}

@@ -53,7 +53,7 @@ def test_splits_with_holes_are_balanced_within_factor_2(
     assert max(rows) <= 2 * min(rows)
 
 
-def test_splits_of_range_before_the_stream_end_are_balanced() -> None:
+def test_splits_of_range_before_stream_end_are_balanced() -> None:
     stream = SimulatedStream([*range(10, 10_001, 10), *range(10_001, 30_001)])
     ends = stream.split_ends(0, 10_000, 4)
     rows = [stream.rows(low, high) for low, high in pairwise([0, *ends])]
@@ -67,7 +67,7 @@ def test_splits_of_range_before_the_stream_end_are_balanced() -> None:
     parts=st.integers(1, 70),
     events=CHANGES,
 )
-def test_splits_while_others_write_cover_the_range(
+def test_splits_while_others_write_cover_range(
     stored: set[int], start: int, length: int, parts: int, events: list[tuple[int, list[int]]]
 ) -> None:
     stream = SimulatedStream(stored, 3000, change=changes(events))
@@ -96,5 +96,5 @@ def test_small_range_is_one_split_without_request() -> None:
     assert not stream.counts
 
 
-def test_range_of_few_sequences_has_a_split_for_each() -> None:
+def test_range_of_few_sequences_has_split_for_each() -> None:
     assert SimulatedStream([2, 3]).split_ends(0, 3, 8) == [1, 2, 3]

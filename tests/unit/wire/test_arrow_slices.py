@@ -48,7 +48,7 @@ def test_slices_random(drawn: tuple[bytes, list[int], list[int], bytes]) -> None
 
 
 @ways
-def test_positions_may_have_a_stride(way: scanner.Scanner) -> None:
+def test_positions_may_have_stride(way: scanner.Scanner) -> None:
     both = positions([0, 1, 2, 4, 4, 4])
     with using(way):
         assert slices(b"abcd", both[::2], both[1::2], pa.binary()).to_pylist() == [b"a", b"cd", b""]

@@ -79,7 +79,7 @@ def test_columns() -> None:
 
 
 @pytest.mark.parametrize("index", [[1, 4], [4, 2, 2, 0], [3], []])
-def test_columns_of_a_selection_in_any_order(index: list[int]) -> None:
+def test_columns_of_selection_in_any_order(index: list[int]) -> None:
     chosen = MIXED.select(np.array(index, np.int64))
     for column in (subjects, payloads, header_blocks):
         result = column(chosen)
@@ -87,7 +87,7 @@ def test_columns_of_a_selection_in_any_order(index: list[int]) -> None:
         assert result.to_pylist() == [column(MIXED)[i].as_py() for i in index]
 
 
-def test_columns_do_not_hold_the_buffer() -> None:
+def test_columns_do_not_hold_buffer() -> None:
     frames = frames_of(msg(b"a", bytes(100_000)), msg(b"b", b"small")).select(slice(1, 2))
     assert payloads(frames).get_total_buffer_size() < 1000
 

@@ -194,7 +194,7 @@ def test_new_fields_are_read_by_other_readers_in_old_and_new_rows(
     [("a INT", (1,)), ("a INT, c INT", (1, None))],
     ids=["other columns", "new column"],
 )
-def test_columns_of_other_writer_that_a_batch_lacks_make_versions(
+def test_columns_of_other_writer_that_batch_lacks_make_versions(
     events: EventsOf, table: Path, schema: str, values: tuple[Any, ...]
 ) -> None:
     """The driver's tables are open with their earlier columns when the batch is merged."""

@@ -73,7 +73,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-async def test_let_in_and_again_after_a_restart(
+async def test_client_accepted_before_and_after_restart(
     way: Way, running: Callable[[Way], Running]
 ) -> None:
     at = running(way)

@@ -182,7 +182,7 @@ async def test_wrong_credentials(guarded: NatsServer, wrong: dict[str, str]) -> 
     assert "hunter2" not in str(caught.value)
 
 
-async def test_credentials_in_the_url(guarded: NatsServer) -> None:
+async def test_credentials_in_url(guarded: NatsServer) -> None:
     with pytest.raises(StreamNotFoundError) as caught:
         await info_of(guarded.url.replace("//", "//admin:secret1@"))
     assert "secret1" not in str(caught.value)
@@ -238,7 +238,7 @@ async def test_server_stops_responding(nats_server: NatsServer) -> None:
         await connection.close()
 
 
-async def test_closing_a_dead_connection_says_nothing(nats_server: NatsServer) -> None:
+async def test_close_of_dead_connection_raises_nothing(nats_server: NatsServer) -> None:
     """What failed first must not be covered up by a broken pipe."""
     connection = await Connection.open(settings(nats_server.url))
     nats_server.kill()
@@ -325,7 +325,7 @@ def test_errors_have_one_root_and_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 3))
-async def test_closed_in_the_middle_of_a_reconnect(shared_server: NatsServer, steps: int) -> None:
+async def test_connection_closed_during_reconnect(shared_server: NatsServer, steps: int) -> None:
     """However far it had come: no task goes on, no socket is left open."""
     connection = await Connection.open(settings(shared_server.url))
     connection.reconnect()
@@ -337,7 +337,9 @@ async def test_closed_in_the_middle_of_a_reconnect(shared_server: NatsServer, st
     gc.collect()  # what was left open is told here
 
 
-async def test_closed_while_a_reconnect_is_cancelled_in_vain(shared_server: NatsServer) -> None:
+async def test_connection_closed_while_reconnect_ignores_cancellation(
+    shared_server: NatsServer,
+) -> None:
     """As by ``wait_for`` up to Python 3.11: it goes on, and opens a socket."""
     connection = await Connection.open(settings(shared_server.url))
     client, vain, begun = connection.client, 0, asyncio.Event()

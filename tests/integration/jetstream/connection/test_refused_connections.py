@@ -342,7 +342,7 @@ def servers(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-async def test_refused_with_the_reason(
+async def test_refusal_names_reason(
     wrong: Wrong, world: World, servers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

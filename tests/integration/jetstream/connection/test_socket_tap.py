@@ -132,7 +132,7 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
     assert [frames.payload(i) for frames in tapped for i in range(len(frames))] == payloads
 
 
-async def test_closing_an_inbox_in_the_middle_of_a_flood_keeps_the_rest_sound(
+async def test_inbox_closed_under_load_leaves_other_frames_whole(
     shared_server: NatsServer,
 ) -> None:
     """A frame that is cut by the read's end must not reach nats-py's parser in two halves."""
@@ -222,7 +222,7 @@ async def test_tap_reads_past_stream_reader(
         await client.close()
 
 
-async def test_unknown_transport_is_read_as_it_comes(
+async def test_unknown_transport_uses_stream_reader(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What websocket and another version of nats-py meet: slower, and the same."""
@@ -305,9 +305,7 @@ def tls_server(tls_files: Path) -> Iterator[NatsServer]:
         yield server
 
 
-async def test_over_tls_it_reads_past_the_stream_too(
-    tls_files: Path, tls_server: NatsServer
-) -> None:
+async def test_tls_tap_reads_past_stream_reader(tls_files: Path, tls_server: NatsServer) -> None:
     """nats-py's TLS upgrade puts another transport and another stream in place."""
     context = ssl.create_default_context(cafile=str(tls_files / "cert.pem"))
 
@@ -388,7 +386,7 @@ def received(reader: _BufferedReader, nbytes: int) -> None:
         (64 << 10, 16, False),  # large frames
     ],
 )
-async def test_bytes_accumulate_after_a_medium_read(nbytes: int, frames: int, pauses: bool) -> None:
+async def test_bytes_accumulate_after_medium_read(nbytes: int, frames: int, pauses: bool) -> None:
     transport: Any = FakeTransport()
     reader = _BufferedReader(Framer(), transport, lambda _: False)
     received(reader, nbytes)

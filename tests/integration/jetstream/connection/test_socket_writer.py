@@ -13,7 +13,7 @@ async def opened(url: str) -> Connection:
     return await Connection.open(ConnectionSettings(servers=(url,)))
 
 
-async def test_frames_follow_what_the_client_has_buffered(shared_server: NatsServer) -> None:
+async def test_frames_follow_buffer_of_client(shared_server: NatsServer) -> None:
     connection = await opened(shared_server.url)
     client = connection.client
     try:
@@ -28,7 +28,7 @@ async def test_frames_follow_what_the_client_has_buffered(shared_server: NatsSer
         await connection.close()
 
 
-async def test_lost_connection_is_an_os_error(nats_server: NatsServer) -> None:
+async def test_lost_connection_is_os_error(nats_server: NatsServer) -> None:
     connection = await opened(nats_server.url)
     try:
         nats_server.kill()

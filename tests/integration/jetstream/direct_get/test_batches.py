@@ -60,7 +60,7 @@ async def test_stream_empty(shared_server: NatsServer) -> None:
             assert await seqs(get.last_for(["EMPTY.>"], complete=False)) == []
 
 
-async def test_pages_are_as_large_as_asked_and_give_columns(shared_server: NatsServer) -> None:
+async def test_pages_have_requested_size_and_columns(shared_server: NatsServer) -> None:
     url = shared_server.url
     skip_before(url, 11)
     make(url, "PAGES", 20)

@@ -125,7 +125,7 @@ async def test_mirrors_do_not_respond_for_stream(shared_server: NatsServer) -> N
             assert {key: row["data"] for key, row in found.items()} == wanted
 
 
-async def test_replies_behind_the_leader_do_not_count(
+async def test_replies_behind_leader_do_not_count(
     shared_server: NatsServer, leader_requests: Counter[str]
 ) -> None:
     url = shared_server.url

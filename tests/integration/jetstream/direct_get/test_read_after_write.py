@@ -126,7 +126,7 @@ async def test_missing_message_is_reported_after_sequence(
             await get.last("GONE.x", min_last_seq=4, timeout=0.3)
 
 
-async def test_waiting_for_what_cannot_come(nats_server: NatsServer) -> None:
+async def test_wait_for_last_seq_fails_without_stream_or_response(nats_server: NatsServer) -> None:
     make(nats_server.url, "DEAF")
 
     async with direct_get(nats_server.url, "DEAF") as get:

@@ -269,7 +269,7 @@ async def test_arguments_are_refused_when_called(shared_server: NatsServer) -> N
                 DirectGet(get.jetstream, stream)
 
 
-async def test_allow_direct_is_for_who_makes_the_stream_to_ask(shared_server: NatsServer) -> None:
+async def test_allow_direct_is_off_unless_requested(shared_server: NatsServer) -> None:
     """No released server sets it because of ``max_msgs_per_subject``; where off, 503 at once."""
     url = shared_server.url
     for name, more in (("ASKED", {"allow_direct": True}), ("UNASKED", {})):

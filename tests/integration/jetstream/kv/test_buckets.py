@@ -114,7 +114,7 @@ PROPERTIES = [
 
 
 @pytest.mark.parametrize("config", PROPERTIES)
-async def test_properties_on_the_server(shared_server: NatsServer, config: KeyValueConfig) -> None:
+async def test_properties_on_server(shared_server: NatsServer, config: KeyValueConfig) -> None:
     async with new_bucket(shared_server.url, config) as kv:
         assert (await kv.status()).config == config
 

@@ -17,7 +17,7 @@ from tests.support.proxy.fault_proxy import Proxy
 pytestmark = pytest.mark.servers
 
 
-async def test_update_needs_the_revision(shared_server: NatsServer) -> None:
+async def test_update_needs_revision(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("cas", history=3)) as kv:
         first = await kv.update("a", b"1", 0)
         await kv.put("other", b"")
@@ -51,7 +51,7 @@ async def test_create(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-async def test_create_with_and_without_the_sequence_in_the_refusal(
+async def test_create_with_and_without_sequence_in_refusal(
     nats_server: NatsServer, numbered: bool
 ) -> None:
     """ADR-53: ``wrong last sequence: 5`` and ``wrong last sequence``."""

@@ -132,7 +132,7 @@ async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) 
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-async def test_reads_without_values_of_a_bucket_that_limits_its_consumers(
+async def test_reads_without_values_of_bucket_that_limits_its_consumers(
     shared_server: NatsServer, limit: int
 ) -> None:
     name = f"limited{limit}"
@@ -156,7 +156,7 @@ async def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
         assert await api_consumers(kv) == []
 
 
-async def test_history_of_a_key_that_is_overwritten_while_it_is_read(
+async def test_history_of_key_that_is_overwritten_while_it_is_read(
     shared_server: NatsServer,
 ) -> None:
     """What is read is gone by then, each time: the key is there nevertheless, with its latest."""

@@ -122,7 +122,7 @@ async def test_mirror_and_sources_in_other_domain() -> None:
         await whole(both)
 
 
-async def test_through_an_api_prefix(tmp_path: Path) -> None:
+async def test_bucket_through_api_prefix(tmp_path: Path) -> None:
     """ADR-19: writes go to ``fromA.$KV.…``, through the account's import; so does a mirror's."""
     config = tmp_path / "accounts.conf"
     config.write_text(

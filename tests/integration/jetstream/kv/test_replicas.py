@@ -8,7 +8,7 @@ from tests.support.nats.buckets import stream_info
 from tests.support.nats.cluster import Cluster
 
 
-async def test_replicas_and_storage_are_those_of_the_stream(cluster: Cluster) -> None:
+async def test_replicas_and_storage_are_those_of_stream(cluster: Cluster) -> None:
     for replicas in (1, 3):
         name = f"r{replicas}"
         async with new_bucket(cluster.url, KeyValueConfig(name, replicas=replicas)) as kv:

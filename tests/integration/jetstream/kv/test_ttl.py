@@ -21,7 +21,7 @@ from tests.support.wait import wait_until_async
 pytestmark = pytest.mark.servers
 
 
-async def test_ttl_of_the_bucket(shared_server: NatsServer) -> None:
+async def test_ttl_of_bucket(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("aging", ttl=0.5)) as kv:
         server = (await kv.status()).stream_info["config"]
         assert (server["max_age"], server["duplicate_window"]) == (500_000_000, 500_000_000)
@@ -36,7 +36,7 @@ async def test_ttl_of_the_bucket(shared_server: NatsServer) -> None:
             await kv.get("a")
 
 
-async def test_ttl_of_an_entry_and_its_marker(shared_server: NatsServer) -> None:
+async def test_ttl_of_entry_and_its_marker(shared_server: NatsServer) -> None:
     """A value that expires leaves a marker, which get, history, keys and watch read alike."""
     async with jetstream(shared_server.url) as js:
         config = KeyValueConfig("ttl", history=3, limit_marker_ttl=2)

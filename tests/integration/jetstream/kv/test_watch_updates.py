@@ -92,7 +92,7 @@ async def test_read_cancelled_loses_nothing(shared_server: NatsServer) -> None:
                 assert await take(watch, 1) == [("k", turns + 2, "PUT")]
 
 
-async def test_closing_a_watch_that_is_being_read_elsewhere(shared_server: NatsServer) -> None:
+async def test_watch_closed_while_read_elsewhere(shared_server: NatsServer) -> None:
     async with watched_bucket(shared_server.url, "elsewhere") as kv:
         watch = kv.watch()
         await watch.initial()

@@ -22,7 +22,7 @@ from tests.support.nats.buckets import api, publish
 pytestmark = pytest.mark.servers
 
 
-async def test_chunks_that_are_gone_are_an_error(url: str) -> None:
+async def test_missing_chunks_are_error(url: str) -> None:
     async with opened_store(url) as store:
         info = await store.put("a", MEGABYTE)
         await store.jetstream.call("STREAM.MSG.DELETE.OBJ_b", {"seq": 3, "no_erase": True})
@@ -30,7 +30,7 @@ async def test_chunks_that_are_gone_are_an_error(url: str) -> None:
             await store.get("a", min_last_seq=info.sequence)
 
 
-async def test_bytes_with_another_digest_are_an_error(url: str) -> None:
+async def test_bytes_with_another_digest_are_error(url: str) -> None:
     async with opened_store(url) as store:
         info = await store.put("a", b"right")
         wrong = Digest()

@@ -25,7 +25,7 @@ from tests.support.nats.topology import (
 pytestmark = pytest.mark.servers
 
 
-async def test_writers_of_one_object_at_the_same_time_leave_no_chunks_behind(url: str) -> None:
+async def test_writers_of_one_object_at_same_time_leave_no_chunks_behind(url: str) -> None:
     async with opened_store(url) as store:
         connection = await Connection.open(store.jetstream.connection.settings)
         try:
@@ -44,7 +44,7 @@ async def test_writers_of_one_object_at_the_same_time_leave_no_chunks_behind(url
         assert set(left(url)) == expected
 
 
-async def test_nats_own_client_reads_and_writes_the_same(url: str) -> None:
+async def test_nats_py_reads_and_writes_same_objects(url: str) -> None:
     async def exchange(client: Client) -> None:
         theirs = await client.jetstream().object_store("b")
         assert (await theirs.get("ours")).data == MEGABYTE
@@ -64,7 +64,7 @@ async def test_nats_own_client_reads_and_writes_the_same(url: str) -> None:
             await store.get("ours")
 
 
-async def test_through_an_account_import() -> None:
+async def test_object_through_account_import() -> None:
     with adr19_server(object_store=True) as accounts:
         async with opened_store(accounts.exporter) as store:
             await ObjectStore.create(store.jetstream, "b")

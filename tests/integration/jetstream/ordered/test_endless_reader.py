@@ -191,7 +191,7 @@ async def test_reader_paused_holds_bounded_backlog(nats_server: NatsServer) -> N
         assert inbox.dropped == 0
 
 
-async def test_backlog_without_flow_control_is_a_gap(nats_server: NatsServer) -> None:
+async def test_backlog_without_flow_control_is_gap(nats_server: NatsServer) -> None:
     url = nats_server.url
     create_bucket(url, "b", history=64)
 

@@ -36,7 +36,7 @@ async def test_consumer_lost_repeatedly(filled: NatsServer) -> None:
     assert consumers(filled.url, "b") == []
 
 
-async def test_large_values_at_the_end_of_a_range_still_come(nats_server: NatsServer) -> None:
+async def test_large_values_at_end_of_range_are_delivered(nats_server: NatsServer) -> None:
     """The last window's guess is wrong there: the answer that was held back is given after all."""
     create_bucket(nats_server.url, "b", history=64)
     put_many(nats_server.url, "b", ((f"k{i % 500}", b"x" * 100) for i in range(30_000)))
@@ -125,7 +125,7 @@ async def test_mirror_without_end_lags(filled: NatsServer) -> None:
         await read_range(filled.url, request)
 
 
-async def test_waiting_ends_when_the_end_is_written(filled: NatsServer) -> None:
+async def test_wait_ends_when_end_is_written(filled: NatsServer) -> None:
     async with linked(filled.url) as link:
         reader = OrderedReader(link, request_for(filled.url, "b", 3002, 2999, batch_rows=1))
         rows: list[int] = []
@@ -136,7 +136,7 @@ async def test_waiting_ends_when_the_end_is_written(filled: NatsServer) -> None:
         assert rows == [3000, 3001, 3002]
 
 
-async def test_stream_deleted_in_the_middle(filled: NatsServer) -> None:
+async def test_stream_deleted_while_read(filled: NatsServer) -> None:
     async def drop(reader: OrderedReader) -> None:
         delete_bucket(filled.url, "b")
 
@@ -146,7 +146,7 @@ async def test_stream_deleted_in_the_middle(filled: NatsServer) -> None:
         await read_range(filled.url, request, drop)
 
 
-async def test_stream_replaced_in_the_middle(filled: NatsServer) -> None:
+async def test_stream_replaced_while_read(filled: NatsServer) -> None:
     async def replace(reader: OrderedReader) -> None:
         delete_bucket(filled.url, "b")
         create_bucket(filled.url, "b")

@@ -79,7 +79,7 @@ async def test_bulk_reads_only_for_long_ranges_in_whole_batches(
             raise AssertionError("no batch came while the consumer existed")
 
 
-async def test_message_larger_than_a_batch(nats_server: NatsServer) -> None:
+async def test_message_larger_than_batch(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "small", b"1")
     put(nats_server.url, "b", "large", b"x" * 900_000)

@@ -35,7 +35,7 @@ async def test_lost_messages_are_read_again(filled: NatsServer, lost: tuple[int,
     assert consumers(filled.url, "b") == []
 
 
-async def test_lost_messages_in_the_initial_values(filled: NatsServer) -> None:
+async def test_lost_messages_in_initial_values(filled: NatsServer) -> None:
     """A rebuilt last_per_subject list starts again; what was kept is skipped, not repeated.
 
     Some keys are hot: a reader that went on by sequence would read their older revisions too, since
@@ -82,7 +82,7 @@ class Held:
         return is_delivery(frame) and int(frame.split(b"\r\n", 1)[0].split(b".")[-4]) <= 2500
 
 
-async def test_consumer_deleted_in_the_middle(filled: NatsServer) -> None:
+async def test_consumer_deleted_while_read(filled: NatsServer) -> None:
     """What is left then only a new one delivers."""
     gone: list[str] = []
     held = Held()
@@ -102,7 +102,7 @@ async def test_consumer_deleted_in_the_middle(filled: NatsServer) -> None:
     assert consumers(filled.url, "b") == []
 
 
-async def test_connection_cut_in_the_middle(filled: NatsServer) -> None:
+async def test_connection_cut_while_read(filled: NatsServer) -> None:
     held = Held()
     with Proxy(filled.port, held) as proxy:
 
@@ -117,7 +117,7 @@ async def test_connection_cut_in_the_middle(filled: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_server_restarted_in_the_middle(filled: NatsServer, how: str) -> None:
+async def test_server_restarted_while_read(filled: NatsServer, how: str) -> None:
     held = Held()
 
     async def restart(reader: OrderedReader) -> None:

@@ -79,7 +79,7 @@ async def test_messages_are_stored_in_order(shared_server: NatsServer, max_in_fl
         assert await stored(jetstream, name, 100) == expected
 
 
-async def test_pieces_and_windows_smaller_than_a_message(
+async def test_pieces_and_windows_smaller_than_message(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large messages are sent alone, also those that exceed every limit on bytes."""
@@ -175,7 +175,7 @@ async def test_subject_denied(tmp_path: Any) -> None:
                 await publish(publisher, columns("S", [b"v"] * 20))
 
 
-async def test_publishers_share_a_connection(shared_server: NatsServer) -> None:
+async def test_publishers_share_connection(shared_server: NatsServer) -> None:
     url = shared_server.url
     create(url, "one")
     create(url, "two")

@@ -128,7 +128,7 @@ async def test_room_for_one(shared_server: NatsServer) -> None:
             await publisher.close()
 
 
-async def test_headers_that_the_server_acts_on(shared_server: NatsServer) -> None:
+async def test_headers_that_server_acts_on(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "act")
 
     async with publishing(shared_server.url) as publisher:
@@ -265,7 +265,7 @@ async def test_lost_connection_fails_only_messages_in_flight(
         assert len(proxy.dropped) == 10
 
 
-async def test_publishing_waits_for_the_connection(tmp_path: Path) -> None:
+async def test_publishing_waits_for_connection(tmp_path: Path) -> None:
     async def work(publisher: Publisher) -> None:
         await publisher.publish("s.a")
         await asyncio.to_thread(server.stop)

@@ -63,7 +63,7 @@ async def test_import_with_single_response(streamed: bool, timeout: float | None
         assert api(exporter, "CONSUMER.NAMES.S")["consumers"] == []
 
 
-async def test_import_with_single_response_one_message_at_a_time() -> None:
+async def test_import_with_single_response_by_single_messages() -> None:
     """Without heartbeats: one would be the one response that arrives."""
     async with (
         importing() as (exporter, jetstream),
@@ -75,7 +75,7 @@ async def test_import_with_single_response_one_message_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("acks", [False, True])
-async def test_acknowledgements_over_an_import(acks: bool) -> None:
+async def test_acknowledgements_over_import(acks: bool) -> None:
     """``$JS.ACK`` is an export of its own (docs/security.md)."""
     async with (
         importing(streamed=True, acks=acks) as (exporter, jetstream),

@@ -112,7 +112,7 @@ async def test_ack_policy_none_sends_nothing(shared_server: NatsServer, publishe
             assert not message.acked
 
 
-async def test_acknowledgement_unpublishable_is_an_error(
+async def test_acknowledgement_unpublishable_is_error(
     shared_server: NatsServer, published: str
 ) -> None:
     async with connected(shared_server.url) as jetstream:

@@ -69,7 +69,7 @@ async def test_subscription_requests(shared_server: NatsServer) -> None:
             ]
 
 
-async def test_stream_missing_or_ambiguous_is_an_error(shared_server: NatsServer) -> None:
+async def test_stream_missing_or_ambiguous_is_error(shared_server: NatsServer) -> None:
     one, other = make_stream(shared_server.url), make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:

@@ -48,7 +48,9 @@ def seqs(messages: list[JsMessage]) -> list[int]:
     return [message.metadata.stream_seq for message in messages]
 
 
-async def test_fetch_takes_what_is_there_and_hides_the_statuses(shared_server: NatsServer) -> None:
+async def test_fetch_returns_available_messages_and_hides_statuses(
+    shared_server: NatsServer,
+) -> None:
     stream = make_stream(shared_server.url, 5)
 
     async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -68,7 +70,7 @@ async def test_fetch_takes_what_is_there_and_hides_the_statuses(shared_server: N
         assert seqs(await waiting) == [6, 7, 8]
 
 
-async def test_iterating_goes_on_over_many_requests(shared_server: NatsServer) -> None:
+async def test_iteration_spans_many_requests(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1000)
 
     async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -101,7 +103,7 @@ async def test_pull_limits_hold_while_iterating(shared_server: NatsServer) -> No
         assert await pull.fetch(3, 0.05) == []
 
 
-async def test_max_bytes_ends_a_request(shared_server: NatsServer) -> None:
+async def test_max_bytes_ends_request(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10, 1000)
 
     async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -218,7 +220,7 @@ async def test_timeout_around_iteration_loses_nothing(shared_server: NatsServer)
         assert found == [1, 2, 3, 4, 5, 6]
 
 
-async def test_pending_limit_exceeded_is_an_error(shared_server: NatsServer) -> None:
+async def test_pending_limit_exceeded_is_error(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 300, 1000)
 
     async with connected(shared_server.url) as jetstream:
@@ -239,7 +241,7 @@ async def test_pending_limit_exceeded_is_an_error(shared_server: NatsServer) -> 
 # With a proxy between
 
 
-async def test_missed_heartbeats_are_an_alarm(shared_server: NatsServer) -> None:
+async def test_missed_heartbeats_raise_alarm(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     with Proxy(shared_server.port, lambda frame: not is_status(frame, b"Idle")) as proxy:
         async with connected(proxy.url) as jetstream, await pull_on(jetstream, stream) as pull:
@@ -268,7 +270,7 @@ async def test_short_request_without_response(shared_server: NatsServer) -> None
             assert proxy.dropped
 
 
-async def test_messages_before_an_error_are_not_lost(shared_server: NatsServer) -> None:
+async def test_messages_before_error_are_not_lost(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 3)
 
     def leader_changes(frame: bytes) -> bool | bytes:
@@ -336,7 +338,9 @@ async def test_request_refused_is_retried_later(
 
 
 @pytest.mark.parametrize("count", [0, 3])
-async def test_drain_lets_a_fetch_return_what_it_has(shared_server: NatsServer, count: int) -> None:
+async def test_drain_ends_fetch_with_received_messages(
+    shared_server: NatsServer, count: int
+) -> None:
     stream = make_stream(shared_server.url, count)
 
     async with connected(shared_server.url) as jetstream:

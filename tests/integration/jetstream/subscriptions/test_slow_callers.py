@@ -35,7 +35,7 @@ async def test_callers_waiting_have_own_deadlines(
             assert (await waiting).metadata.stream_seq == 1
 
 
-async def test_slow_caller_is_told_dropped_count(shared_server: NatsServer) -> None:
+async def test_slow_caller_error_names_dropped_count(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -49,7 +49,7 @@ async def test_slow_caller_is_told_dropped_count(shared_server: NatsServer) -> N
                 [await subscription.next(15) for _ in range(1000)]
 
 
-async def test_flow_control_lets_the_server_wait_for_a_slow_caller(
+async def test_flow_control_pauses_server_for_slow_caller(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 6000, 10_000)

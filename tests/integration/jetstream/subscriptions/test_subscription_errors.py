@@ -17,7 +17,7 @@ from tests.support.nats.subscriptions import connected, consumers_of, make_consu
 pytestmark = pytest.mark.servers
 
 
-async def test_closed_connection_is_an_error(shared_server: NatsServer, published: str) -> None:
+async def test_closed_connection_is_error(shared_server: NatsServer, published: str) -> None:
     async with connected(shared_server.url) as jetstream:
         subscription = await subscribe(jetstream, stream=published)
         assert len(await sequences(subscription, 5)) == 5
@@ -28,7 +28,7 @@ async def test_closed_connection_is_an_error(shared_server: NatsServer, publishe
             await asyncio.wait_for(waiting, 60)
 
 
-async def test_stream_deleted_while_subscribed_is_an_error(shared_server: NatsServer) -> None:
+async def test_stream_deleted_while_subscribed_is_error(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
     async with connected(shared_server.url) as jetstream:
@@ -43,7 +43,7 @@ async def test_stream_deleted_while_subscribed_is_an_error(shared_server: NatsSe
         await subscription.unsubscribe()
 
 
-async def test_permission_missing_is_an_error(tmp_path: Path) -> None:
+async def test_permission_missing_is_error(tmp_path: Path) -> None:
     config = tmp_path / "server.conf"
     config.write_text("""
         authorization { users: [

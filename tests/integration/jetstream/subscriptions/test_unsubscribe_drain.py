@@ -67,7 +67,7 @@ async def test_caller_cancelled_at_any_point_leaves_nothing(
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
-async def test_leaving_does_not_wait_for_a_server_that_is_away(
+async def test_unsubscribe_does_not_wait_for_unavailable_server(
     nats_server: NatsServer, how: str
 ) -> None:
     stream = make_stream(nats_server.url, 1)
@@ -137,7 +137,7 @@ async def test_drain_hands_over_what_has_arrived(
         assert consumers_of(shared_server.url, published) == []
 
 
-async def test_drain_waits_for_the_callback(shared_server: NatsServer, published: str) -> None:
+async def test_drain_waits_for_callback(shared_server: NatsServer, published: str) -> None:
     async with connected(shared_server.url) as jetstream:
         found: list[int] = []
         begun = asyncio.Event()
@@ -180,7 +180,7 @@ async def test_callback_exception_is_reported(shared_server: NatsServer, publish
         assert consumers_of(shared_server.url, published) == []
 
 
-async def test_leaving_the_context_ends_it_also_when_cancelled(
+async def test_subscription_context_cancelled_deletes_consumer(
     shared_server: NatsServer, published: str
 ) -> None:
     async with connected(shared_server.url) as jetstream:

@@ -82,7 +82,7 @@ def as_entries(rows: list[Row]) -> dict[str, Entry]:
 
 @pytest.mark.parametrize("history", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("seed", "pauses"), [(0, True), (1, True), (2, False)])
-def test_equal_to_a_model_at_every_revision(
+def test_rows_equal_model_at_every_revision(
     shared_server: NatsServer,
     bucket: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_keys_that_are_overwritten_between_plan_and_read(
 
 
 @pytest.mark.parametrize("operation", [put, purge])
-def test_keys_that_are_overwritten_between_the_two_readings(
+def test_keys_that_are_overwritten_between_two_readings(
     shared_server: NatsServer,
     bucket: str,
     operation: Any,

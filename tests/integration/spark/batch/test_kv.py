@@ -128,7 +128,7 @@ def test_own_writes_are_seen(shared_server: NatsServer, bucket: str) -> None:
         read_batch(url, bucket=bucket, minLastRevision=revision + 1, requestTimeout=1)
 
 
-def test_splits_of_a_history(shared_server: NatsServer, bucket: str) -> None:
+def test_splits_of_history(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [(f"k{i % 700}", b"%d" % i) for i in range(2000)])

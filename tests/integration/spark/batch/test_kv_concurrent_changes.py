@@ -173,7 +173,7 @@ def test_keys_overtaken_and_removed_while_read(shared_server: NatsServer, bucket
 
 
 @pytest.mark.parametrize("pauses", [True, False])
-def test_values_that_were_overtaken_obey_the_options(
+def test_values_that_were_overtaken_obey_options(
     shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
     if not pauses:

@@ -80,7 +80,7 @@ POLICIES: dict[str, tuple[dict[str, Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("case", POLICIES)
-def test_which_messages(shared_server: NatsServer, stream: str, case: str) -> None:
+def test_deliver_policy_selects_messages(shared_server: NatsServer, stream: str, case: str) -> None:
     options, expected = POLICIES[case]
     url = shared_server.url
     create(url, stream)
@@ -162,7 +162,7 @@ def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
         assert sequences(list(rows_of_task(reader, tasks[1]))) == found[1]
 
 
-def test_written_meanwhile(shared_server: NatsServer, stream: str) -> None:
+def test_messages_written_after_planning(shared_server: NatsServer, stream: str) -> None:
     """A batch ends with the last message at planning; last messages may be newer."""
     url = shared_server.url
     create(url, stream, max_msgs_per_subject=1)

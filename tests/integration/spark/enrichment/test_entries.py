@@ -79,7 +79,7 @@ def test_rows_keep_their_order_and_have_their_entries(shared_server: NatsServer)
     assert one.schema.types[2:] == [pa.timestamp("us", "UTC"), pa.binary()]
 
 
-def test_keys_that_a_bucket_cannot_have(
+def test_keys_that_bucket_cannot_have(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are not sent: a wildcard would match other keys."""

@@ -59,7 +59,7 @@ def test_batch_of_all_kinds_of_columns(
         assert row.device_revision == (int(key[1:]) + 1 if exists else None)
 
 
-def test_query_has_the_entries_of_each_micro_batch(
+def test_query_has_entries_of_each_micro_batch(
     spark: SparkSession, shared_server: NatsServer, devices: str, tmp_path: Path
 ) -> None:
     source, found = tmp_path / "events", list[Row]()
@@ -81,7 +81,7 @@ def test_query_has_the_entries_of_each_micro_batch(
     assert run() == [Row(device_id="d3", value=b"back")]
 
 
-def test_missing_bucket_is_named_in_the_failure_of_the_task(
+def test_missing_bucket_is_named_in_failure_of_task(
     spark: SparkSession, shared_server: NatsServer
 ) -> None:
     rows = lookup(_rows(spark).drop("value"), bucket="absent", key="k", servers=shared_server.url)

@@ -22,7 +22,7 @@ from tests.support.query_driver.one_stream import OneStreamPlanner
 pytestmark = pytest.mark.servers
 
 
-async def test_initial_values_of_a_bucket_with_history_are_one_batch(
+async def test_initial_values_of_bucket_with_history_are_one_batch(
     nats_server: NatsServer,
 ) -> None:
     create_bucket(nats_server.url, "b", history=5)

@@ -55,7 +55,7 @@ def test_splits_at_most_consumers(shared_server: NatsServer, most: int, parts: i
         assert len(query.splits) == parts
 
 
-def test_splits_beside_the_consumers_of_others(shared_server: NatsServer) -> None:
+def test_splits_beside_consumers_of_others(shared_server: NatsServer) -> None:
     url = fill(shared_server, "SHARED", max_consumers=3)
     take(url, "SHARED")
     with new_query(url, stream="SHARED", minPartitions=4) as query:

@@ -41,7 +41,7 @@ async def test_healthy_stream_is_not_rolled_back(
     assert (end.epoch, end.stream_seq) == (0, 11)
 
 
-async def test_aged_out_under_a_filter_is_only_a_warning(
+async def test_expiry_under_filter_is_only_warning(
     ten: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stream does not show whether one of the query's own keys lost a revision."""

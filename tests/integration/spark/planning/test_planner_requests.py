@@ -13,7 +13,7 @@ from tests.support.nats.buckets import consumers, create_bucket, put, put_many
 pytestmark = pytest.mark.servers
 
 
-async def test_idle_asks_little_and_makes_no_consumer(
+async def test_idle_query_sends_few_requests_and_creates_no_consumer(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_bucket(nats_server.url, "b")
@@ -74,7 +74,7 @@ async def test_filters_many_cost_few_requests(
             start = end
 
 
-async def test_available_now_asks_for_every_filter(nats_server: NatsServer) -> None:
+async def test_available_now_requests_every_filter(nats_server: NatsServer) -> None:
     """Also after a look from the same place: an answer of "nothing" would end the run."""
     create_bucket(nats_server.url, "b", history=-1)
     put_many(nats_server.url, "b", [("other", b"v")] * 1000)

@@ -22,9 +22,7 @@ async def splits_of(url: str, bucket: str, cores: int = 2, **options: str) -> li
 
 
 @pytest.mark.parametrize("keys", ["", "a.*"])
-async def test_splits_of_a_range_that_ends_before_the_stream(
-    nats_server: NatsServer, keys: str
-) -> None:
+async def test_splits_of_range_that_ends_before_stream(nats_server: NatsServer, keys: str) -> None:
     """Ranks count to the stream's end, also where the range ends before it."""
     url = nats_server.url
     create_bucket(url, "b")
@@ -110,7 +108,7 @@ async def test_splits_of_complete_history(ten: str) -> None:
     assert [split.required_from for split in splits] == [1, splits[0].range.end + 1]
 
 
-async def test_initial_values_of_a_bucket_with_history_are_one_split(
+async def test_initial_values_of_bucket_with_history_are_one_split(
     nats_server: NatsServer,
 ) -> None:
     create_bucket(nats_server.url, "b", history=5)

@@ -24,7 +24,7 @@ def fill(url: str, bucket: str, first: int, count: int) -> None:
     put_many(url, bucket, ((f"k{i}", b"x") for i in range(first, first + count)))
 
 
-async def test_waits_for_rows_and_not_longer_than_the_delay(shared_server: NatsServer) -> None:
+async def test_micro_batch_waits_for_rows_up_to_delay(shared_server: NatsServer) -> None:
     url, clock = shared_server.url, Clock()
     create_bucket(url, "waits")
     fill(url, "waits", 0, 3)
@@ -49,7 +49,7 @@ async def test_waits_for_rows_and_not_longer_than_the_delay(shared_server: NatsS
         assert (split.range.start, split.range.end) == (13, 14)
 
 
-async def test_rows_behind_a_filter(shared_server: NatsServer) -> None:
+async def test_rows_behind_filter(shared_server: NatsServer) -> None:
     url, clock = shared_server.url, Clock()
     create_bucket(url, "filtered")
     put_many(url, "filtered", [("a.1", b"x"), ("b.1", b"x")])

@@ -147,7 +147,7 @@ def _dict(pairs: list[tuple[str, list[str]]] | None) -> dict[str, list[str]] | N
     return None if pairs is None else dict(pairs)
 
 
-def test_headers_of_the_server(shared_server: NatsServer) -> None:
+def test_headers_of_server(shared_server: NatsServer) -> None:
     """The payload's size, where the payload was left out; a marker's operation."""
     name = next(_names)
     url = shared_server.url

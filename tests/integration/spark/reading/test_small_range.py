@@ -161,7 +161,7 @@ def test_small_range_bound(
     assert consumer is expected
 
 
-def test_large_messages_are_left_to_a_consumer(shared_server: NatsServer) -> None:
+def test_large_messages_are_left_to_consumer(shared_server: NatsServer) -> None:
     url, name = shared_server.url, next(_names)
     buckets.create_bucket(url, name)
     buckets.put(url, name, "k", bytes(70_000))
@@ -170,7 +170,7 @@ def test_large_messages_are_left_to_a_consumer(shared_server: NatsServer) -> Non
     assert consumer
 
 
-def test_last_per_subject_is_left_to_a_consumer(shared_server: NatsServer) -> None:
+def test_last_per_subject_is_left_to_consumer(shared_server: NatsServer) -> None:
     url, name = shared_server.url, next(_names)
     buckets.create_bucket(url, name, history=5)
     buckets.put_many(url, name, [("k", b"1"), ("k", b"2")])

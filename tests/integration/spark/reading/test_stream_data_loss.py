@@ -14,7 +14,9 @@ from tests.support.query_driver.driver import new_query, sequences
 
 
 @pytest.mark.parametrize("policy", ["new", "all"])
-def test_aged_out_before_the_first_row(shared_server: NatsServer, name: str, policy: str) -> None:
+def test_messages_aged_out_before_first_row(
+    shared_server: NatsServer, name: str, policy: str
+) -> None:
     """What came after the query's beginning is not history, though nothing was read yet."""
     url = shared_server.url
     create(url, name, max_msgs=4)
@@ -29,7 +31,7 @@ def test_aged_out_before_the_first_row(shared_server: NatsServer, name: str, pol
         query.read_new()
 
 
-def test_history_may_go_before_it_is_read(shared_server: NatsServer, name: str) -> None:
+def test_history_removed_before_it_is_read(shared_server: NatsServer, name: str) -> None:
     """Where a stream stands at its limit, its first messages go while a query begins."""
     url = shared_server.url
     create(url, name, max_msgs=10)

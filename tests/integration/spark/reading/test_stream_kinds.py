@@ -20,7 +20,7 @@ from tests.support.wait import wait_until
 
 @pytest.mark.servers
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_messages_removed_by_a_read(shared_server: NatsServer, name: str, retention: str) -> None:
+def test_messages_removed_by_read(shared_server: NatsServer, name: str, retention: str) -> None:
     """Refused, and nothing consumed; a mirror of it is read."""
     url = shared_server.url
     create(url, name, retention=retention)
@@ -108,7 +108,7 @@ def test_origin_of_sourced_messages(shared_server: NatsServer, name: str) -> Non
 
 
 @pytest.mark.servers
-def test_origin_of_entries_of_an_aggregate_bucket(shared_server: NatsServer, name: str) -> None:
+def test_origin_of_entries_of_aggregate_bucket(shared_server: NatsServer, name: str) -> None:
     """Markers too, by both ways of reading."""
     url = shared_server.url
     for site in ("de", "us"):

@@ -11,7 +11,7 @@ from tests.support.query_driver.driver import new_query, sequences
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_limits_in_a_stream_of_holes(shared_server: NatsServer, name: str, direct: bool) -> None:
+def test_limits_in_stream_of_holes(shared_server: NatsServer, name: str, direct: bool) -> None:
     """With Direct Get and, as streams have it by default, without."""
     url = shared_server.url
     create(url, name, allow_direct=direct)

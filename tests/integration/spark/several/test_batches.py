@@ -49,7 +49,7 @@ def test_batch(sites: str, options: dict[str, Any], expected: dict[str, list[int
     assert {name: sorted(rows) for name, rows in found.items()} == expected
 
 
-def test_state_of_all_buckets_at_a_time(sites: str) -> None:
+def test_state_of_all_buckets_at_time(sites: str) -> None:
     first = read_batch(sites, bucketPattern="site.*")
     newest = max(row["created"] for row in first)
 
@@ -77,7 +77,7 @@ def test_small_buckets_share_tasks(nats_server: NatsServer) -> None:
     assert repr(tasks[0]).endswith("and 11 more)")
 
 
-def test_pattern_without_a_match_is_logged(sites: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_pattern_without_match_is_logged(sites: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "nats_stream_source")
     assert read_batch(sites, bucketPattern="nothing") == []
     assert 'no name matches the pattern option="bucketPattern=nothing"' in caplog.text
@@ -88,6 +88,6 @@ def test_listed_bucket_that_does_not_exist(sites: str) -> None:
         read_batch(sites, buckets="site-1,absent")
 
 
-def test_time_beyond_the_end_of_the_streams(sites: str) -> None:
+def test_time_beyond_end_of_streams(sites: str) -> None:
     with pytest.raises(OptionError, match="'endTime'"):
         read_batch(sites, streams="KV_other,KV_site-1", endTime="2999-01-01T00:00:00Z")

@@ -42,7 +42,7 @@ def test_rows_are_shared_by_lag(nats_server: NatsServer) -> None:
     ] * 3
 
 
-def test_limit_below_the_number_of_buckets_serves_each_in_turn(nats_server: NatsServer) -> None:
+def test_limit_below_number_of_buckets_serves_each_in_turn(nats_server: NatsServer) -> None:
     counts = {f"b{i}": 4 for i in range(6)}
     fill(nats_server.url, **counts)
     with new_query(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=2) as query:
@@ -126,7 +126,7 @@ def test_minimum_of_partitions_is_shared_by_rows(nats_server: NatsServer) -> Non
         assert len(query.tasks) >= 4
 
 
-def test_task_that_is_repeated_reads_the_same_rows(nats_server: NatsServer) -> None:
+def test_repeated_task_reads_same_rows(nats_server: NatsServer) -> None:
     fill(nats_server.url, a=20, b=30)
     with new_query(nats_server.url, buckets="a,b") as query:
         start = query.offset
@@ -136,7 +136,7 @@ def test_task_that_is_repeated_reads_the_same_rows(nats_server: NatsServer) -> N
         assert query.read_range(start, query.offset) == first == up_to(a=20, b=30)
 
 
-def test_failed_first_micro_batch_pairs_with_a_new_initial_offset(nats_server: NatsServer) -> None:
+def test_failed_first_micro_batch_pairs_with_new_initial_offset(nats_server: NatsServer) -> None:
     """Spark requests the initial offset again; another bucket may be there by then."""
     url = nats_server.url
     fill(url, a=2)
@@ -181,7 +181,7 @@ def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> 
         assert next_run.read_sequences() == {"a": [4], "c": [1]}
 
 
-def test_initial_values_of_available_now_end_with_the_run(nats_server: NatsServer) -> None:
+def test_initial_values_of_available_now_end_with_run(nats_server: NatsServer) -> None:
     url = nats_server.url
     create_bucket(url, "deep", history=5)
     put_many(url, "deep", [("k0", b"v"), ("k0", b"v"), ("k1", b"v")])
@@ -219,7 +219,7 @@ accounts {
 """
 
 
-def test_names_are_read_without_the_permission_to_list_and_patterns_are_not(
+def test_names_are_read_without_permission_to_list_and_patterns_are_not(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "nats.conf"

@@ -100,7 +100,7 @@ def test_batch_with_starts_by_name(url: str, spark: SparkSession) -> None:
     ]
 
 
-def test_chosen_sequence_that_aged_out_is_a_data_loss(url: str) -> None:
+def test_chosen_sequence_that_aged_out_is_data_loss(url: str) -> None:
     """As for one stream; a stream that begins with its earliest message has lost none."""
     for name in ("A", "B"):
         api(url, f"STREAM.PURGE.{name}", {"keep": 1})

@@ -52,7 +52,7 @@ def test_list_of_buckets(sites: str) -> None:
         assert query.read_sequences() == {}
 
 
-def test_pattern_finds_a_bucket_while_the_query_runs(
+def test_pattern_finds_bucket_while_query_runs(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nats_stream_source")
@@ -74,7 +74,7 @@ def test_pattern_finds_a_bucket_while_the_query_runs(
 
 
 @pytest.mark.parametrize("option", [{}, {"includeHistory": True}, {"updatesOnly": True}])
-def test_bucket_created_after_the_start_is_read_from_its_first_entry(
+def test_bucket_created_after_start_is_read_from_its_first_entry(
     sites: str, option: dict[str, bool]
 ) -> None:
     with new_query(sites, bucketPattern="site-.*", discoveryInterval=1, **option) as query:
@@ -85,7 +85,7 @@ def test_bucket_created_after_the_start_is_read_from_its_first_entry(
         assert query.read_sequences() == {"site-3": [1]}
 
 
-def test_bucket_that_is_added_to_the_list_begins_where_a_query_begins(sites: str) -> None:
+def test_bucket_that_is_added_to_list_begins_where_query_begins(sites: str) -> None:
     """``updatesOnly``: the entries that it had when the query started are not updates."""
     with new_query(sites, buckets="site-1", updatesOnly=True) as query:
         assert query.read_sequences() == {}
@@ -97,7 +97,7 @@ def test_bucket_that_is_added_to_the_list_begins_where_a_query_begins(sites: str
         assert restarted.read_sequences() == {"site-2": [2]}
 
 
-def test_bucket_that_is_removed_from_the_list(sites: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_bucket_that_is_removed_from_list(sites: str, caplog: pytest.LogCaptureFixture) -> None:
     with new_query(sites, buckets="site-1,site-2") as query:
         query.read_sequences()
     put(sites, "site-1", "k", b"not read")
@@ -109,7 +109,7 @@ def test_bucket_that_is_removed_from_the_list(sites: str, caplog: pytest.LogCapt
     assert caplog.text.count(line) == 1
 
 
-def test_deleted_bucket_is_a_data_loss_that_names_it(
+def test_deleted_bucket_is_data_loss_that_names_it(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with new_query(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
@@ -198,7 +198,7 @@ def test_listed_bucket_that_does_not_exist(sites: str, caplog: pytest.LogCapture
         query.read_sequences()
 
 
-def test_pattern_without_a_match_waits_and_says_so_once(
+def test_pattern_without_match_waits_and_logs_once(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = nats_server.url
@@ -229,7 +229,7 @@ def test_streams_by_pattern(nats_server: NatsServer) -> None:
         assert query.read_sequences() == {"orders": [3]}
 
 
-def test_stream_that_cannot_be_read_again_is_an_error_that_names_it(
+def test_stream_that_cannot_be_read_again_is_error_that_names_it(
     nats_server: NatsServer,
 ) -> None:
     url = nats_server.url
@@ -246,7 +246,7 @@ def test_stream_that_cannot_be_read_again_is_an_error_that_names_it(
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def test_checkpoint_of_one_bucket_continues_in_a_set(sites: str) -> None:
+def test_checkpoint_of_one_bucket_continues_in_set(sites: str) -> None:
     with new_query(sites, bucket="site-1") as query:
         query.read_sequences()
     put(sites, "site-1", "k", b"v")

@@ -79,7 +79,7 @@ def test_task_that_ends_early_deletes_its_consumers(twelve: str) -> None:
     assert not any(consumers(twelve, name) for name in NAMES)
 
 
-def test_split_that_fails_ends_the_task_when_it_is_its_turn(
+def test_split_that_fails_ends_task_when_it_is_its_turn(
     twelve: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -101,7 +101,7 @@ def test_split_that_fails_ends_the_task_when_it_is_its_turn(
     assert not caplog.records  # no exception of a split that nobody waited for
 
 
-def test_bucket_deleted_while_the_task_reads(twelve: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_bucket_deleted_while_task_reads(twelve: str, caplog: pytest.LogCaptureFixture) -> None:
     """A data loss: an error that names it, or without ``failOnDataLoss`` the rows of the others."""
     given = {"servers": twelve, "bucketPattern": "b.*"}
     with new_query(twelve, bucketPattern="b.*", cores=1) as query:

@@ -304,7 +304,7 @@ def microseconds(text: str) -> datetime:
     return datetime.fromisoformat(seconds) + timedelta(microseconds=int(fraction[:6].ljust(6, "0")))
 
 
-def test_expired_key_is_a_purge(scene: Scene) -> None:
+def test_expired_key_is_purge(scene: Scene) -> None:
     """A key that the server removes for its age leaves a marker of the server's own."""
     config = {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000}
     play(
@@ -344,7 +344,7 @@ def test_bucket_without_direct_get(scene: Scene) -> None:
     )
 
 
-def test_mirror_of_a_bucket(scene: Scene) -> None:
+def test_mirror_of_bucket(scene: Scene) -> None:
     """A mirror has the subjects, and so the keys, of the bucket that it mirrors."""
     mirror = replace(scene, bucket=f"{scene.bucket}_mirror")
     config = {"subjects": None, "mirror": {"name": f"KV_{scene.bucket}"}, "mirror_direct": True}

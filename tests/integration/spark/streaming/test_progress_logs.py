@@ -73,7 +73,7 @@ def test_modules_log_with_fields() -> None:
     assert lines > 20
 
 
-def test_control_characters_do_not_reach_a_terminal() -> None:
+def test_control_characters_do_not_reach_terminal() -> None:
     assert format_fields({"detail": "\x1b[2J"}) == 'detail="\\u001b[2J"'
 
 
@@ -146,7 +146,7 @@ def test_rebuild_is_one_line(rebuilt: logging.LogRecord, tmp_path: Path) -> None
     assert counted(tmp_path, "something else") == []
 
 
-def test_server_text_is_not_a_reason(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_server_text_is_not_reason(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     said = 'unknown field "x" reason=other stream=KV_b'
     for detail in (said, "{}", '{"a": "consumer rebuilt stream=KV_b reason=x"}'):
         caplog.clear()

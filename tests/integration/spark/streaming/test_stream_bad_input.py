@@ -231,7 +231,7 @@ def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> N
         assert sequences(query.read_new()) == [6]
 
 
-def test_looked_up_subject_is_a_filter(shared_server: NatsServer, name: str) -> None:
+def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> None:
     url, some = shared_server.url, f"{name}.a"
     with new_query(url, subject=some) as query:
         assert sequences(query.read_new()) == [1, 3, 5]

@@ -134,7 +134,7 @@ def test_micro_batch_failed(shared_server: NatsServer, bucket: str, make: Make) 
     assert revisions(again, end, again.latestOffset()) == [4]
 
 
-def test_data_loss_is_seen_after_a_restart(
+def test_data_loss_is_seen_after_restart(
     shared_server: NatsServer, bucket: str, make: Make
 ) -> None:
     write(shared_server, bucket, "a")

@@ -59,7 +59,7 @@ def create(url: str, target: str, **options: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
-def test_creation_in_account_that_requires_a_size(url: str, target: str) -> None:
+def test_creation_in_account_that_requires_size(url: str, target: str) -> None:
     with pytest.raises(ApiError, match=r"max bytes.*; set the option 'maxBytes'") as refused:
         create(url, target)
     assert refused.value.err_code == 10113
@@ -75,7 +75,7 @@ def test_creation_in_account_that_requires_a_size(url: str, target: str) -> None
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
 @pytest.mark.parametrize(("storage", "err_code"), [("file", 10047), ("memory", 10028)])
-def test_creation_larger_than_what_the_server_has_left(
+def test_creation_larger_than_room_of_server(
     small_server: str, target: str, storage: str, err_code: int
 ) -> None:
     with pytest.raises(ApiError, match=r"; set the option 'maxBytes' to a size that") as refused:
@@ -83,7 +83,7 @@ def test_creation_larger_than_what_the_server_has_left(
     assert refused.value.err_code == err_code
 
 
-def test_creation_where_no_server_has_the_tags(cluster: Cluster) -> None:
+def test_creation_where_no_server_has_tags(cluster: Cluster) -> None:
     with pytest.raises(
         ApiError, match=r"set other 'placementCluster' or 'placementTags'"
     ) as refused:

@@ -34,17 +34,17 @@ BAD = [
 
 
 @pytest.mark.parametrize("ddl", GOOD)
-def test_columns_of_a_bucket(spark: SparkSession, ddl: str) -> None:
+def test_columns_of_bucket(spark: SparkSession, ddl: str) -> None:
     validate_columns(StructType.fromDDL(ddl), "nats_kv")
 
 
 @pytest.mark.parametrize(("ddl", "problem"), BAD)
-def test_refused_columns_of_a_bucket(spark: SparkSession, ddl: str, problem: str) -> None:
+def test_refused_columns_of_bucket(spark: SparkSession, ddl: str, problem: str) -> None:
     with pytest.raises(OptionError, match=f"could not write with format 'nats_kv': {problem}"):
         validate_columns(StructType.fromDDL(ddl), "nats_kv")
 
 
-def test_columns_of_a_stream(spark: SparkSession) -> None:
+def test_columns_of_stream(spark: SparkSession) -> None:
     validate_columns(
         StructType.fromDDL(columns_read("nats_stream", ("includeHeaders",))), "nats_stream"
     )

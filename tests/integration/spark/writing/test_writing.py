@@ -96,7 +96,7 @@ def test_operations_headers_and_ttl(
     ]
 
 
-def test_rows_of_a_key_keep_their_order(
+def test_rows_of_key_keep_their_order(
     spark: SparkSession, shared_server: NatsServer, write: Write
 ) -> None:
     url = shared_server.url

@@ -23,7 +23,7 @@ _ROWS = st.sets(st.integers(0, 200_000), min_size=1, max_size=50)
 
 
 @given(st.lists(_ROWS, min_size=1, max_size=4))
-def test_vectors_of_a_file_are_read_back(vectors: list[set[int]]) -> None:
+def test_vectors_of_file_are_read_back(vectors: list[set[int]]) -> None:
     file = VectorFile()
     descriptors = [file.add(BitMap64(rows)) for rows in vectors]
     for rows, descriptor in zip(vectors, descriptors, strict=True):
@@ -47,7 +47,7 @@ def test_inline_vector_is_read() -> None:
     assert list(vector_rows(descriptor, b"", 30)) == [3, 4, 7, 11, 18, 29]
 
 
-def test_path_of_the_protocol_has_prefix_and_uuid() -> None:
+def test_path_of_protocol_has_prefix_and_uuid() -> None:
     """The example of Delta's protocol."""
     descriptor = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^"}
     path = vector_path(descriptor)
@@ -76,13 +76,13 @@ def test_truncated_vector_is_found() -> None:
             vector_rows(descriptor, file.content()[:size], 2)
 
 
-def test_row_beyond_the_data_file_is_found() -> None:
+def test_row_beyond_data_file_is_found() -> None:
     file = VectorFile()
     descriptor = file.add(BitMap64([1, 7]))
     with pytest.raises(VectorError, match="names row 7, and the data file has 7 rows"):
         vector_rows(descriptor, file.content(), 7)
 
 
-def test_vector_outside_of_the_table_is_refused() -> None:
+def test_vector_outside_of_table_is_refused() -> None:
     with pytest.raises(VectorError, match="outside of the table"):
         vector_path({"storageType": "p", "pathOrInlineDv": "s3://other/vector.bin"})

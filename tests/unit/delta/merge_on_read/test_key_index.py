@@ -24,7 +24,7 @@ def keys_of(values: list[bytes]) -> Keys:
 
 @pytest.mark.parametrize("hashes", [1, 3, 1 << 62])
 @given(batches=st.lists(_KEYS, max_size=8))
-def test_index_equals_a_dictionary(hashes: int, batches: list[list[bytes]]) -> None:
+def test_index_equals_dictionary(hashes: int, batches: list[list[bytes]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         real = key_index._hashes
         patch.setattr(key_index, "_hashes", lambda keys: real(keys) % np.uint64(hashes))
@@ -61,6 +61,6 @@ def test_composite_keys_differ(pairs: list[tuple[str, str]]) -> None:
     assert len(set(encoded_keys(columns).to_pylist())) == len(pairs)
 
 
-def test_null_in_a_key_column_is_null() -> None:
+def test_null_in_key_column_is_null() -> None:
     columns = [pa.array(["a", None], pa.string()), pa.array([None, "b"], pa.string())]
     assert encoded_keys(columns).to_pylist() == [None, None]

@@ -166,13 +166,13 @@ def test_refused_rows(row: dict[str, Any], kind: type[NatsSourceError], text: st
     assert text in str(caught.value)
 
 
-def test_keys_are_those_of_the_layer() -> None:
+def test_keys_are_those_of_layer() -> None:
     for key in ["a", "A-/_=.9", "=", "a.b.c", "-", "/"]:
         assert validate_written_key(key) == key
         assert messages(encode({"key": key, "value": b""}))[0][0] == f"$KV.fleet.{key}"
 
 
-def test_limits_of_the_bucket() -> None:
+def test_limits_of_bucket() -> None:
     with pytest.raises(TtlNotSupportedError, match=r"row 1 .*key 'b': no ttl here"):
         encode(
             {"key": "a", "value": b""}, {"key": "b", "value": b"", "ttl": 5}, no_ttl="no ttl here"
@@ -215,7 +215,7 @@ def test_codecs_encode_keys_and_values_of_puts() -> None:
         (None, InvalidNameError, "key None: expected letters, digits"),
     ],
 )
-def test_keys_that_the_codec_refuses(key: str | None, kind: type[Exception], text: str) -> None:
+def test_keys_that_codec_refuses(key: str | None, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         encode(
             {"key": "/good", "value": b"x"},
@@ -227,7 +227,7 @@ def test_keys_that_the_codec_refuses(key: str | None, kind: type[Exception], tex
     assert text in str(caught.value)
 
 
-def test_size_of_a_message_is_that_of_its_stored_value() -> None:
+def test_size_of_message_is_that_of_its_stored_value() -> None:
     codec = KvCodec((), ("base64",))
     encode({"key": "a", "value": b"x" * 60}, codec=codec, max_message_size=80)
     with pytest.raises(MessageTooLargeError, match="the message has 84 bytes"):

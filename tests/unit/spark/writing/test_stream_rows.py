@@ -30,7 +30,7 @@ def encode(
 
 
 @pytest.mark.parametrize("subject", ["orders.eu.new", "audit.a", "audit.a.b.c", "plain"])
-def test_subjects_of_the_stream(subject: str) -> None:
+def test_subjects_of_stream(subject: str) -> None:
     assert encode({"subject": subject, "data": b""}).subject(0) == subject
 
 
@@ -69,7 +69,7 @@ def test_subject_option_applies_to_all_rows() -> None:
     assert encode({"subject": "audit.x", "data": b"1"}, subject="plain").subject(0) == "plain"
 
 
-def test_message_ids_of_the_column_come_first() -> None:
+def test_message_ids_of_column_come_first() -> None:
     columns = encode(
         {"subject": "plain", "data": b"1", "msg_id": "mine"},
         {"subject": "plain", "data": b"1"},

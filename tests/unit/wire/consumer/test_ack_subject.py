@@ -44,7 +44,7 @@ def test_eleven_tokens_and_more(
     assert AckReply.parse(subject) == AckReply(expected, account, stream, consumer, *numbers)
 
 
-def test_underscore_is_not_a_domain() -> None:
+def test_underscore_is_not_domain() -> None:
     assert AckReply.parse("$JS.ACK._.hash.S.C.1.2.3.4.5").domain is None
     assert AckReply.parse("$JS.ACK.hub.hash.S.C.1.2.3.4.5").domain == "hub"
 
@@ -91,7 +91,7 @@ def test_delivery_invalid(subject: str, text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_text_is_a_reply_or_a_protocol_error(text: str) -> None:
+def test_text_is_reply_or_protocol_error(text: str) -> None:
     for subject in (text, f"$JS.ACK.{text}"):
         try:
             parsed = AckReply.parse(subject)
@@ -179,7 +179,7 @@ def test_status_as_error(status: ConsumerStatus, kind: type[StatusError]) -> Non
         (ConsumerStatus(503, ""), False),
     ],
 )
-def test_status_that_ends_only_a_pull_request(status: ConsumerStatus, ends: bool) -> None:
+def test_status_that_ends_only_pull_request(status: ConsumerStatus, ends: bool) -> None:
     assert status.ends_request is ends
 
 

@@ -169,7 +169,7 @@ def test_flow_control_is_answered_once() -> None:
     assert target.flow_control("$JS.FC.2").reply == "$JS.FC.2"
 
 
-def test_near_the_end_an_answer_is_held_back() -> None:
+def test_flow_control_response_held_back_near_end() -> None:
     """What is left is on its way: an answer would bring messages beyond the end."""
     target = cursor(0, 20)
     deliver(target, *((n, n) for n in range(1, 6)))
@@ -238,7 +238,7 @@ def test_progress_after_flow_control_response() -> None:
     assert target.state is State.READING
 
 
-def test_frames_of_an_earlier_consumer_are_ignored() -> None:
+def test_frames_of_earlier_consumer_are_ignored() -> None:
     target = cursor()
     target.lost(Rebuild.MISSED_HEARTBEAT)
     assert deliver(target, (1, 11)) == []
@@ -256,7 +256,7 @@ def test_rebuilt_consumer_counts_from_one_and_skips_kept() -> None:
     assert deliver(target, (1, 11), (2, 14), (3, 15)) == [15]
 
 
-def test_created_twice_is_a_mistake_and_changes_nothing() -> None:
+def test_second_creation_is_refused_and_changes_nothing() -> None:
     target = cursor()
     deliver(target, (1, 11))
     with pytest.raises(RuntimeError):
@@ -272,7 +272,7 @@ def test_stream_sequences_that_go_backwards() -> None:
 
 
 @pytest.mark.parametrize("later", [0, 11, 12])
-def test_stream_sequences_that_go_backwards_from_one_call_to_the_next(later: int) -> None:
+def test_stream_sequences_that_go_backwards_from_one_call_to_next(later: int) -> None:
     """Else the message in whose place it came would be taken for deleted."""
     target = cursor()
     assert deliver(target, (1, 12)) == [12]
@@ -307,7 +307,7 @@ def test_fruitless_counts_failed_rebuilds() -> None:
     assert target.failed_rebuilds == 0
 
 
-def test_lost_after_the_end_is_nothing() -> None:
+def test_loss_after_end_is_ignored() -> None:
     target = cursor()
     deliver(target, (1, 20))
     target.lost(Rebuild.RECONNECTED)
@@ -326,7 +326,7 @@ def test_repr_reads_well() -> None:
     losses=st.lists(st.integers(0, 50), max_size=6),
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=20),
 )
-def test_whatever_is_lost_the_rows_are_complete(
+def test_rows_complete_under_random_losses(
     stored: list[int], bounds: list[int], losses: list[int], sizes: list[int]
 ) -> None:
     """A model server delivers in chunks; the n-th message ever sent is dropped for n in losses."""

@@ -215,7 +215,7 @@ def test_unusual_messages_among_many(odd: list[Fields], at: int) -> None:
         ({"more": b"Nats-New: 1\r\n"}, False),
     ],
 )
-def test_which_are_read_at_once(fields: Fields, fits: bool) -> None:
+def test_usual_frames_are_read_together(fields: Fields, fits: bool) -> None:
     """What servers write is; what is not is read all the same."""
     frames = cut([frame(USUAL), frame(USUAL | fields), frame(USUAL)])
     assert together(frames) == [True, fits, True]
@@ -237,7 +237,7 @@ def test_frames_empty() -> None:
     )
 
 
-def test_parts_and_the_whole() -> None:
+def test_parts_and_whole() -> None:
     """Positions stay right when frames are copied elsewhere."""
     parts = [
         read_replies(cut([frame(USUAL | {"seq": b"%d" % n}) for n in range(begin, begin + 50)]))

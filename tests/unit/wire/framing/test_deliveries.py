@@ -231,7 +231,7 @@ def test_line_without_key_is_found(way: None) -> None:
 
 
 @pytest.mark.parametrize("header", [(b" 18 ", b"x18 "), (b" 18 ", b" 99 "), (b"HMSG ", b"HMSGx")])
-def test_damage_in_a_line_with_headers_is_seen(header: tuple[bytes, bytes], way: None) -> None:
+def test_damage_in_line_with_headers_is_seen(header: tuple[bytes, bytes], way: None) -> None:
     line = delivery(50, header=BLOCK)
     assert header[0] in line
     stream = many(49, header=BLOCK) + line.replace(*header, 1) + many(70, 51, header=BLOCK)

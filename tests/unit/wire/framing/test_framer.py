@@ -102,7 +102,7 @@ def test_long_line_is_examined_once() -> None:
     assert find_frames.call_count == 1
 
 
-def test_blocks_are_let_go_of() -> None:
+def test_blocks_are_released() -> None:
     """A block lives as long as its frames; the framer holds one block, which grows under load."""
     framer = Framer()
     first = framer.feed(msg(b"a", 1, b"x") * 100 + b"MSG")

@@ -38,7 +38,7 @@ def test_chain_shares_one_buffer_and_joins_several() -> None:
     assert len(Frames.chain([])) == 0
 
 
-def test_nothing() -> None:
+def test_empty_frames() -> None:
     frames = Framer().feed(b"")
     assert len(frames) == frames.nbytes == 0
     assert repr(frames) == "<Frames none, 0 bytes>"
@@ -81,7 +81,7 @@ def test_join_copies_only_what_was_selected() -> None:
     assert seen(Frames.join([backwards])) == seen(backwards)
 
 
-def test_chain_of_adjacent_reads_is_a_view() -> None:
+def test_chain_of_adjacent_reads_is_view() -> None:
     """Frames of several reads of a block are columns of one table, which is not copied."""
     framer = Framer()
     framer.feed(msg(b"warm", 1, b"up") * 2000)

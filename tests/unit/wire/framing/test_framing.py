@@ -168,7 +168,7 @@ class NatsPyClient:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_nats_py_reads_the_same(name: str) -> None:
+def test_nats_py_parses_equal_messages(name: str) -> None:
     client = NatsPyClient()
     asyncio.run(Parser(client).parse(STREAMS[name]))
     found = feed_all([STREAMS[name]])

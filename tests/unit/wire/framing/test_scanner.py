@@ -128,7 +128,7 @@ def test_compiled_scanner_missing_is_refused(
 
 @needs_compiled
 @pytest.mark.parametrize("name", STREAMS)
-def test_frames_of_the_table_are_equal(name: str) -> None:
+def test_frames_of_table_are_equal(name: str) -> None:
     assert_equal_frames(STREAMS[name])
 
 
@@ -203,7 +203,7 @@ def test_growing_tables_are_copied_rarely(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_compiled
-def test_reads_of_a_block_share_a_table() -> None:
+def test_reads_of_block_share_table() -> None:
     stream = b"".join(msg(b"a", i, b"value") for i in range(3000))
     columns = scanner.Columns(3000)
     position, tables = 0, []
@@ -300,7 +300,7 @@ def test_fields_of_compiled_scanner_are_those_of_table() -> None:
     ("begin", "size", "rows", "count"),
     [(-1, 3, 16, 0), (4, 3, 16, 0), (0, 7, 16, 0), (0, 6, 15, 0), (0, 6, 16, 5), (0, 6, 16, -1)],
 )
-def test_positions_outside_of_the_block_or_the_table_are_refused(
+def test_positions_outside_of_block_or_table_are_refused(
     begin: int, size: int, rows: int, count: int
 ) -> None:
     table = np.empty((rows, 4), np.int64)

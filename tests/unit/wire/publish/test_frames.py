@@ -41,7 +41,7 @@ def columns(messages: list[Message]) -> MessageColumns:
 
 
 @given(MESSAGES, st.integers(0, 10**12), st.integers(0, 5))
-def test_frames_are_those_of_the_reference(
+def test_frames_are_those_of_reference(
     messages: list[Message], first_serial: int, start: int
 ) -> None:
     sliced = columns(messages).slice(start, len(messages))
@@ -57,7 +57,7 @@ def test_frames_are_those_of_the_reference(
         assert encoded.nbytes(i, i + 1) == len(one)
 
 
-def test_sizes_count_headers_and_payload_as_the_server_does() -> None:
+def test_sizes_count_headers_and_payload_as_server_does() -> None:
     messages = columns([("a", b"12", None), ("b", b"3", BLOCK)])
     assert messages.sizes().tolist() == [2, len(BLOCK) + 1]
     assert messages.with_headers(BLOCK).sizes().tolist() == [len(BLOCK) + 2, len(BLOCK) + 1]

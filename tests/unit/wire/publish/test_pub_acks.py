@@ -55,7 +55,7 @@ def test_serials(prefix: str) -> None:
     assert acks.serial.tolist() == [0, 17, 123456789012345678, -1, -1, -1, -1]
 
 
-def test_message_with_headers_is_not_a_pub_ack() -> None:
+def test_message_with_headers_is_not_pub_ack() -> None:
     block = b"NATS/1.0 503\r\n\r\n"
     size = len(block)
     frame = b"HMSG %s3 1 %d %d\r\n%s\r\n" % (LONG.encode(), size, size, block)

@@ -64,7 +64,7 @@ def test_headers_roundtrip(maps: list[Map]) -> None:
     assert read == expected
 
 
-def test_fields_of_a_block() -> None:
+def test_fields_of_block() -> None:
     ids = field("Nats-Msg-Id", pa.array(["x", None, None]))
     ttl = field("Nats-TTL", pa.array([None, 5, None]))
     found = blocks([ids, ttl])
