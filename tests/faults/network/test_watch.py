@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError
-from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.wire.consumer.cursor import Rebuild
+from tests.integration.jetstream.kv.watches import opened
 from tests.support.nats.buckets import consumers, create_bucket, put, put_many
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
 
 KEYS, REVISIONS = 400, 3
 Found = list[tuple[str, int] | None]
-
-
-@asynccontextmanager
-async def opened(url: str, name: str, **more: Any) -> AsyncIterator[KeyValue]:
-    connection = await Connection.open(ConnectionSettings(servers=(url,), **more))
-    try:
-        yield await KeyValue.open(JetStream(connection), name)
-    finally:
-        await connection.close()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from nats_stream_source.wire.direct_get import columns
 from nats_stream_source.wire.direct_get.columns import ReplyColumns, read_replies, texts
 from nats_stream_source.wire.direct_get.parse import Row, StoredReply, read_row, stored_reply
 from nats_stream_source.wire.framing.frames import Framer, Frames
+from tests.unit.wire.reference.streams import hmsg
 
 Fields = dict[str, bytes]
 
@@ -40,11 +41,6 @@ def block_of(fields: Fields) -> bytes:
 
 def frame(fields: Fields) -> bytes:
     return hmsg(block_of(fields), fields["payload"])
-
-
-def hmsg(block: bytes, payload: bytes = b"") -> bytes:
-    sizes = b"%d %d" % (len(block), len(block) + len(payload))
-    return b"HMSG _INBOX.a 7 " + sizes + b"\r\n" + block + payload + b"\r\n"
 
 
 def moved(fields: Fields, begin: int, by: int) -> bytes:

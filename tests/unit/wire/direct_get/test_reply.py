@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.direct_get.reply import DirectGetResponse, DirectGetStatus, StoredReply
 from nats_stream_source.wire.framing.frames import Framer, Frames
-
-
-def hmsg(block: bytes, payload: bytes = b"") -> bytes:
-    sizes = b"%d %d" % (len(block), len(block) + len(payload))
-    return b"HMSG _INBOX.a 7 " + sizes + b"\r\n" + block + payload + b"\r\n"
+from tests.unit.wire.reference.streams import hmsg
 
 
 def message(seq: int, previous: int | None, own: bytes = b"", payload: bytes = b"v") -> bytes:

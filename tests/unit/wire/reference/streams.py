@@ -29,6 +29,12 @@ def msg(subject: bytes, sid: int, payload: bytes, reply: bytes = b"", header: by
     return line + b"\r\n" + header + payload + b"\r\n"
 
 
+def hmsg(block: bytes, payload: bytes = b"") -> bytes:
+    """Build a HMSG frame to an inbox, also one with an empty header block."""
+    sizes = b"%d %d" % (len(block), len(block) + len(payload))
+    return b"HMSG _INBOX.a 7 " + sizes + b"\r\n" + block + payload + b"\r\n"
+
+
 RUN = 64
 """A number of deliveries."""
 
