@@ -1,4 +1,4 @@
-"""The checkpoint example runs, says what its README says, and its sample is a real checkpoint."""
+"""The checkpoint example runs and prints what its README shows; its sample is a real checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents say what is there."""
+"""The documents name modules, tests, options and commands that exist."""
 
 from __future__ import annotations
 

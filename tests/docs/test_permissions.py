@@ -1,4 +1,4 @@
-"""The permissions in docs/security.md are enough, and each of their lines is needed as it says."""
+"""The permissions in docs/security.md suffice, and each of their lines is needed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def follow(source: DataSource) -> int:
 
 
 def compare(server: NatsServer, user: str) -> tuple[int, int]:
-    """What ``reconcile`` asks the server: how many of two rows are gone, and the last sequence."""
+    """The requests of ``reconcile``: how many of two rows are removed, and the last sequence."""
     info = buckets.stream_info(as_user(server, "admin"), "fleet")
     created = nanoseconds(info["created"]) // 1000
     rows = [TableRow("a.1", created, 2), TableRow("never.there", created, 2)]

@@ -45,6 +45,16 @@ BANNED = [
     r"ask(?:s|ed|ing)? again|asked for again",
     r"for good",
     r"(?:can|cannot|may) be had",
+    r"(?:comes?|came) again",
+    r"all (?:goes|go|went) on",
+    r"(?:goes|go|went) by",
+    r"lets? go",
+    r"hangs? up",
+    r"stays? away",
+    # Idioms.
+    r"bad weather|in trouble|troubles?|(?:comes?|came) to grief",
+    r"lied to|told (?:of|to)|tells? of|(?:is|are|was|were) told|(?:says?|said) nothing",
+    r"sound ones?|gets? to see|has (?:a|no) say",
 ]
 # Names of tests that do not start with their subject, or have an article or a person's verb.
 _REFUSED_NAME = re.compile(
@@ -112,6 +122,8 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
         ("the stream was set back", "set back"),
         ("a server forgets the consumer", "forgets"),
         ("the server says that", "server says"),
+        ("the row comes again", "comes again"),
+        ("a query that is lied to", "lied to"),
         ("unknown option", None),
         ("the note is noted", None),
     ],

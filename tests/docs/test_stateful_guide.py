@@ -1,4 +1,4 @@
-"""The examples of docs/stateful.md run, and return what the page says."""
+"""The examples of docs/stateful.md run, and return what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/streams.md run, and say what the page says."""
+"""The examples of docs/streams.md run, and print what the page shows."""
 
 from __future__ import annotations
 

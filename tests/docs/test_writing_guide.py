@@ -1,4 +1,4 @@
-"""The examples of docs/writing.md run, and do what the page says."""
+"""The examples of docs/writing.md run, and have the results that the page describes."""
 
 from __future__ import annotations
 

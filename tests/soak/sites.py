@@ -1,4 +1,4 @@
-"""Buckets that come and go: their writer, and the oracle of the query that reads them by pattern.
+"""Buckets that are created and deleted: their writer, and the oracle of the query by pattern.
 
 Run as ``python -m tests.soak.sites <file>`` with a JSON file::
 

@@ -153,7 +153,7 @@ def _kv(url: str, bucket: str, **options: Any) -> list[Row]:
 
 
 def _current(url: str, bucket: str, **options: Any) -> list[Row]:
-    """The initial values of a query: the last one of each key, by a list that cannot go on."""
+    """The initial values of a query: the last value of each key."""
     return read(url, bucket=bucket, **options)
 
 

@@ -1,4 +1,4 @@
-"""Writes that go on in a thread, whatever happens to the servers."""
+"""Writes in a thread that continue under faults of the servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.Timeout
 
 
 class Writing(WriterThread):
-    """Writes until it is told to stop; a write that is not acknowledged is not repeated."""
+    """Writes until it is stopped; a write that is not acknowledged is not repeated."""
 
     def __init__(self, recorded: RecordedStream, urls: Sequence[str], size: int) -> None:
         super().__init__(DEADLINE)

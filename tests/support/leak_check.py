@@ -1,4 +1,4 @@
-"""What a scenario leaves behind: counted on the server and in this process.
+"""Resources that a scenario leaves behind: counted on the server and in this process.
 
 ::
 

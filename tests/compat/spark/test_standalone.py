@@ -54,7 +54,7 @@ def test_worker_killed_while_query_runs(scene: Scene, tmp_path: Path) -> None:
     ran.mkdir()
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Say where the task runs, let its first rows come, and wait for the test."""
+        """Report where the task runs, yield its first rows, and wait for the test."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

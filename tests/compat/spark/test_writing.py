@@ -1,4 +1,4 @@
-"""Writing wherever Spark runs: a batch, a streaming query, and a micro-batch that comes again."""
+"""Writing wherever Spark runs: a batch, a streaming query, and a repeated micro-batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Frames with other bytes in the place of the server's, and the verdicts that put them there.
 
-A verdict counts what it did, so that a test can tell that the fault was injected.
+A verdict counts what it did, so that a test asserts that the fault was injected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KINDS = {
 
 
 class ForgedReplies:
-    """A proxy's verdict: damages all answers of one kind, from the ``first``-th on."""
+    """A proxy's verdict: damages all responses of one kind, from the ``first``-th on."""
 
     def __init__(self, kind: str, damage: Callable[[bytes], bytes], first: int = 1) -> None:
         self._type = KINDS[kind].encode()

@@ -182,7 +182,7 @@ def test_heartbeats(proxy: Proxy, name: str, value: bytes) -> None:
 
 @pytest.mark.parametrize("name", [b"Nats-Last-Consumer", b"Nats-Last-Stream"])
 def test_heartbeats_without_number(proxy: Proxy, name: bytes) -> None:
-    """They say nothing: not that there was nothing to deliver."""
+    """Heartbeats without numbers prove nothing, also not that the range is empty."""
     lies = 0
 
     def verdict(frame: bytes) -> bool | bytes:

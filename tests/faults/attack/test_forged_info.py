@@ -1,8 +1,8 @@
-"""What greets a client, and what it sends afterwards, when the server is not a sound one.
+"""Forged INFO: the greeting of a malicious server, and what the client sends afterwards.
 
-Without TLS, what answers at the address is the server, and receives what is meant for it. What must
-not happen: a hang, another error than a named one, memory without bound, and a secret shown to the
-user or, where TLS was asked for, sent to anybody else.
+Without TLS the client accepts any server at the address and sends it the credentials. Failures are
+a hang, an error without a name, memory without bound, and a secret that is shown to the user or,
+where the options require TLS, sent to another server.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ AFTERWARDS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", AFTERWARDS)
 def test_info_after_greeting_is_handled(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that answers nothing, and sends this instead."""
+    """A server that sends this instead of a response."""
     with caplog.at_level(logging.DEBUG), peak() as memory:  # noqa: SIM117
         with Rogue(after_pong=AFTERWARDS[name]) as rogue:
             caught = fails(rogue, len(AFTERWARDS[name]), 0.25, **WHO)
@@ -262,7 +262,7 @@ def between(server: NatsServer, greets: bytes) -> Iterator[str]:
 
 
 class Elsewhere(Rogue):
-    """A host of the attacker's own, with a certificate that everybody trusts."""
+    """A host of the attacker, with a certificate that every client trusts."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(greeting(auth_required=True, tls_required=True), host="127.0.0.2")
@@ -319,7 +319,7 @@ async def test_tls_connection_ignores_unencrypted_info(tmp_path: Path) -> None:
 
 
 async def test_plain_connection_follows_cluster_info() -> None:
-    """Without TLS what answers is the server, and reports where the cluster's others are."""
+    """Without TLS the client accepts any server, and its addresses of the other servers."""
     with Rogue(greeting(), host="127.0.0.2") as other:
         there = f"127.0.0.2:{other.port}"
 

@@ -1,8 +1,8 @@
-"""Answers of JetStream's API that are not what they should be.
+"""Forged responses of JetStream's API.
 
-A real server's answers pass through a proxy that damages one at a time: each place in each kind of
-answer, by every value that a place of JSON can have, and the whole of it. A query that meets one
-reads the right rows, or fails with an error of this package's.
+A real server's responses pass through a proxy that damages one at a time: each place in each kind
+of response, by every value that a place of JSON can have, and the whole of it. A query that
+receives one reads the right rows, or fails with an error of this package.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def sound(proxy: Proxy) -> dict[str, bytes]:
-    """One sound answer of each kind."""
+    """One valid response of each kind."""
     found: dict[str, bytes] = {}
 
     def look(frame: bytes) -> bool:
@@ -113,10 +113,11 @@ def outcome(
     first: int = 1,
     reading: str = "nats_kv",
 ) -> str:
-    """What becomes of a query that is lied to: ``rows``, or the name of its error.
+    """The outcome of a query that receives forged responses: ``rows``, or the name of its error.
 
     Args:
-        damage: from a sound answer to another one; ``first``: which one is the first to run_attack.
+        damage: from a valid response to a forged one.
+        first: the number of the first response that is forged.
         reading: the format.
     """
     for patience in PATIENCE:
@@ -189,7 +190,7 @@ def test_response_damaged_at_every_position(
 
 
 def damaged(at: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
-    """Puts ``value`` at a place of an answer."""
+    """Puts ``value`` at a place of a response."""
     return lambda answer: json.dumps(changed(json.loads(answer), at, value)).encode()
 
 

@@ -47,13 +47,13 @@ class MutatedResponses:
     """Mutations that a client cannot detect.
 
     Attributes:
-        told: sequences that rows may have with any value.
+        forged: sequences that rows may have with any value.
         twice: sequences that two rows may have.
         hidden: sequences of which there may be no row.
     """
 
     def __init__(self) -> None:
-        self.told: set[int] = set()
+        self.forged: set[int] = set()
         self.twice: set[int] = set()
         self.hidden: set[int] = set()
 
@@ -75,7 +75,7 @@ class MutatedResponses:
         if said is None or said[:2] != true[:2]:
             return  # to nobody, or out of its turn: it is asked for again
         seq, other_seq = true[2], said[2]
-        self.told.add(other_seq)
+        self.forged.add(other_seq)
         if seq != other_seq:
             # Of a consumer that goes on behind, all until there; of one that goes back, this one.
             self.hidden.update(range(seq, max(seq, other_seq) + 1))
@@ -88,7 +88,7 @@ class MutatedResponses:
         seqs = [seq for seq, _ in found]
         back = [b for a, b in itertools.pairwise(seqs) if b <= a and b not in self.twice]
         assert not back, f"again, or too late: {back}"
-        wrong = [one for one in found if one[1] != SENT.get(one[0]) and one[0] not in self.told]
+        wrong = [one for one in found if one[1] != SENT.get(one[0]) and one[0] not in self.forged]
         assert not wrong, f"never sent: {wrong}"
         missing = SENT.keys() - set(seqs) - self.hidden
         assert not missing, f"missing: {sorted(missing)}"

@@ -1,4 +1,4 @@
-"""Attacks as Spark meets them: the query ends with a named error, and the session goes on."""
+"""Attacks on queries of Spark: the query ends with a named error, and the session continues."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def huge() -> Once:
 def test_other_server_responds(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without TLS where TLS was asked for: nothing is sent, and nothing said."""
+    """A server without TLS where the options require it: the client sends nothing."""
     ca = Authority(tmp_path, "ca")
     with Rogue(greeting(auth_required=True)) as rogue:
         options = {"user": "me", "password": SECRET, "tlsCaFile": ca.path, "connectTimeout": 60}

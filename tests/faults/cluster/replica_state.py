@@ -160,9 +160,9 @@ def behind(cluster: WatchedCluster, stream: str, *, direct: bool = False) -> Ite
     leader.
 
     Args:
-        cluster: one with ``lines``. With four servers, one has no replica: what is asked there
-            is answered by any of the three.
-        direct: wait until the follower answers Direct Gets.
+        cluster: one with ``lines``. With four servers, one has no replica: any of the
+            three responds to its requests.
+        direct: wait until the follower responds to Direct Gets.
     """
     # Neither of the two: else there is an election for want of it, or the follower does not hear of
     # new consumers.
@@ -192,7 +192,7 @@ def while_behind(
     *,
     direct: bool = False,
 ) -> None:
-    """Run ``test`` with a follower that lags, until it says that the follower had its part.
+    """Run ``test`` with a follower that lags, until it returns that the follower took part.
 
     On a slow machine there may be an election before that; then with another recorded stream.
     """

@@ -1,13 +1,13 @@
-"""A reader that stops in the middle of what it reads, and a leader that goes meanwhile.
+"""A reader that stops within its range, and a leader that is lost meanwhile.
 
-A :class:`StalledReader` is a proxy that lets nothing pass any more once a certain delivery has. The
-reader, whose batches are small here, gets rows from before that, and is not asked for more: as with
-a sink that is busy, no clock of its runs. Then something is done to the leader, and all goes on. No
-frame is lost and no connection is cut, so nothing but the leader's going can make the reader ask
-for another consumer. The server has sent no more than a first window of flow control by then, which
-is less than the rest of what is read.
+A :class:`StalledReader` is a proxy that stops all frames after a certain delivery. The reader,
+whose batches are small here, returns the rows before that, and no more rows are requested: as with
+a busy sink, none of its clocks runs. Then a fault ends the leader, and the frames pass again. No
+frame is lost and no connection is cut, so only the loss of the leader can make the reader create
+another consumer. The server has sent no more than a first window of flow control by then, which is
+less than the rest of the range.
 
-:data:`FAULTS` are the ways for a leader to go; each waits until ``STREAM.INFO`` names another one.
+:data:`FAULTS` end a leader; each waits until ``STREAM.INFO`` names another one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _stop(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], obj
 
 
 def _stop_for_a_while(cluster: Cluster, stream: str, leader: NatsServer) -> Callable[[], object]:
-    """It goes on, as one that follows, before the reader does."""
+    """It continues as a follower, before the reader does."""
     leader.pause()
     try:
         _wait_for_another(cluster, stream, leader)
@@ -119,7 +119,7 @@ def _wait_for_another(cluster: Cluster, stream: str, leader: NatsServer) -> None
 
 
 class LeaderLoss:
-    """Makes the leader of a stream go when it is called, and come back when it is closed.
+    """Ends the leader of a stream when it is called, and starts it again when it is closed.
 
     Attributes:
         before, after: who led it, as ``STREAM.INFO`` has it; ``after`` is None until it has gone.

@@ -1,7 +1,7 @@
 """Batches whose stream gets another leader: when they are planned, and while they are half read.
 
 The reader's server survives, see ``tests.faults.cluster.stalled_reader``. ``test_step_down`` has
-leaders that step down under batches, with frames lost; here they also die and pause, and
+leaders that step down under batches, with frames lost; here they are also killed and paused, and
 nothing else is injected.
 """
 

@@ -1,4 +1,4 @@
-"""A server whose store was damaged: it drops what it cannot read, and says that it has all.
+"""A server with a damaged store: it drops messages and reports that its replica is complete.
 
 Its replica is as long as the leader's, so the server counts it as current, and does not mend it.
 Its consumers would pass over what it lacks; so rows come from the server that leads the stream.

@@ -1,11 +1,11 @@
-"""A follower that can store no more: the majority goes on, and all it acknowledges is read.
+"""A follower with a full disk: the majority continues, and all it acknowledges is read.
 
-What the server may store is bounded by its disk (a small one) or by its own limit. It says nothing
-of it: it takes nothing more of the stream, and counts as one that lags. So what shows that it is
-full is that the stream has grown beyond what it may store, and that it has stopped far before that.
+The store of the server is bounded by its disk (a small one) or by its own limit. A full server
+reports nothing: it stores no more of the stream, and counts as one that lags. So the test compares
+the end of the stream, which is beyond the limit, with the end of the replica, far before it.
 
-That server leads nothing while it is full. One that does may claim to lead permanently (nats-server
-2.15.1); what a query does then is not looked at here.
+The server leads nothing while it is full. One that does may claim to lead permanently (nats-server
+2.15.1); no test here covers that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Small:
         return recorded
 
     def has(self, recorded: RecordedStream) -> int:
-        """The last sequence that the server has; 0 if it does not say."""
+        """The last sequence that the server reports; 0 without a response."""
         return int(self.cluster.state_at(self.server, recorded.stream).get("last_seq", 0))
 
     def fill(self, recorded: RecordedStream, writing: Writing) -> int:
@@ -110,7 +110,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Small]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_follower_disk_full_while_query_runs(small: Small, kind: str) -> None:
-    """The query is at that very server, which only passes on what the others say."""
+    """The query is connected to that server, which forwards the responses of the others."""
     recorded = small.create(kind)
     with (
         recorded.query(small.server.url, **_PATIENCE) as query,

@@ -1,10 +1,10 @@
-"""A server that is told to go (lame duck) sends its clients away, and ends by itself.
+"""A server in lame duck mode disconnects its clients, and ends by itself.
 
-The reader pauses in the middle of a split until it was sent away, see
-``tests.faults.cluster.stalled_reader``, and goes on at another one: of its option ``servers``,
-where a server did not listen before, else it might have been there from the start; or one that
-the first server named. ``test_rolling_restart`` has servers that are told so and are restarted at
-once.
+The reader pauses within a split until it is disconnected, see
+``tests.faults.cluster.stalled_reader``, and continues at another server. That one is named by its
+option ``servers`` and did not listen before, else the reader might have been there from the start;
+or the first server named it. ``test_rolling_restart`` has servers in lame duck mode that are
+restarted at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class LameDuck:
-    """Tells a server to go when it is called, and starts it again when it is closed."""
+    """Puts a server into lame duck mode when it is called, and starts it when it is closed."""
 
     def __init__(self, server: NatsServer) -> None:
         self.server = server
@@ -55,7 +55,7 @@ class LameDuck:
         self.server.start()
 
     def check(self) -> None:
-        """It disconnected its clients, and was not told to end."""
+        """The server disconnected its clients in lame duck mode."""
         assert self.gone
         log = self.server.log
         assert "Entering lame duck mode" in log

@@ -37,7 +37,7 @@ def test_leader_changes_while_query_runs(
     kind: str,
     fault: str,
 ) -> None:
-    """One that follows goes on delivering; what was killed has a successor; one task does it."""
+    """A follower continues to deliver; a killed server has a successor; one task reads all."""
     recorded = create_replicated(cluster, kind, COUNT, SIZE)
     read_in_small_batches(monkeypatch)
     with contextlib.closing(LeaderLoss(cluster, recorded.stream, fault)) as goes:

@@ -1,8 +1,8 @@
 """A replica that lags, below planner and reader: each kind of query, and batch reads.
 
-One of three replicas is cut off from the leader and goes on serving what it has. The client is at a
-fourth server, which lacks the stream: consumers are placed on any of the three, and any of them
-answers a Direct Get. What is met there is seen on the way to the client.
+One of three replicas is cut off from the leader and still serves the messages that it has. The
+client is at a fourth server, which lacks the stream: consumers are placed on any of the three, and
+any of them responds to a Direct Get. The proxy before the client records the responses.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_small_range_avoids_lagging_replica(watched_cluster: WatchedCluster, kin
 def test_limit_while_replica_lags_is_not_exceeded(
     watched_cluster: WatchedCluster, kind: str
 ) -> None:
-    """No replica is asked to count, since any of the three would answer a Direct Get."""
+    """No Direct Get counts, because any of the three replicas would respond."""
     limit = 150
 
     def test(recorded: RecordedStream, lag: Behind) -> bool:

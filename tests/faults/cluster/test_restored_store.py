@@ -1,7 +1,7 @@
 """Stores that are put back to an earlier copy, under a query's checkpoint: of all servers, of one.
 
-Of all three, acknowledged writes are gone, and the query reports it. Of one alone, the other two
-have them: the server is mended by them, and until then its responses do not count.
+With all three, acknowledged writes are lost, and the query reports it. With one alone, the other
+two have them: they repair the server, and until then its responses do not count.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_restored_store_on_one_replica(
     kind: str,
     role: str,
 ) -> None:
-    """The query comes to it before it has met the others again."""
+    """The query is connected to it before it has a route to the others."""
     recorded = create_replicated(own_cluster, kind, OLD)
     one, *others = own_cluster.servers.values()
     put_back = keep([one], tmp_path)

@@ -1,9 +1,9 @@
-"""Three servers, streams with three replicas, and what happens to one of the servers.
+"""Three servers, streams with three replicas, and a fault of one of the servers.
 
-Something is written all the time. In the middle of a split, seen by the proxy, one server is
-killed, stopped, restarted, told to step down or to go. What is acknowledged is read, by
-whichever server: the query goes on, or its micro-batch is run again, as Spark does with a task that
-failed.
+A writer writes all the time. Within a split, at a frame that the proxy sees, one server is killed,
+stopped, restarted, made to step down or put into lame duck mode. Every acknowledged write is read,
+by whichever server: the query continues, or its micro-batch is repeated, as Spark does with a
+failed task.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_rolling_restart(cluster: Cluster, kind: str, how: str) -> None:
 
 
 def leads(server: NatsServer, stream: str) -> bool:
-    """Whether this server answers for the stream, and says that there is a leader."""
+    """Whether this server responds for the stream, and reports a leader."""
     try:
         answer = api(server.url, f"STREAM.INFO.{stream}", timeout=1)
     except (RuntimeError, OSError, nats.errors.Error):
@@ -247,10 +247,10 @@ def leads(server: NatsServer, stream: str) -> bool:
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_majority_lost_temporarily(cluster: Cluster, kind: str) -> None:
-    """Two of three are stopped: nothing can be decided. When one is back, all goes on.
+    """Two of three servers are stopped: no majority is left. The query continues when one is back.
 
-    A leader that has not noticed yet still answers; so they are stopped until it has, and the query
-    meets it.
+    A leader that has not noticed this still responds. So the servers are stopped until it has, and
+    the query is connected to it.
     """
     recorded = new_recorded(cluster, kind, COUNT)
     leader = cluster.leader_of(recorded.stream)

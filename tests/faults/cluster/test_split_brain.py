@@ -1,7 +1,7 @@
-"""A leader that is cut off from the others, and answers for a while as if it still led.
+"""A leader that is cut off from the others and still responds as the leader for some time.
 
-The others have elected another one, take writes, and a query has read them. Then it is restarted
-and comes to the old leader, which has less than the checkpoint: that proves no loss.
+The others have elected another leader and stored writes, and a query has read them. Then the query
+is restarted and reads from the old leader, which has less than the checkpoint: no loss is reported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_split_brain_restart_at_old_leader(
 
 
 def restarted_in_time(cluster: WatchedCluster, recorded: RecordedStream, accept: bool) -> bool:
-    """Whether the old leader answered as one when the query came to it."""
+    """Whether the old leader responded as one to the query."""
     old = cluster.move_leader(recorded.stream, cluster.meta_leader())
     name = cluster.name_of(old)
     other = next(one for one in cluster.servers.values() if one is not old)
@@ -105,10 +105,10 @@ def restarted_in_time(cluster: WatchedCluster, recorded: RecordedStream, accept:
 
 
 class OlderResponses:
-    """Rewrites answers that tell of the stream: it ends a hundred sequences before.
+    """Rewrites responses about the stream: it ends a hundred sequences earlier.
 
     Args:
-        numbers: of these answers, counted from 1; the first one is for where a query begins.
+        numbers: of these responses, counted from 1; the first one is for the start of a query.
     """
 
     def __init__(self, recorded: RecordedStream, *numbers: int) -> None:
@@ -130,9 +130,9 @@ class OlderResponses:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deposed_leader_before_it_has_caught_up(watched_cluster: WatchedCluster, kind: str) -> None:
-    """For a moment it has a majority again, and not yet what that has: it does not say so twice.
+    """The old leader has a majority again, and lacks its messages: it reports this at most once.
 
-    It is too short a moment to be met for sure, so its answer is made from the present leader's.
+    The moment is too short for a test, so its response is made from the present leader's.
     """
     recorded = create_replicated(watched_cluster, kind, OLD + MORE)
     with recorded.query() as first:

@@ -1,8 +1,8 @@
-"""Leaders that are told to step down, of the stream and of the meta group, while all goes on.
+"""The leaders of the stream and of the meta group step down under writes and reads.
 
-Something is written all the time, and a query plans and reads. The first leader goes in the middle
-of a split, seen by the proxy; further ones whenever the query has come on since. Batches are read
-while a leader goes, and after it was planned.
+A writer writes all the time, and a query plans and reads. The first leader steps down within a
+split, at a frame that the proxy sees; further leaders whenever the query has read rows since. Batch
+reads have a leader that steps down after planning or during the read.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_leader_steps_down_while_batch_runs(
 def test_messages_unknown_to_old_leader(
     watched_cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch, limit: str | None
 ) -> None:
-    """It may answer a question that was put while another one took over (forced here).
+    """A former leader may respond to a request that was sent during the change (forced here).
 
     If it counted, its "no such message" would hide a row until the next write, or log an end that
     looks rolled back to the next micro-batch.

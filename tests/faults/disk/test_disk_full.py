@@ -1,4 +1,4 @@
-"""A server that can store no more: what it has acknowledged is read, and all goes on when it can.
+"""A server with a full disk: all it acknowledged is read, and writes resume with more space.
 
 The disk is a small one of its own (tmpfs), where this process may mount one.
 """

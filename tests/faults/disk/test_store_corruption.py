@@ -1,8 +1,8 @@
-"""A server's store that was damaged while it was down: what it then has, it has.
+"""A store that was damaged while its server was down: no row is wrong, in disorder or repeated.
 
-It drops what it cannot read and goes on, so acknowledged writes are gone, and often nothing tells.
-Where the checkpoint shows it, the query stops; what it does not show is at least never worse than
-that: what is left comes in order, and what is written later comes too.
+The server drops the messages that it cannot read, so acknowledged writes are lost, and often
+nothing reports that. Where the checkpoint shows the loss, the query stops. Otherwise the remaining
+messages are read in order, and so are later writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A stream of entries with holes between them, and a mirror with a part of it that answers for all.
+"""A stream with holes between entries, and a partial mirror that responds to its Direct Gets.
 
-Such a mirror answers Direct Gets of what it has as the stream would, and has nothing else.
+Such a mirror responds to Direct Gets as the stream would, from a part of its messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = {"a tenth": 2 * ENTRIES - 199, "the last, which matches no filter": 2 * 
 def write_with_holes(recorded: RecordedStream) -> int:
     """Write :data:`ENTRIES`, and after each the same key again; the sequence of its last message.
 
-    Without holes sequences do for rows, and no rank is asked.
+    Without holes sequences count rows, and no rank is requested.
     """
     written = recorded.messages(ENTRIES)
     both = [pair for entry in written for pair in (entry, (JUNK, b"junk"))]
@@ -50,9 +50,9 @@ def write_with_holes(recorded: RecordedStream) -> int:
 
 
 def answers_with_a_part(recorded: RecordedStream, first: int) -> None:
-    """From now on a mirror that begins at ``first`` answers Direct Gets for the stream, alone.
+    """From now on only a mirror that begins at ``first`` responds to Direct Gets of the stream.
 
-    Together with the stream it answers one in two, and a test may meet none of those.
+    Together with the stream it responds to one in two, and a test may see none of those.
     """
     part = {
         "name": f"{recorded.name}-part",
@@ -75,7 +75,7 @@ def answers_with_a_part(recorded: RecordedStream, first: int) -> None:
 
 
 def asked_a_mirror(proxy: Proxy) -> bool:
-    """Whether ranks were asked by Direct Get, each answered by a mirror or with 404."""
+    """Whether Direct Gets requested ranks, each with a response of a mirror or a 404."""
     asked = len(proxy.asked("$JS.API.DIRECT.GET."))
     answers = [frame for frame in proxy.seen if b"-part\r\n" in frame or b"NATS/1.0 404" in frame]
     return 0 < asked <= len(answers)

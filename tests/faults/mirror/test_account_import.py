@@ -1,7 +1,8 @@
-"""A stream of another account, imported as ADR-19 has it: the same troubles as in one account.
+"""A stream of another account, imported as in ADR-19, under the faults of one account.
 
-With its own configuration, flow-control answers do not get through and several answers to a request
-neither, so that other ways are taken from the start (docs/internals/measurements.md, Servers 15).
+With ADR-19's own configuration, responses to flow control do not cross the import, and of several
+responses to a request only the first one does. The reader uses other ways from the start
+(docs/internals/measurements.md, Servers 15).
 """
 
 from __future__ import annotations

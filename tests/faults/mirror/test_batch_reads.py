@@ -1,4 +1,4 @@
-"""Batches: beside a mirror that has a part and answers Direct Gets, and of one that is behind."""
+"""Batches beside a partial mirror that responds to Direct Gets, and batches of a lagging mirror."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tests.support.recorded_stream import RecordedStream
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("what", BATCHES)
 def test_partial_mirror_serves_direct_get(shared_server: NatsServer, what: str, part: str) -> None:
-    """What is cut into several tasks asks for ranks, and the mirror's are too few.
+    """A range of several tasks requests ranks, and those of the mirror are too low.
 
-    "now" and "as of" are one task each: they ask for no rank, and send no Direct Get at all, so the
-    mirror has no say.
+    "now" and "as of" are one task each: they request no rank and send no Direct Get, so the mirror
+    has no effect.
     """
     recorded = RecordedStream(recorded_kind(what), shared_server.url).create(max_msgs_per_subject=1)
     junk = write_with_holes(recorded)
@@ -64,7 +64,7 @@ def domains() -> Iterator[HubAndLeaf]:
 
 @pytest.mark.parametrize("what", BATCHES)
 def test_lagging_mirror_serves_batch(domains: HubAndLeaf, what: str) -> None:
-    """What it has is read, all of it; the rest when it has that."""
+    """A batch reads all that the mirror has; a later batch reads the rest."""
     recorded = RecordedStream(recorded_kind(what), domains.hub.url).create()
     recorded.write(500)
     more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}

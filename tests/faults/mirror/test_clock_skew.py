@@ -167,7 +167,7 @@ def test_end_time_under_clock_skew(jumped: Jumped) -> None:
 
 
 def test_query_start_time_under_clock_skew(jumped: Jumped) -> None:
-    """Where it begins is decided once; restarts go on by sequence."""
+    """The start is determined once; restarts resume by sequence."""
     for moment in (jumped.times[seq - 1] for seq in (50, 150, 350, 450)):
         options = {"startTime": moment.isoformat(), "maxRowsPerTrigger": "100"}
         seqs: list[int] = []

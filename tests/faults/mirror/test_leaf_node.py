@@ -1,7 +1,7 @@
 """A stream of another domain, read through a leaf node: its connection stalls, or a side ends.
 
-The reader is connected to the leaf node and names the hub's domain; all that it asks and all that
-it gets crosses the line between the two.
+The reader is connected to the leaf node and names the hub's domain. All requests and responses
+cross the line between the two.
 """
 
 from __future__ import annotations

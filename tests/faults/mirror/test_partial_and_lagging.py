@@ -1,4 +1,4 @@
-"""Mirrors: one that has a part and answers Direct Gets, one that lags."""
+"""A partial mirror that responds to Direct Gets, and a mirror that lags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_partial_mirror_serves_direct_get(shared_server: NatsServer, kind: str, part: str) -> None:
-    """Limits and splits ask for ranks; the mirror counts too few, and its count is not used.
+    """Limits and splits request ranks; the mirror counts too few, and its count is not used.
 
     The stream keeps one message a subject: if it kept more, current values would be one micro-batch
     without a rank.
@@ -72,7 +72,7 @@ def domains() -> Iterator[HubAndLeaf]:
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_lagging_mirror_serves_query(domains: HubAndLeaf, kind: str) -> None:
-    """What it has is read; the rest when it comes, and none of it is a loss."""
+    """The messages of the mirror are read; the rest when they arrive, and none of it is a loss."""
     recorded = RecordedStream(kind, domains.hub.url).create()
     recorded.write(500)
     more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}

@@ -4,9 +4,9 @@
 - *leaf*: the reader is at the leaf node and reads the hub's stream across the line between the two.
 
 Each is killed, stopped for a while or restarted in the middle of a split, seen by a proxy before
-the leaf node. The reader's connection ends where it is the leaf node that goes, and lasts where it
-is the hub; the rows are all that was acknowledged, from micro-batches as from a batch. A relay that
-stays away for longer than ``connectTimeout`` ends in a ConnectError, which is not looked at here.
+the leaf node. The reader's connection ends with the leaf node, and lasts where the hub ends. The
+rows are all that was acknowledged, from micro-batches as from a batch. A relay that is unavailable
+longer than ``connectTimeout`` ends in a ConnectError, which no test here covers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch reads in trouble: the same oracle, for each kind of batch."""
+"""Batch reads under network faults: the same oracle for each kind of batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Direct Get in bad weather: answers dropped, cut off, late. Nothing is lost or comes twice."""
+"""Direct Get under network faults: responses are dropped, cut or late; each row is read once."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_connection_lost_permanently(proxy: Proxy) -> None:
 
 
 async def test_late_response_is_not_mixed_in(proxy: Proxy) -> None:
-    """The first request is given up; its answers are let through while the second one waits."""
+    """The first request times out; its responses arrive while the second one waits."""
     held: list[bytes] = []
 
     def hold(frame: bytes) -> bool:
@@ -191,7 +191,7 @@ async def test_late_response_is_not_mixed_in(proxy: Proxy) -> None:
 
 
 async def test_single_read_without_response(proxy: Proxy) -> None:
-    """The leader gets the request when a Direct Get is not answered."""
+    """The leader receives the request when a Direct Get has no response."""
     proxy.verdict = Dropping(lambda frame: is_answer(frame, 5), 2)
 
     async with direct_get(proxy.url, "S") as get:
@@ -304,7 +304,7 @@ async def test_import_with_single_response() -> None:
 
 
 async def test_follower_paused() -> None:
-    """A paused replica answers nothing. Reads are answered all the same, and whole."""
+    """A paused replica sends no response. Reads are complete nevertheless."""
     with Cluster(4) as cluster:
         fill(cluster.url, num_replicas=3)
         cluster.wait_current("S")
@@ -340,7 +340,7 @@ async def test_leader_paused() -> None:
 
 
 async def test_mirror_lags() -> None:
-    """A mirror behind a slow line: what it has not got is never reported missing."""
+    """A mirror behind a slow line: a message that it lacks is never reported as missing."""
     with hub_and_leaf() as pair:
         fill(pair.hub.url)
         make_mirror(

@@ -1,7 +1,7 @@
-"""A query whose reader meets real trouble in the middle of a micro-batch: complete rows anyway.
+"""Faults of the server and the network within a micro-batch: the rows are complete.
 
-The query reads through a proxy, which does the fault when it sees a certain row go by. What the
-reader does below Spark is in ``test_ordered.py``; here the rows that reach the sink count.
+The query reads through a proxy, which injects the fault when a certain row passes. The reader
+without Spark is tested in ``tests/integration/jetstream/ordered``; here the rows of the sink count.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_missed_heartbeats(scene: Scene) -> None:
 
 
 def test_deleted_consumer(scene: Scene) -> None:
-    """The consumer goes when row 900 goes by; what it had sent beyond is held back."""
+    """The consumer is deleted when row 900 passes; its deliveries beyond that row are held back."""
     gone: list[str] = []
 
     def verdict(frame: bytes) -> bool:

@@ -175,7 +175,7 @@ def test_flow_control_is_answered_each_time(
 def test_flow_control_is_swallowed(
     large: RecordedStream, shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heartbeats tell of it: it is answered all the same."""
+    """Heartbeats report the stalled flow control, and the reader responds to it."""
     use_long_deadlines(monkeypatch, heartbeat=1.5)
     fault = Status("FlowControl", most=2)
     proxy = read_through(large, shared_server, fault)
@@ -194,7 +194,7 @@ def test_flow_control_response_dropped_once(
 def test_flow_control_responses_all_dropped(
     large: RecordedStream, shared_server: NatsServer
 ) -> None:
-    """The server stalls: the reader goes on without flow control."""
+    """The server stalls: the reader continues without flow control."""
     fault = Published("$JS.FC.")
     proxy = read_through(large, shared_server, up=fault)
     assert fault.done >= 1
@@ -244,7 +244,7 @@ def test_consumer_deleted_before_first_message(
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_consumer_deleted_while_idle(shared_server: NatsServer, kind: str) -> None:
-    """It has delivered all, the last message was lost, and its heartbeat says so: gone it is."""
+    """The consumer has delivered all; the last message was lost, and its heartbeat reports that."""
     recorded = RecordedStream(kind, shared_server.url).create()
     recorded.write(COUNT)
     gone: list[str] = []

@@ -1,4 +1,4 @@
-"""Push subscriptions answer flow control, also when answers are lost (ADR-15)."""
+"""Push subscriptions respond to flow control, also when responses are lost (ADR-15)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOWING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5, flow_control=Tru
 
 
 async def flow_answers(url: str) -> tuple[Any, list[str]]:
-    """A client that hears the answers to flow control, and the list they come to."""
+    """A client that receives the responses to flow control, and the list of them."""
     answers: list[str] = []
     context = connected(url)
     other = await context.__aenter__()
@@ -99,7 +99,7 @@ async def test_swallowed_flow_control_is_answered_by_heartbeat(
 async def test_flow_control_subject_of_other_form_is_answered(
     shared_server: NatsServer,
 ) -> None:
-    """ADR-15, "Flow Control": the subject is not inspected, and the answer is empty."""
+    """ADR-15, "Flow Control": the subject is not inspected, and the response is empty."""
     stream = make_stream(shared_server.url, 5)
     block = b"NATS/1.0 100 FlowControl Request\r\n\r\n"
     fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block, b"other.form.x") + frame)
@@ -115,7 +115,7 @@ async def test_flow_control_subject_of_other_form_is_answered(
 
 
 async def test_flow_control_response_lost_is_repeated(shared_server: NatsServer) -> None:
-    """Two answers are lost, as on a route; each is repeated until the server has received it."""
+    """Two responses are lost, as on a route; each is repeated until the server has received it."""
     stream = make_stream(shared_server.url, 1500, 10_000)
     lost: list[bytes] = []
 

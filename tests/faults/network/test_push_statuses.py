@@ -101,7 +101,7 @@ async def test_invalid_reply_subject_is_refused(
 async def test_ordered_subscription_replaces_consumer_at_any_status(
     shared_server: NatsServer, status: bytes
 ) -> None:
-    """It raises no status: the next consumer delivers the rest, or says what is wrong."""
+    """A status raises no error: the next consumer delivers the rest or returns the error."""
     stream = make_stream(shared_server.url, 5)
     block = b"NATS/1.0 " + status + b"\r\n\r\n"
     fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block) + frame)

@@ -1,4 +1,4 @@
-"""Watches in bad weather: lost deliveries, cut connections, restarts. Nothing lost, one signal."""
+"""Watches under lost deliveries, cut connections and restarts: every update, and one signal."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_last_update_lost(filled: NatsServer) -> None:
 
 
 async def test_lost_heartbeats_before_signal(nats_server: NatsServer) -> None:
-    """Only a heartbeat can say that this is all, and the first ones are lost: a new consumer."""
+    """The first heartbeats, which show the end, are lost: a new consumer is created."""
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "a", b"1")
     put(nats_server.url, "b", "b", b"1")

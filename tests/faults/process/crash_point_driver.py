@@ -1,4 +1,4 @@
-"""A Spark driver that comes to grief at a point of a micro-batch that is chosen beforehand.
+"""A Spark driver that is killed, or whose tasks fail, at a chosen point of a micro-batch.
 
 Run as a program with one argument, a JSON file::
 
@@ -13,7 +13,7 @@ the micro-batch ``batch``, a query leaves ``<directory>/at`` and then what follo
 which is not ``streaming``, is its micro-batch 0; it is read while the queries before it run.
 
 =============  ==============================================================================
-``planned``    waits for ever before a row is asked for
+``planned``    waits for ever before a row is requested
 ``reading``    waits for ever in the middle of the rows of a split
 ``written``    waits for ever when all rows are written
 ``task fails`` raises in a task, in the middle of its rows, once

@@ -1,10 +1,10 @@
-"""Spark comes to grief at each point of a micro-batch; nothing is lost, nothing comes twice.
+"""Drivers and tasks fail at each point of a micro-batch; each row reaches the sink once.
 
-Drivers of their own (``point_driver.py``) are killed (-9) after a micro-batch was planned, while it
-is read, and after the sink wrote it, each before it was committed, in the first one and the next
-one; tasks fail, die and are overtaken. A new driver goes on from the same checkpoint and sink. The
-oracle: what was written, each value once and in the order of its sequence; of current values, those
-that were a key's last when the query began, and all later ones.
+Drivers of their own (``crash_point_driver.py``) are killed (-9) after a micro-batch was planned,
+while it is read, and after the sink wrote it, each before it was committed, in the first one and
+the next one. Tasks fail, are killed and are overtaken. A new driver resumes the same checkpoint and
+sink. The oracle: what was written, each value once and in the order of its sequence; of current
+values, those that were a key's last when the query began, and all later ones.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def write(url: str, place: str, first: int, count: int) -> None:
 
 
 def query(read: Read, place: str, directory: Path, point: str, batch: int = 0) -> dict[str, Any]:
-    """What ``point_driver.py`` is asked for."""
+    """The argument of ``crash_point_driver.py``."""
     return {
         "format": read.format,
         "options": {
@@ -209,7 +209,7 @@ def check_point(one: Point, directory: Path, batch: int) -> None:
 
 @pytest.mark.parametrize("name", KILLED)
 def test_driver_killed(killed: dict[str, Path], name: str) -> None:
-    """In its first micro-batch, and the driver that goes on in the next one."""
+    """A driver is killed in its first micro-batch, and the next driver in the next one."""
     one = KILLED[name]
     count = COUNTS[one.place]
     assert rows(killed[name]) == one.read.rows(count, later=count)
@@ -267,7 +267,7 @@ def run_to_the_end(
     master: str,
     conf: dict[str, str] | None = None,
 ) -> list[Path]:
-    """A driver whose tasks meet ``points``; it must come to its end all the same.
+    """Run a driver whose tasks fail at ``points``; the driver must end successfully.
 
     Returns:
         the directory of each.

@@ -1,6 +1,6 @@
 """The driver is killed between reading a micro-batch and committing it.
 
-One driver with a query for each case: it takes seconds to start. The queries go on in the session
+One driver with a query for each case: it takes seconds to start. The queries resume in the session
 of the tests, from the same checkpoints.
 """
 
@@ -27,7 +27,7 @@ from tests.support.wait import wait_until
 
 @dataclass(frozen=True)
 class Crash:
-    """A query that is killed in micro-batch ``block_on``, and how it goes on.
+    """A query that is killed in micro-batch ``block_on``, and its continuation.
 
     Attributes:
         options, then_options: of the source before and after.
@@ -139,7 +139,7 @@ def test_driver_is_killed(
     crashed: dict[str, tuple[str, Path]],
     name: str,
 ) -> None:
-    """The micro-batch that was read and not committed comes again, the same, and then the rest."""
+    """The micro-batch that was read and not committed is repeated with the same rows."""
     crash = CRASHES[name]
     bucket, directory = crashed[name]
     put_numbered(shared_server.url, bucket, crash.later)

@@ -78,7 +78,7 @@ class Place:
     ) -> Callable[[], StreamingQuery]:
         """What starts a query up to the end of the stream; its rows are in the table ``left``.
 
-        With ``checkpoint`` it goes on from there, and its rows are nowhere.
+        With ``checkpoint`` it resumes from there, and its rows are not kept.
         """
 
         def start() -> StreamingQuery:
@@ -149,7 +149,7 @@ def another_stream_than_in_the_checkpoint(place: Place) -> None:
 
 
 def messages_that_are_gone(place: Place) -> None:
-    """The task says so: what is made of one ``load()`` is planned once.
+    """The task reports it: what is made of one ``load()`` is planned once.
 
     In one split: the consumers of others would be those of tasks that Spark kills.
     """

@@ -3,7 +3,7 @@
 What follows the source in a task (``mapInArrow``) stops at a split's first rows until the
 task is killed. The split holds much more than fits between there and the server, which still has
 the reader's consumer then. ``SparkContext.killTaskAttempt`` kills two attempts, one with its thread
-interrupted and one without, and Spark's own record says so. Each row has the attempt that read it.
+interrupted and one without, and Spark's own record shows it. Each row has the attempt that read it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def test_batch_task_killed(killer: Killer, name: str) -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_query_task_killed(killer: Killer, tmp_path: Path, name: str) -> None:
-    """In its first micro-batch; the next run goes on behind it."""
+    """A task of the first micro-batch is killed; the next run resumes after that micro-batch."""
     read = QUERIES[name]
     recorded = written(killer.server, read)
     found: list[RowOfSpark] = []

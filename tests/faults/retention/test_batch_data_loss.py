@@ -76,7 +76,7 @@ def test_messages_purged_between_planning_and_reading(
     through: int,
     done: int,
 ) -> None:
-    """When ``done`` of four tasks are done, all up to ``through`` goes: each task tells its own."""
+    """All up to ``through`` is purged after ``done`` of four tasks: each task reports its part."""
     reader, accepting, tasks = planned(
         recorded_batch.url, batch_options(recorded_batch, what), tasks=4
     )
@@ -110,7 +110,7 @@ def test_messages_expire_within_task(
     caplog: pytest.LogCaptureFixture,
     accept: bool,
 ) -> None:
-    """The consumer is lost at 300; when it is rebuilt, all up to 450 is gone."""
+    """The consumer is lost at 300; when it is rebuilt, all up to 450 has expired."""
     gone = range(300, 451)
     fault = When(gone[0], lambda: purge(recorded_batch, gone[-1]))
     with Proxy(shared_server.port, fault) as proxy:

@@ -144,7 +144,7 @@ def limit_passes_hole(recorded: RecordedStream, server: NatsServer) -> Iterator[
 def test_data_loss_message_counts_hole(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """Where it is not all of a range that did not come, it says how many of it.
+    """Where only a part of a range is lost, the message has the number of its messages.
 
     What was a hole before may have been lost like the others: the stream does not show it.
     """
@@ -202,7 +202,7 @@ def test_data_loss_message_of_rolled_back_stream(
     kind: str,
     more: int,
 ) -> None:
-    """Where it stands now, where it was read up to, and after what it goes on."""
+    """The message names the first sequence, the last one read, and where reading resumes."""
     recorded = RecordedStream(kind, nats_server.url).create()
     recorded.write(READ)
     restore = keep_store(nats_server, tmp_path)

@@ -96,7 +96,7 @@ def test_initial_values_overwritten_while_read(
     act: Callable[[RecordedStream], Callable[[], None]],
     lose: bool,
 ) -> None:
-    """What had not come goes on where it stands now, after the list: nothing comes twice."""
+    """Keys that were not delivered are read at their new positions; no row is repeated."""
     last = last_values_stream.last_values()
     fault = When(last[len(last) // 2], act(last_values_stream), lose=lose)
     with Proxy(shared_server.port, fault) as proxy, last_values_stream.query(proxy.url) as query:
@@ -115,7 +115,7 @@ def test_initial_values_overwritten_while_read(
 def test_initial_values_consumer_deleted_before_first_message(
     last_values_stream: RecordedStream, shared_server: NatsServer
 ) -> None:
-    """And all is overwritten then: the list that comes is shorter, and the changes follow."""
+    """All keys are overwritten then: there are fewer initial values, and the changes follow."""
 
     def delete() -> list[str]:
         last_values_stream.write(COUNT, size=1000)
@@ -134,7 +134,7 @@ def test_initial_values_consumer_deleted_before_first_message(
 
 
 def test_restart_within_changes(repeated_keys: RecordedStream) -> None:
-    """The second reading goes on with the first one's offsets, and repeats no list."""
+    """The second query resumes the first one's offsets, and does not repeat the initial values."""
     with repeated_keys.query() as first:
         first.until(repeated_keys.last)
         repeated_keys.write(COUNT)

@@ -103,7 +103,7 @@ def test_expiry_beyond_range_is_not_counted(shared_server: NatsServer) -> None:
 
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
 def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span: int) -> None:
-    """Who begins with all that there is fails for nothing that goes before the first row comes."""
+    """A query from the first message accepts expiry before its first row."""
     url, name = shared_server.url, f"HISTORY{span}"
     make_stream(url, name, span)
     given, plan = planned(url, name)

@@ -30,7 +30,7 @@ def create(kind: str, server: NatsServer) -> RecordedStream:
 def test_retention_overtakes_split(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """The consumer is lost at 200; when it is rebuilt, all up to 350 is gone."""
+    """The consumer is lost at 200; when it is rebuilt, all up to 350 has expired."""
     for options in ({}, ACCEPT):
         recorded = create(kind, shared_server)
         recorded.write(KEPT, size=1000)
@@ -65,7 +65,7 @@ def test_retention_overtakes_between_splits(
     """Of three splits the first was read when ``more`` are written, and as many age out.
 
     They are all of the first one, which is not a loss, and of the second some, or all and some of
-    the third: each split tells its own.
+    the third: each split reports its own part.
     """
     for options in ({}, ACCEPT):
         recorded = create(kind, shared_server)
@@ -154,7 +154,7 @@ def test_messages_that_expire(
 def test_bucket_with_silent_removals_warns_at_start(
     shared_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a key that expires without a marker no row will tell, so a warning does."""
+    """A key that expires without a marker has no row for that, so the query logs a warning."""
     recorded = RecordedStream("kv current", shared_server.url).create(max_age=60_000_000_000)
     put(recorded.url, recorded.name, "a", b"1")
     with recorded.query() as query:

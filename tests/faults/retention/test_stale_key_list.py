@@ -1,4 +1,4 @@
-"""A list of last values that is overtaken: what it has still to deliver is removed meanwhile.
+"""Initial values that are superseded or purged before the consumer has delivered them.
 
 The server makes the list when the consumer is created. Where it comes to a message that was
 superseded or purged since, it waits for its own next heartbeat, and then moves on by that one: 600
@@ -20,7 +20,7 @@ GONE = range(5200, 5800)
 
 
 def overwrite(recorded: RecordedStream) -> None:
-    """Twice: of two messages a key, the listed one is gone."""
+    """Twice: of two messages of a key, the listed one was removed."""
     for value in (b"older", b"newer"):
         buckets.publish(recorded.url, [(f"{recorded.prefix}k{n}", value, None) for n in GONE])
 

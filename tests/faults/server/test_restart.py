@@ -105,7 +105,7 @@ def test_connection_lost_between_plan_and_read(
 
 
 def test_server_paused_between_plan_and_read(shared_server: NatsServer) -> None:
-    """For longer than a PING is waited for: a new connection is made when it answers again."""
+    """The server pauses longer than the PING timeout: the client opens a new connection."""
     recorded = RecordedStream("kv", shared_server.url).create()
     recorded.write(COUNT)
     with recorded.query() as query:
@@ -125,7 +125,7 @@ def test_server_paused_between_plan_and_read(shared_server: NatsServer) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kv", "stream"])
 def test_line_freezes_within_read(shared_server: NatsServer, kind: str) -> None:
-    """The line, not the server: what is on its way comes later, with stale heartbeats."""
+    """The line freezes, not the server: frames in flight arrive later, with stale heartbeats."""
     recorded = RecordedStream(kind, shared_server.url).create()
     recorded.write(COUNT, size=1000)
     thawing: list[threading.Timer] = []
@@ -147,7 +147,7 @@ def test_line_freezes_within_read(shared_server: NatsServer, kind: str) -> None:
 
 
 def test_server_remains_unavailable(nats_server: NatsServer) -> None:
-    """An error that names what is missing, soon after ``connectTimeout``; and then all goes on."""
+    """The error comes soon after ``connectTimeout``; the query resumes when the server is back."""
     recorded = RecordedStream("stream", nats_server.url).create()
     recorded.write(COUNT)
     with recorded.query(connectTimeout="3") as query:
@@ -180,7 +180,7 @@ def test_server_starts_later(nats_server: NatsServer) -> None:
 
 @pytest.mark.faults
 def test_paused_server_of_several(shared_server: NatsServer) -> None:
-    """It accepts connections and says nothing: there is time left for the others.
+    """A server that accepts connections and sends nothing leaves time for the others.
 
     Which one is tried first is drawn, so that it is tried several times.
     """

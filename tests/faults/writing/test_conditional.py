@@ -1,4 +1,4 @@
-"""Compare-and-set writes of many entries whose PubAcks are lost, or that meet other writers."""
+"""Compare-and-set writes of many entries with lost PubAcks or concurrent writers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_create_deleted_keys(shared_server: NatsServer, fault: str, mark: 
 
 
 async def test_overwritten_after_its_pub_ack(shared_server: NatsServer) -> None:
-    """A message had its PubAck, another writer overwrote it, and it is sent again in vain.
+    """A message with a PubAck is overwritten by another writer; sending it again is refused.
 
     It is sent again because the one before it lost its PubAck.
     """

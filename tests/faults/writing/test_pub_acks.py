@@ -51,7 +51,7 @@ async def test_pub_acks_lost(shared_server: NatsServer, which: str, ids: bool) -
 
 
 async def test_pub_acks_lost_repeatedly(shared_server: NatsServer) -> None:
-    """Each sending waits ``request_timeout`` for its PubAcks; at last the publisher fails."""
+    """Each sending waits ``request_timeout`` for its PubAcks; then the publisher fails."""
     messages = Messages("NEVER", 10)
     create_stream(shared_server.url, messages.stream)
     with Proxy(shared_server.port, PubAcks({*range(3, 10_000)})) as proxy:

@@ -50,7 +50,7 @@ AT_ONCE = 20.0
 
 
 async def test_purged(shared_server: NatsServer) -> None:
-    """The messages before the purge are gone; the publisher goes on behind it."""
+    """The messages before the purge are removed; the publisher continues after it."""
     messages = Messages("PURGED", COUNT)
     url = shared_server.url
     create_stream(url, messages.stream)
@@ -227,7 +227,7 @@ async def test_full_disk(tmp_path: Path, reported: str) -> None:
 
 
 async def test_full_disk_that_is_enlarged(tmp_path: Path) -> None:
-    """The publisher waits while the server is restarted with more space, and goes on."""
+    """The publisher waits while the server is restarted with more space, and continues."""
     messages = Messages("ORDERS", COUNT, size=10_000)
     disk, config = tmp_path / "disk", tmp_path / "server.conf"
     config.write_text("jetstream { max_file_store: 1GB }\n")

@@ -103,7 +103,7 @@ def test_killed_task(
 def test_killed_driver(
     spark: SparkSession, nats_server: NatsServer, tmp_path: Path, message_id: str
 ) -> None:
-    """In the middle of a micro-batch; another driver goes on from the checkpoint."""
+    """The driver is killed within a micro-batch; another driver resumes its checkpoint."""
     url = nats_server.url
     create_bucket(url, "source", 64)
     put_many(url, "source", ((f"k{i % 70}", b"%d" % i) for i in range(ROWS)))

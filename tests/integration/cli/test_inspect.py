@@ -98,7 +98,7 @@ class Live:
         return dict(source)
 
     def text(self) -> str:
-        """What is said without a look at the server."""
+        """The output without a request to the server."""
         assert main(["inspect", str(self.checkpoint.path)]) == 0
         return self.capsys.readouterr().out
 
@@ -154,7 +154,7 @@ def test_batch_not_committed(live: Live, committed: bool) -> None:
 
 
 def test_initial_values_are_not_all(live: Live) -> None:
-    """With history, they are a micro-batch of their own, whatever came since."""
+    """With history, the initial values are a micro-batch of their own."""
     live.checkpoint.plan(0, *live.ends(None))
     live.put(("k0", b"w"), ("k1", b"w"), ("k0", b"x"))
     assert live.source()["lag"] == 13

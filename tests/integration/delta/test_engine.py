@@ -65,7 +65,7 @@ def test_limits(
 
 
 class SparkSelectedError(Exception):
-    """The selector asks for Spark's engine."""
+    """The selector chooses Spark's engine."""
 
 
 def test_executors_reduce_batch_to_its_keys(frame: Frame, table: Path) -> None:

@@ -1,4 +1,4 @@
-"""Upkeep of a table: when it is due, what it does, and what goes on meanwhile."""
+"""Upkeep of a table: when it is due, its effects, and concurrent reads and writes."""
 
 from __future__ import annotations
 

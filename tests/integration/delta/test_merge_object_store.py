@@ -92,7 +92,7 @@ def test_reconcile_in_object_store(
 def test_commit_with_lost_response_is_merged_once(
     frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
 ) -> None:
-    """The writer cannot tell it from another writer's commit, and merges again: no row changes."""
+    """The commit resembles one of another writer. The merge is repeated, and no row changes."""
     merge(frame(put("a", 1), put("b", 2)), uri, storage_options=store.storage_options)
     proxy.lose = 1
     through_proxy = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}

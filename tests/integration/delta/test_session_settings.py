@@ -220,7 +220,7 @@ def test_tables_of_engines_in_turn(
 def test_setting_that_changes_values(
     spark: SparkSession, url: str, tmp_path: Path, setting: str, value: str, error: str
 ) -> None:
-    """Refused before a table is created, merged into and compacted; delta-rs goes on."""
+    """Refused before a table is created, merged into and compacted; delta-rs continues."""
     session = spark.newSession()
     session.conf.set(setting, value)
     table, batch = tmp_path / "table", entries(session, url)

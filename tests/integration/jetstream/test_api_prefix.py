@@ -181,7 +181,7 @@ async def test_direct_get_of_many(place: Place) -> None:
 
 
 async def test_key_value(place: Place) -> None:
-    """A write goes below the prefix; keys, values and markers are those of the bucket itself."""
+    """A write is published below the prefix; keys, values and markers are those of the bucket."""
     create_bucket(place.owner, "kv", history=5)
 
     try:
@@ -251,7 +251,7 @@ async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
 
 
 async def test_rank_through_prefix(place: Place) -> None:
-    """Without an import for several answers EOB does not arrive: a consumer is created instead."""
+    """Without an import of several responses EOB does not arrive: a consumer is created instead."""
     async with connected(place.settings) as jetstream:
         assert (await count_messages(jetstream, "KV_map", 1001, ("$KV.map.k7",))).messages == 10
         assert (await count_messages(jetstream, "KV_map", 1001, ())).messages == ROWS - 1000
@@ -268,7 +268,7 @@ async def test_ordered_reading(place: Place, request: pytest.FixtureRequest) -> 
 
 
 async def test_subscriptions(place: Place) -> None:
-    """A pull request is answered once where the import lets one answer through: one message."""
+    """Where the import allows one response, a pull request receives one message."""
     async with connected(place.settings) as jetstream:
         config = ConsumerConfig(ack_policy="none")
         async with await subscribe(jetstream, "$KV.map.k7", config=config) as push:
@@ -346,7 +346,7 @@ async def test_leaf_without_domain_uses_own_jetstream() -> None:
 
 
 async def test_inbox_prefix_not_imported_is_error() -> None:
-    """Answers to requests come all the same; what a consumer delivers does not.
+    """Responses to requests arrive; deliveries of a consumer do not.
 
     The server reports that the deliver subject has no subscriber, so three consumers are enough.
     """

@@ -1,7 +1,7 @@
 """Replicas and mirrors that lag, for readers of many messages (ADR-53, "Note about testing").
 
 A follower lags because the route between it and the leader is held, a mirror because the leaf
-node's line to its origin is: both go on serving their consumers with what they have. A reader whose
+node's line to its origin is: both still serve their consumers with what they have. A reader whose
 consumer is there must wait or fail; it must not take what is there for all there is. Where a
 consumer is placed is the server's choice, so each test reads until one was placed where it lags.
 """
@@ -347,7 +347,7 @@ async def test_mirror_behind_fails_read(domains: HubAndLeaf, mirrored: str) -> N
 
 @pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
 async def test_sequence_in_future(shared_server: NatsServer, kind: str) -> None:
-    """Nothing is delivered; the publish that reaches the sequence lets the read go on."""
+    """Nothing is delivered until a publish reaches the sequence; then the read continues."""
     url, name = shared_server.url, f"early{next(_serial)}"
     create_bucket(url, name, history=5)
     put_entries(url, name, range(OLD))

@@ -19,7 +19,7 @@ def interrupt() -> None:
 
 
 def test_interrupt_ends_task_first() -> None:
-    """A task that was left half-way would go on at the next use of the loop."""
+    """A task that was left unfinished would continue at the next use of the loop."""
     runner = Runner(NOWHERE)
     seen: list[str] = []
 

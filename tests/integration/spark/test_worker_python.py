@@ -1,4 +1,4 @@
-"""``register`` asks a Python worker of a real Spark, and names the setting to change."""
+"""``register`` starts a Python worker of a real Spark, and names the setting to change."""
 
 from __future__ import annotations
 

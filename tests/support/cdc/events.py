@@ -1,7 +1,7 @@
 """Events of change data, the rows that result by the rules, and the situations run on Spark.
 
 :func:`latest` and :func:`history` compute the rows from all events of a key in plain Python, one by
-one, as the rules say it. They share nothing with the package.
+one, as the rules define it. They share nothing with the package.
 """
 
 from __future__ import annotations

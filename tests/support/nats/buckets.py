@@ -54,7 +54,7 @@ def bucket_config(name: str, history: int = 1, **config: Any) -> dict[str, Any]:
 
 
 def create_bucket(url: str, name: str, history: int = 1, **config: Any) -> dict[str, Any]:
-    """Create the bucket ``name``; the server's answer (``config``, ``created``, ``state``)."""
+    """Create the bucket ``name``; the server's response (``config``, ``created``, ``state``)."""
     wanted = bucket_config(name, history, **config)
     return api(url, f"STREAM.CREATE.KV_{name}", wanted)
 
@@ -129,7 +129,7 @@ def api(
     prefix: str = "$JS.API",
     timeout: float = 10,
 ) -> dict[str, Any]:
-    """One JetStream API request; RuntimeError when the server answers with an error.
+    """One JetStream API request; RuntimeError when the server responds with an error.
 
     A request that may be repeated is sent a second time without a response: the first one on a new
     connection to a cluster can get lost, when the server that answers does not know the inbox yet.
@@ -190,9 +190,9 @@ async def connected(servers: str | list[str], **options: Any) -> AsyncIterator[C
 
 
 async def flushed(client: Client) -> None:
-    """Return when the server has seen all that ``client`` was told to send, SUBs too.
+    """Return when the server has received all that ``client`` has sent or buffered, SUBs too.
 
-    ``flush()`` alone does not say so: nats-py's PING overtakes what it still buffers. That is
+    ``flush()`` alone does not ensure it: nats-py's PING overtakes what it still buffers. That is
     written before the first PONG can be read, so the second PING comes after it.
     """
     await client.flush()

@@ -3,7 +3,7 @@
 - :class:`Cluster`: all of its servers, and the leader of each stream.
 - :func:`accepts_writes`: whether a server has the stream of a subject.
 - :func:`paused`: servers that pause for a while.
-- :func:`lagging`: a follower that goes on answering, with less than the leader has.
+- :func:`lagging`: a follower that still responds, with less than the leader has.
 
 Every wait has a deadline. Every server has a store of its own and is ended, also a paused one, when
 the cluster's context is left.
@@ -39,7 +39,7 @@ _ANOTHER_STREAM = 10060
 def accepts_writes(url: str, subject: str) -> bool:
     """Whether what is published to ``subject`` at this server comes to a stream's leader.
 
-    Asked with a write that names another stream, which the leader refuses: it takes no sequence.
+    The test is a write that names another stream. The leader refuses it without a sequence.
     """
 
     async def work(client: Client) -> bool:

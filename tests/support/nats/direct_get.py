@@ -34,20 +34,20 @@ async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:
 
 
 async def some_unanswered(get: DirectGet) -> bool:
-    """Whether some of many Direct Gets are not answered: a paused server was to answer them."""
+    """Whether some of many Direct Gets have no response: they were routed to a paused server."""
     connection, subject = get.jetstream.connection, f"DIRECT.GET.{get.stream}"
     asked = (send_request(connection, subject, {"seq": 1}, idle_timeout=0.2) for _ in range(20))
     return not all(reply.page for reply in await asyncio.gather(*asked))
 
 
 def outsider(cluster: Cluster, stream: str) -> NatsServer:
-    """A server without a replica of ``stream``: those with one answer from that."""
+    """A server without a replica of ``stream``: servers with one respond from it."""
     having = [cluster.leader_of(stream), *cluster.followers_of(stream)]
     return next(server for server in cluster.servers.values() if server not in having)
 
 
 async def pause_a_responder(cluster: Cluster, stream: str) -> NatsServer:
-    """Pause a follower that answers Direct Gets; it takes part some time after it has caught up."""
+    """Pause a follower that responds to Direct Gets, which it does some time after it caught up."""
     asked, follower = outsider(cluster, stream), cluster.followers_of(stream)[0]
     give_up = time.monotonic() + 20
     while True:

@@ -1,9 +1,9 @@
 """A server that is not NATS: it speaks just enough of the protocol, and sends wrong data.
 
-:class:`Rogue` listens on a loopback address and greets with what it is told to. What clients send
-is recorded as it came (``received``), so that a test asserts what was given away. ``script`` is
-called for every request; what it returns is sent as it stands. Without one, nothing is answered
-but PING.
+:class:`Rogue` listens on a loopback address and sends the given greeting. What clients send is
+recorded unchanged (``received``), so that a test asserts which secrets were sent. ``script`` is
+called for every request, and the server sends what it returns. Without one, the server responds to
+PING only.
 """
 
 from __future__ import annotations

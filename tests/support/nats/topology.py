@@ -42,7 +42,7 @@ def with_user(url: str, user: str, password: str | None = None) -> str:
 
 
 class Line(ThreadServer):
-    """A TCP line to ``target`` that can be held and let go; a context manager.
+    """A TCP line to ``target`` that can be held and released; a context manager.
 
     A held line keeps its connections and what they carry, in order: what a slow network does.
     """
@@ -78,7 +78,7 @@ class Line(ThreadServer):
         raise ConnectionResetError
 
     def changed(self, data: bytes) -> bytes:
-        """What goes on in the place of ``data``, which ends with a line's end."""
+        """What is sent in the place of ``data``, which ends with a line's end."""
         return data
 
 
@@ -205,8 +205,8 @@ def adr19_server(
 
     Args:
         binary: the executable, as for :class:`NatsServer`.
-        streamed: the API's export allows several answers to a request (``response_type``).
-        flow_control: flow-control answers (``$JS.FC.>``) cross from I to A, too.
+        streamed: the API's export allows several responses to a request (``response_type``).
+        flow_control: responses to flow control (``$JS.FC.>``) cross from I to A, too.
         acks: acknowledgements (``$JS.ACK.>``) cross from I to A, too.
         object_store: ``$O.>`` as well, where Object Store writes go.
         options: more lines for the configuration.

@@ -70,7 +70,7 @@ class WatchedCluster(Cluster):
         return next((dict(detail["state"]) for detail in details if detail["name"] == stream), {})
 
     def answers_direct_gets(self, server: NatsServer, stream: str) -> bool:
-        """Return whether the replica of ``server`` answers Direct Gets.
+        """Return whether the replica of ``server`` responds to Direct Gets.
 
         A follower subscribes to the Direct Get subject some seconds after the leader.
         """

@@ -13,7 +13,7 @@ from tests.support.proxy.verdicts import FrameFault, Last, Nth, Published, Share
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """The arguments of the command line."""
     said = argparse.ArgumentParser(
         prog="fault-proxy",
         description="Stand between NATS clients and a server, and inject faults into what passes.",
@@ -87,7 +87,7 @@ def _rate(text: str) -> float:
 
 
 def faults(said: argparse.Namespace) -> tuple[dict[str, FrameFault], dict[str, FrameFault]]:
-    """The faults of the command line, downward and upward, by what was asked."""
+    """The faults of the command line, downward and upward, by its arguments."""
     down: dict[str, FrameFault] = {}
     up: dict[str, FrameFault] = {}
     outcomes: dict[str, Outcome] = {

@@ -16,7 +16,7 @@ the client sends to ``upward``; the verdict is
 A verdict may take its time and do things itself (kill a server, delete a consumer): nothing passes
 meanwhile. ``freeze`` lets nothing pass, ``rate`` bounds the bytes a second towards the client,
 ``cut`` resets all connections. What passed is on record (``seen``, ``dropped``, ``sent``), so that
-a test asserts that its fault really happened, and what the client said: ``asked``.
+a test asserts that its fault really happened, and the client's requests: ``asked``.
 
 From the command line: ``python -m tests.support.proxy --help``.
 """
@@ -175,19 +175,19 @@ class Proxy(ThreadServer):
 
     @property
     def created(self) -> list[str]:
-        """The names of the consumers that were asked for, in order."""
+        """The names of the requested consumers, in order."""
         asked = self.asked("$JS.API.CONSUMER.CREATE.")
         return [subject.split(".")[5] for subject in asked]
 
     @property
     def flow_controlled(self) -> list[bool]:
-        """Of each consumer that was asked for, whether flow control was."""
+        """Of each requested consumer, whether its configuration has flow control."""
         creations = [frame for frame in self.sent if b"CONSUMER.CREATE" in frame.split(b"\r\n")[0]]
         return [b'"flow_control"' in frame for frame in creations]
 
     @property
     def deleted(self) -> list[str]:
-        """The names of the consumers whose deletion was asked for, in order."""
+        """The names of the consumers whose deletion was requested, in order."""
         asked = self.asked("$JS.API.CONSUMER.DELETE.")
         return [subject.split(".")[5] for subject in asked]
 

@@ -114,7 +114,7 @@ class Published(FrameFault):
 
 
 class When(FrameFault):
-    """Once, when the delivery of ``seq`` (or a later one) goes by, do ``act``.
+    """Once, when the delivery of ``seq`` (or a later one) passes, do ``act``.
 
     What that consumer had under way, this one included, is lost: else a fast reader would have all
     before anything happens. ``lose=False`` lets it pass.
@@ -136,7 +136,7 @@ class When(FrameFault):
 
 
 class ConsumerDeletedEarly(FrameFault):
-    """A consumer is deleted as its creation is confirmed: nothing of it comes, and it is gone."""
+    """A consumer is deleted as its creation is confirmed: it delivers nothing."""
 
     def __init__(self, delete: Callable[[], list[str]]) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class ConsumerDeletedEarly(FrameFault):
 
 
 class ConsumerDeletedAt(When):
-    """A consumer is deleted when its delivery of ``seq`` goes by."""
+    """A consumer is deleted when its delivery of ``seq`` passes."""
 
     def __init__(self, delete: Callable[[], list[str]], seq: int) -> None:
         self.gone: list[str] = []

@@ -1,4 +1,4 @@
-"""Tasks of Spark's that stop in the middle of what they read, until they are let go.
+"""Tasks of Spark that stop within their split until they are released.
 
 :meth:`BlockedTask.work` follows a source in its task (``mapInArrow``). The source's split must hold
 much more than fits between there and the server, and the session is one of :func:`session`: then
@@ -111,7 +111,7 @@ class BlockedTask:
         _wait_for_status(spark, stage, task, (attempt, "KILLED"), alive)
 
     def over(self) -> None:
-        """All tasks go on: those that did fail."""
+        """All stopped tasks continue."""
         (self._directory / "over").touch()
 
 

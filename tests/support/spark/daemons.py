@@ -45,7 +45,7 @@ class Process:
         return found[1]
 
     def kill(self) -> None:
-        """End it and its executors, as when their machine goes down."""
+        """End it and its executors, as by a crash of their machine."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -98,7 +98,7 @@ def only_new(scene: Scene) -> Actions:
 
 
 def crash(scene: Scene) -> Actions:
-    """A micro-batch that was read and not committed comes again, with the same rows."""
+    """A micro-batch that was read and not committed is repeated with the same rows."""
     options = ALL[scene.format]
 
     def same_rows(scene: Scene) -> None:

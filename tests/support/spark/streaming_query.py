@@ -1,8 +1,8 @@
-"""Streaming queries that begin and end also on a machine that is busy with other things.
+"""Streaming queries that start and end also on a busy machine.
 
 Spark gives the Python process of a query's planner ten seconds to start, however busy the machine
-is. A query that ends for that has asked the source nothing and read nothing, and may as well be
-started again. Every other failure stays what it is.
+is. A query that ends for that has called nothing of the source and read nothing, so it is started
+again. Every other failure is raised.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_transient_errors(error: Exception, expected: bool) -> None:
 
 
 class Work:
-    """Fails as told, then is done."""
+    """Raises the given errors, then returns."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)

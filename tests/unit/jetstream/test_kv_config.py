@@ -212,7 +212,7 @@ def test_status() -> None:
 
 
 def test_bucket_read_and_write_locations() -> None:
-    """ADR-19: a mirror keeps the upstream's subjects; writes go to where that one is."""
+    """ADR-19: a mirror keeps the upstream's subjects; writes are sent to the upstream."""
 
     def bucket(config: KeyValueConfig) -> Bucket:
         return Bucket.from_stream_config(config.bucket, config.stream_config())

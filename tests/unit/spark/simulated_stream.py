@@ -1,4 +1,4 @@
-"""A stream without a server: it answers the planner's requests while others change it."""
+"""A stream without a server: it responds to the planner's requests while others change it."""
 
 from __future__ import annotations
 

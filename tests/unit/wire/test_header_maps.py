@@ -12,7 +12,7 @@ from nats_stream_source.wire.header_columns import HEADERS, header_maps, origins
 
 
 def plainly(block: bytes | None) -> dict[str, list[str]] | None:
-    """The fields of one block, as ``wire/header_columns.py`` says."""
+    """The fields of one block, by the rules of ``wire/header_columns.py``."""
     if not block:
         return None
     first, *lines = block.split(b"\r\n")

@@ -176,7 +176,7 @@ def test_new_column_whose_type_requires_feature_of_table(
 def test_new_fields_are_read_by_other_readers_in_old_and_new_rows(
     spark: SparkSession, events: EventsOf, table: Path
 ) -> None:
-    """A reader that goes on is a streaming query of Spark, and polars scans both kinds of rows."""
+    """A streaming query of Spark continues over the change, and polars scans both kinds of rows."""
     rules = {"keys": ["key"], "sequence_by": "seq"}
     merge(events("s STRUCT<x: INT>", ("k", 1, (1,))), str(table), **rules)
     old = DeltaTable(table)

@@ -66,7 +66,7 @@ class World:
 
 
 class Server(NatsServer):
-    """Ready when its log says so: a server may wait for TLS before it greets anybody."""
+    """Ready when its log shows it: a server may wait for TLS before it sends INFO."""
 
     def _accepts_clients(self) -> bool:
         return "Server is ready" in self.log[self._known :]
@@ -138,7 +138,7 @@ class Running:
 
 
 async def ask(connection: Connection) -> str:
-    """Whatever needs a connection that is let in: the answer is an error of JetStream's own."""
+    """A request that needs an accepted connection: the response is an error of JetStream."""
     try:
         await JetStream(connection).stream_info("none")
     except StreamNotFoundError:

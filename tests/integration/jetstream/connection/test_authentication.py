@@ -90,7 +90,7 @@ async def test_client_accepted_before_and_after_restart(
 
 
 async def test_encryption_is_real(running: Callable[[Way], Running]) -> None:
-    """A server that leaves TLS to the client gets it when it was asked for, and only then."""
+    """A server with optional TLS receives TLS only where the settings require it."""
     at = running(WAYS["TLS, left to the client"])
 
     async def work(settings: ConnectionSettings) -> bool:

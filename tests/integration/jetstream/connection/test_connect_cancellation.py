@@ -1,6 +1,6 @@
 """Connecting and closing, cancelled or out of time in every turn of the event loop.
 
-Up to Python 3.11 a cancellation that meets what was waited for in one turn can be lost.
+Up to Python 3.11 a cancellation in the same turn as the awaited result can be lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def test_greeting_after_deadline(turns: int) -> None:
 
 
 async def test_close_cancelled(shared_server: NatsServer) -> None:
-    """It closes all the same, and the cancelled task is cancelled."""
+    """The connection closes nevertheless, and the cancelled task is cancelled."""
     tried = forgotten = 0
     for turns in range(1, 60):
         settings = ConnectionSettings(servers=(shared_server.url,), connect_timeout=20.0)

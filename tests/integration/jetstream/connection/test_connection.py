@@ -1,4 +1,4 @@
-"""Connecting and asking: every failure is named, in time, without secrets."""
+"""Connections and requests: every failure is named, in time, without secrets."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ async def test_port_open_without_responses() -> None:
 
 
 class Full(ThreadServer):
-    """A server that has no place for one more client, whose words reach the first one only.
+    """A server that refuses one more client, with an error that only the first client receives.
 
-    A real one greets, says so and hangs up at once: what a client has sent by then makes its system
-    drop what it has not read yet, seven times of eight.
+    A real one sends INFO and the error and closes at once. In seven of eight cases the data that a
+    client has sent by then makes its system drop what it has not read yet.
     """
 
     turned_away = 0
@@ -128,7 +128,7 @@ async def test_server_second_in_list_is_used(shared_server: NatsServer) -> None:
 
 
 async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
-    """How many are named must not leave a slow one too little time to answer at all."""
+    """Many named servers must leave enough time for the response of a slow one."""
     dead = f"nats://127.0.0.1:{free_port()}"
 
     def slowly(frame: bytes) -> Delay | bool:
@@ -239,7 +239,7 @@ async def test_server_stops_responding(nats_server: NatsServer) -> None:
 
 
 async def test_close_of_dead_connection_raises_nothing(nats_server: NatsServer) -> None:
-    """What failed first must not be covered up by a broken pipe."""
+    """A broken pipe at the close must not hide the first failure."""
     connection = await Connection.open(settings(nats_server.url))
     nats_server.kill()
     for _ in range(20):
@@ -326,7 +326,7 @@ def test_errors_have_one_root_and_their_numbers() -> None:
 
 @pytest.mark.parametrize("steps", range(0, 60, 3))
 async def test_connection_closed_during_reconnect(shared_server: NatsServer, steps: int) -> None:
-    """However far it had come: no task goes on, no socket is left open."""
+    """At any step of the reconnect: no task continues, no socket is left open."""
     connection = await Connection.open(settings(shared_server.url))
     connection.reconnect()
     for _ in range(steps):
@@ -340,7 +340,7 @@ async def test_connection_closed_during_reconnect(shared_server: NatsServer, ste
 async def test_connection_closed_while_reconnect_ignores_cancellation(
     shared_server: NatsServer,
 ) -> None:
-    """As by ``wait_for`` up to Python 3.11: it goes on, and opens a socket."""
+    """As with ``wait_for`` up to Python 3.11: the reconnect continues, and opens a socket."""
     connection = await Connection.open(settings(shared_server.url))
     client, vain, begun = connection.client, 0, asyncio.Event()
     connect = client._connect_to_server

@@ -318,7 +318,7 @@ def _bytes(world: World, name: str, data: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def servers(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One server for each different configuration that the wrong clients meet."""
+    """One server for each configuration of the refused clients."""
     started: dict[str, tuple[NatsServer, int | None]] = {}
 
     def at(way: Way) -> str:

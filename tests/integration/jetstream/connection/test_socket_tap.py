@@ -56,7 +56,7 @@ def test_private_names_of_nats_py_exist() -> None:
 
 
 async def test_stream_end_before_first_bytes_is_noticed() -> None:
-    """A server that hangs up at once after the handshake (2.10 and 2.11 send nothing more then)."""
+    """A server closes at once after the handshake (2.10 and 2.11 send nothing more then)."""
     lost, connected = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,7 +225,7 @@ async def test_tap_reads_past_stream_reader(
 async def test_unknown_transport_uses_stream_reader(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What websocket and another version of nats-py meet: slower, and the same."""
+    """Websocket and other versions of nats-py use this path: slower, with the same result."""
     monkeypatch.setattr(socket_tap, "TcpTransport", type("Another", (), {}))
 
     client = tapped_client()

@@ -1,4 +1,4 @@
-"""Direct Get where mirrors may answer: complete reads, and reads that need not be (ADR-31)."""
+"""Direct Get where mirrors may respond: complete reads, and reads that need not be (ADR-31)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_partial_mirror_never_responds_for_stream(
 
 
 async def test_mirror_may_respond_without_completeness(shared_server: NatsServer) -> None:
-    """The other half of the bargain: what is near by, as far as it goes."""
+    """Reads that need not be complete return the part of the near mirror."""
     url = shared_server.url
     skip_before(url, 11)
     make(url, "UP", 20)

@@ -157,9 +157,9 @@ async def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsSe
 
 
 async def test_min_last_seq_is_sent_to_server_that_honours_it(shared_server: NatsServer) -> None:
-    """The probe's answer is replaced by a 412; from then on the field is sent along, once probed.
+    """The response of the probe is replaced by a 412; later requests have the field.
 
-    The real server refuses the field (or ignores it), so the answer comes by the other way.
+    The real server refuses the field (or ignores it), so another request returns the message.
     """
     make(shared_server.url, "FUTURE")
     probes = 0
@@ -193,7 +193,7 @@ async def test_min_last_seq_is_sent_to_server_that_honours_it(shared_server: Nat
 
 
 async def test_lagging_follower_is_never_read_early() -> None:
-    """A real R3 stream: a paused follower wakes up and answers from what it had."""
+    """A real R3 stream: a paused follower resumes and responds with its old state."""
     with Cluster(4) as cluster:
         make(cluster.url, "LAG", num_replicas=3)
         cluster.wait_current("LAG")
@@ -223,7 +223,7 @@ async def test_lagging_follower_is_never_read_early() -> None:
 
 
 async def test_monotonic_reads() -> None:
-    """What a read has seen, a later read at a follower that lags sees too."""
+    """A later read at a lagging follower returns what an earlier read returned."""
     with Cluster(4) as cluster:
         make(cluster.url, "MONO", num_replicas=3)
         cluster.wait_current("MONO")
@@ -242,7 +242,7 @@ async def test_monotonic_reads() -> None:
 
 
 async def test_mirror_response_does_not_prove_freshness(nats_server: NatsServer) -> None:
-    """A mirror whose limits keep it behind answers Direct Gets; what it says is not taken."""
+    """A mirror with lower limits responds to Direct Gets; its responses are ignored."""
     url = nats_server.url
     make(url, "SRC", 3)
     stuck = {

@@ -67,7 +67,7 @@ async def fifth_time(server: NatsServer) -> str:
 
 
 async def test_user_restricted_to_direct_get(server: NatsServer) -> None:
-    """The permissions of this module: what Direct Get does not answer is denied."""
+    """The permissions of this module: requests other than Direct Get are denied."""
     async with direct_get(with_user(server.url, "direct"), "OFF") as get:
         with pytest.raises(PermissionDeniedError):
             await get.get(3)

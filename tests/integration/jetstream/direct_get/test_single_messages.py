@@ -1,4 +1,4 @@
-"""Direct Get of one message: each form of the request, and each answer (ADR-31)."""
+"""Direct Get of one message: each form of the request, and each response (ADR-31)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_message_from_time(shared_server: NatsServer, allow_direct: bool) 
 
 
 async def test_publisher_headers_are_data(shared_server: NatsServer) -> None:
-    """Whatever a publisher writes, also what looks like the server's own words.
+    """Messages of a publisher, also those that resemble headers of the server.
 
     See docs/internals/measurements.md, Servers 17.
     """
@@ -228,7 +228,7 @@ async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
 
 
 async def test_arguments_are_refused_when_called(shared_server: NatsServer) -> None:
-    """Without a request: a server would answer that nothing matches, or name another field."""
+    """No request is sent: a server would report no match, or name another field."""
     make(shared_server.url, "ARGS", 1)
     async with direct_get(shared_server.url, "ARGS") as get:
         untyped: Any = get

@@ -159,7 +159,7 @@ async def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
 async def test_history_of_key_that_is_overwritten_while_it_is_read(
     shared_server: NatsServer,
 ) -> None:
-    """What is read is gone by then, each time: the key is there nevertheless, with its latest."""
+    """The revision is removed before each read: the key is returned with its latest revision."""
     overwritten: list[int] = []
 
     class Overwritten(KeyValue):

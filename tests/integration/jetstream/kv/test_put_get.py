@@ -136,7 +136,7 @@ async def test_arguments_are_checked_before_anything_is_sent(shared_server: Nats
 
 
 async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
-    """``_kv…`` is read where it is asked for by name, not listed, and never written."""
+    """``_kv…`` is read by its name, not listed, and never written."""
     async with new_bucket(shared_server.url, KeyValueConfig("own")) as kv:
         for name in ("_kv", "_kv.x", "_kvx"):
             for call in (

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.servers
 
 @pytest.mark.parametrize("history", [1, 3])
 async def test_dump_under_writes_has_every_key(shared_server: NatsServer, history: int) -> None:
-    """Keys are overwritten between the start and their turn: their entry comes later, but comes."""
+    """Keys are overwritten between the start and their turn: their entries are delivered later."""
     count = 2000
     name = f"steady{history}"
 

@@ -121,7 +121,7 @@ async def test_bucket_with_all_messages_removed(shared_server: NatsServer) -> No
 
 
 async def test_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
-    """The stream's last message is gone, so no message says that this is all."""
+    """The stream's last message was removed, so no message marks the end."""
     async with watched_bucket(shared_server.url, "beat") as kv:
         await kv.put("a", b"1")
         await kv.put("b", b"1")
@@ -136,7 +136,7 @@ async def test_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
 async def test_signal_where_entries_from_revision_were_removed(
     shared_server: NatsServer, removed: str
 ) -> None:
-    """No message comes: a heartbeat alone tells that the replica has reached the end."""
+    """No message is delivered: only a heartbeat shows that the replica has reached the end."""
     name = f"rest{removed.split()[0]}"
     async with watched_bucket(shared_server.url, name) as kv:
         for i in range(20):

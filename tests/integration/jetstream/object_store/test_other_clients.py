@@ -86,7 +86,7 @@ async def test_object_in_other_domain() -> None:
 
 
 async def test_domain_without_mapping_of_writes() -> None:
-    """Servers map ``$KV`` and ``$OBJ`` by themselves, not ``$O``: the error says what to add."""
+    """Servers map ``$KV`` and ``$OBJ`` by themselves, not ``$O``: the error names what to add."""
     with hub_and_leaf() as both:
         async with opened_store(both.hub.url) as store:
             await ObjectStore.create(store.jetstream, "b")

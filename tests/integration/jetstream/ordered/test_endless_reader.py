@@ -1,4 +1,4 @@
-"""The ordered reader without an end, as watches use it: at once, bounded, through real trouble."""
+"""The ordered reader without an end, as watches use it: immediate, bounded, under faults."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def test_consumer_lost_repeatedly(filled: NatsServer) -> None:
 
 
 async def test_large_values_at_end_of_range_are_delivered(nats_server: NatsServer) -> None:
-    """The last window's guess is wrong there: the answer that was held back is given after all."""
+    """The estimate of the last window is wrong: the response that was held back is sent."""
     create_bucket(nats_server.url, "b", history=64)
     put_many(nats_server.url, "b", ((f"k{i % 500}", b"x" * 100) for i in range(30_000)))
     put_many(nats_server.url, "b", ((f"k{i}", b"x" * 900_000) for i in range(25)))
@@ -84,7 +84,7 @@ def lagging(after: int, start: int) -> Callable[[bytes], bool | bytes]:
 
 
 async def test_replica_behind_fails_read(filled: NatsServer) -> None:
-    """The leader has the end, what delivers has not: never a short batch (ADR-53)."""
+    """The leader has the end, the delivering replica has not: no batch is short (ADR-53)."""
     with Proxy(filled.port, lagging(after=2995, start=2990)) as proxy:
         request = request_for(filled.url, "b", 3000, 2990, catch_up_timeout=0.5)
         with pytest.raises(
@@ -116,7 +116,7 @@ async def test_stream_rolled_back_meanwhile(filled: NatsServer) -> None:
 
 
 async def test_mirror_without_end_lags(filled: NatsServer) -> None:
-    """Its upstream may have it: nothing is lost, and the error is the one that says so."""
+    """The upstream may have the message: the error reports lag, not data loss."""
     mirror = {"name": "M", "mirror": {"name": "KV_b"}}
     created = api(filled.url, "STREAM.CREATE.M", mirror)["created"]
     wait_for_seq(filled.url, "M", 3000)

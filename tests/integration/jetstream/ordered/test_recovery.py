@@ -38,7 +38,7 @@ async def test_lost_messages_are_read_again(filled: NatsServer, lost: tuple[int,
 async def test_lost_messages_in_initial_values(filled: NatsServer) -> None:
     """A rebuilt last_per_subject list starts again; what was kept is skipped, not repeated.
 
-    Some keys are hot: a reader that went on by sequence would read their older revisions too, since
+    Some keys are hot: a reader that resumed by sequence would read their older revisions too, since
     all of these lie behind what was lost.
     """
     put_many(filled.url, "b", ((f"k{i % 5}", b"hot") for i in range(50)))
@@ -153,7 +153,7 @@ async def test_server_paused_while_read(filled: NatsServer) -> None:
 
 
 async def test_reader_pauses_for_many_heartbeats(filled: NatsServer) -> None:
-    """While the caller does not ask, nothing is judged: no rebuild."""
+    """While the caller requests no batch, no heartbeat is missed: no rebuild."""
     async with linked(filled.url) as link:
         request = request_for(filled.url, "b", 3000, batch_rows=10, heartbeat=0.5)
         reader = OrderedReader(link, request)
@@ -188,7 +188,7 @@ async def test_swallowed_flow_control_is_answered_by_heartbeat(nats_server: Nats
 
 
 async def test_flow_control_that_never_gets_through_is_given_up(tmp_path: Any) -> None:
-    """ADR-19's own account configuration: answers to $JS.FC do not cross the import."""
+    """ADR-19's own account configuration: responses to $JS.FC do not cross the import."""
     config = tmp_path / "accounts.conf"
     config.write_text(
         """

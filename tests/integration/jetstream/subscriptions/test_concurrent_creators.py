@@ -26,7 +26,7 @@ pytestmark = pytest.mark.servers
 
 
 class Racing(JetStream):
-    """Says once that a consumer is missing, and only after all have asked."""
+    """Reports once that a consumer is missing, after all requests have arrived."""
 
     def __init__(self, jetstream: JetStream, barrier: asyncio.Event, others: list[int]) -> None:
         super().__init__(jetstream.connection)

@@ -90,7 +90,7 @@ async def test_replicated_consumer_has_leader(cluster: Cluster) -> None:
 
 
 class Ahead(JetStream):
-    """Says that the leader has one message more than it has: all others lag behind it."""
+    """Reports one message more than the leader has: all other replicas lag behind it."""
 
     async def stream_info(self, stream: str) -> StreamInfo:
         info = await super().stream_info(stream)
@@ -130,7 +130,7 @@ async def test_leader_does_not_prove_follower(cluster: Cluster) -> None:
 
 
 async def test_leader_without_sequence_proves_nothing(cluster: Cluster) -> None:
-    """One said that it had it; the one that leads now is asked, too."""
+    """A response reported the sequence; the leader, which receives a request too, lacks it."""
     stream = make_stream(cluster.url, 10)
     make_consumer(cluster.url, stream, "c")
 

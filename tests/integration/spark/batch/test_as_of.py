@@ -61,7 +61,7 @@ class Model:
         return {entry[0]: entry for entry in self.log[:revision]}
 
     def known(self, revision: int) -> tuple[dict[str, Entry], set[str]]:
-        """The state at a revision as far as what is left tells it, and which keys it does not."""
+        """The state at a revision by the remaining revisions, and the keys of unknown state."""
         state, unknown = {}, set()
         left = [entry for entries in self.left.values() for entry in entries]
         whole = sum(entry[2] <= revision for entry in left) == revision
@@ -181,7 +181,7 @@ def test_keys_that_are_overwritten_between_two_readings(
 def test_keys_that_are_made_while_later_ones_are_read(
     shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, history: int
 ) -> None:
-    """Two stretches are read after the range, and then the leader is asked for each new key."""
+    """Two ranges are read after the first, and then each new key is requested from the leader."""
     url = shared_server.url
     create_bucket(url, bucket, history)
     put_many(url, bucket, [("z", b"")] * 6 + [("a", b"1"), ("a", b"2"), ("b", b"1")])

@@ -144,7 +144,7 @@ def created(recorded: RecordedStream) -> str:
 def check_accepted(
     scene: Scene, event: Event, query: QueryDriver, rows: list[Row], position: int
 ) -> None:
-    """Compare the rows and the offset of a query that goes on after ``position``."""
+    """Compare the rows and the offset of a query that resumes after ``position``."""
     after = position if event.read_after is None else event.read_after
     lost = scene.lost if event.error == AGED_OUT else ()
     scene.recorded.check(rows, after=after, lost=[seq for seq in lost if seq > after])

@@ -212,7 +212,7 @@ async def test_limit_while_others_write_is_not_exceeded(
 
 
 async def test_limit_holds_for_many_keys(nats_server: NatsServer) -> None:
-    """A look asks for eight of them, and one that saw others' writes only proves nothing."""
+    """A poll requests eight of the keys; one that sees only other writes proves nothing."""
     url = nats_server.url
     create_bucket(url, "b", history=64)
     put_many(url, "b", [("other", b"")] * 10)

@@ -75,7 +75,7 @@ async def test_filters_many_cost_few_requests(
 
 
 async def test_available_now_requests_every_filter(nats_server: NatsServer) -> None:
-    """Also after a look from the same place: an answer of "nothing" would end the run."""
+    """Also after a poll from the same position: a result of "no rows" would end the run."""
     create_bucket(nats_server.url, "b", history=-1)
     put_many(nats_server.url, "b", [("other", b"v")] * 1000)
 

@@ -97,7 +97,7 @@ async def test_checkpoint_of_other_bucket_or_keys(ten: str) -> None:
 
 
 async def test_min_last_seq_beyond_new_stream(ten: str) -> None:
-    """The option is for the first start; who restarts with it is told so."""
+    """The error reports that the option is for the first start."""
     async with planning(ten, "b", minLastRevision="11", requestTimeout="0.3") as planner:
         with pytest.raises(MinLastSequenceError, match="'minLastRevision' is for the first start"):
             await planner.initial_offset()

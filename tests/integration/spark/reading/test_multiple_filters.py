@@ -97,7 +97,7 @@ def test_purge_while_range_is_read(shared_server: NatsServer, kind: str, how: st
 def test_messages_unmatched_are_left_out(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """With any server, as if it lost messages: long stretches of others, rows, and others again."""
+    """With any server, as with lost messages: long ranges of others, rows, and others again."""
     monkeypatch.setattr(merged_filter, "_FIXED_IN", (99, 0))
     recorded = RecordedStream(kind, shared_server.url).create()
     written: list[tuple[str, bytes]] = []

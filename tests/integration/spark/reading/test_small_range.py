@@ -39,7 +39,7 @@ def no_kept_connection() -> Iterator[None]:
 
 @pytest.fixture
 def bucket(shared_server: NatsServer) -> str:
-    """A bucket with the revisions 1 to 6, of which the second is gone."""
+    """A bucket with the revisions 1 to 6 without the second one."""
     name = next(_names)
     url = shared_server.url
     buckets.create_bucket(url, name)

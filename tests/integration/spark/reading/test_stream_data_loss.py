@@ -32,7 +32,7 @@ def test_messages_aged_out_before_first_row(
 
 
 def test_history_removed_before_it_is_read(shared_server: NatsServer, name: str) -> None:
-    """Where a stream stands at its limit, its first messages go while a query begins."""
+    """A stream at its limit removes its first messages while a query starts."""
     url = shared_server.url
     create(url, name, max_msgs=10)
     fill(url, name, 20)

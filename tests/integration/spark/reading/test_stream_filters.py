@@ -61,7 +61,7 @@ def test_filters(shared_server: NatsServer, name: str) -> None:
 
 
 def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
-    """What it has from before is read by a filter, and is nothing that another filter matches."""
+    """Messages of a former subject are read by a filter that matches it, and by no other."""
     url = shared_server.url
     create(url, name, subjects=[f"{name}.old.*"])
     fill(url, name, 0)

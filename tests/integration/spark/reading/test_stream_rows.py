@@ -89,6 +89,6 @@ def _publish_raw(server: NatsServer, prefix: bytes, subjects: list[bytes]) -> No
 
 
 def _settled(url: str, name: str) -> bool:
-    """Whether the stream has what was published before this: a last message says so."""
+    """Whether the stream has all earlier messages: its last message shows it."""
     publish(url, [(f"{name}.end", b"", None)])
     return bool(state(url, name)["messages"] > 1)

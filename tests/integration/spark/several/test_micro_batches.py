@@ -243,7 +243,7 @@ def test_names_are_read_without_permission_to_list_and_patterns_are_not(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_writes_are_read_once_and_in_order(nats_server: NatsServer, seed: int) -> None:
-    """Buckets come, writes go to any of them, the query restarts: each revision once."""
+    """Buckets are created, each is written to, the query restarts: each revision is read once."""
     url, dice = nats_server.url, random.Random(seed)
     written: dict[str, list[int]] = {}
     options = {"bucketPattern": ".*", "discoveryInterval": 1, "includeHistory": True}

@@ -36,7 +36,7 @@ Place = tuple[str, dict[str, str]]
 
 @contextlib.contextmanager
 def imported() -> Iterator[Place]:
-    """Account I, as in the document: neither flow control nor a second answer gets through."""
+    """Account I, as in the document: neither flow control nor a second response arrives."""
     with adr19_server() as accounts:
         yield (
             accounts.exporter,

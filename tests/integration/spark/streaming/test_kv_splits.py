@@ -1,4 +1,4 @@
-"""Several tasks in one micro-batch: every row exactly once, in as many tasks as were asked for."""
+"""Several tasks in one micro-batch: every row exactly once, in the requested number of tasks."""
 
 from __future__ import annotations
 

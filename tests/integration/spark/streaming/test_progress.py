@@ -197,7 +197,7 @@ def watched(spark: SparkSession) -> Iterator[Watched]:
 def inspected(
     checkpoint: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, int, int]:
-    """What the command says of Spark's own checkpoint: the last batch, its end, the lag."""
+    """What the command prints of Spark's own checkpoint: the last batch, its end, the lag."""
     capsys.readouterr()
     assert main(["inspect", str(checkpoint), "--servers", url, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

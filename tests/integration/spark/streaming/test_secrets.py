@@ -1,4 +1,4 @@
-"""Secrets are in nothing that a user, an operator or Spark gets to see."""
+"""No text that users, operators or Spark receive contains a secret."""
 
 from __future__ import annotations
 

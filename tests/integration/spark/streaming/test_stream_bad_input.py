@@ -1,4 +1,4 @@
-"""Bad input of ``nats_stream``: one clear error each, which says what to change."""
+"""Bad input of ``nats_stream``: one error each, which names what to change."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def offset_of(url: str, name: str, **options: Any) -> OffsetJson:
 
 
 def refused(url: str, name: str, offset: OffsetJson, text: str, **options: Any) -> None:
-    """A query cannot go on from the offset; the right one can, and misses nothing."""
+    """A query cannot resume from the offset; the right query can, and has every row."""
     with (
         pytest.raises(OffsetError, match=text),
         new_query(url, stream=name, offset=offset, **options) as query,

@@ -1,4 +1,4 @@
-"""The stream reader of Spark 4.0 and 4.1, asked in the order in which they ask, without Spark.
+"""The stream reader of Spark 4.0 and 4.1, called in the order of Spark's calls, without Spark.
 
 With Spark, ``make test-spark`` shows the same (tests/compat/spark).
 """
@@ -90,7 +90,7 @@ def test_query_continues(shared_server: NatsServer, bucket: str, make: Make) -> 
 
 
 def test_end_requested_twice(shared_server: NatsServer, bucket: str, make: Make) -> None:
-    """The initial values stay one micro-batch of last entries, whatever came between."""
+    """The initial values stay one micro-batch of last entries, whatever is written meanwhile."""
     write(shared_server, bucket, "a", "a")
     reader = make()
     first = reader.latestOffset()
@@ -120,7 +120,7 @@ def test_query_restarts(
 
 
 def test_micro_batch_failed(shared_server: NatsServer, bucket: str, make: Make) -> None:
-    """It comes again, the same, also if it is the first one of a query for updates only."""
+    """The micro-batch is repeated with the same rows, also the first one of updates only."""
     write(shared_server, bucket, "a")
     reader = make(updatesOnly="true")
     reader.initialOffset()

@@ -109,7 +109,7 @@ def listing(end: int = 20) -> Cursor:
 
 
 def test_initial_values_without_messages_are_requested_again() -> None:
-    """The server moves on by one message that is gone with each of its heartbeats."""
+    """The server skips one removed message with each of its heartbeats."""
     target = listing()
     for seq in (13, 14, 15):
         target.heartbeat(2, seq, None)
@@ -170,7 +170,7 @@ def test_flow_control_is_answered_once() -> None:
 
 
 def test_flow_control_response_held_back_near_end() -> None:
-    """What is left is on its way: an answer would bring messages beyond the end."""
+    """The rest is in flight: a response would bring messages beyond the end."""
     target = cursor(0, 20)
     deliver(target, *((n, n) for n in range(1, 6)))
     assert target.flow_control("$JS.FC.1").reply == "$JS.FC.1"  # 15 left, 5 came

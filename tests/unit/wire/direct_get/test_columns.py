@@ -1,4 +1,4 @@
-"""Many answers read at once: the same as read plainly, one by one, whatever stands in them."""
+"""Replies as columns equal replies that are read one by one, for any content."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_unusual_messages_among_many(odd: list[Fields], at: int) -> None:
     ],
 )
 def test_usual_frames_are_read_together(fields: Fields, fits: bool) -> None:
-    """What servers write is; what is not is read all the same."""
+    """Usual frames are read together; others have the same result."""
     frames = cut([frame(USUAL), frame(USUAL | fields), frame(USUAL)])
     assert together(frames) == [True, fits, True]
     check(frames)

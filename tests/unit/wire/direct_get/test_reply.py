@@ -1,4 +1,4 @@
-"""Direct Get's answers from bytes alone: what counts in a header block, and what is whole."""
+"""Responses of Direct Get from bytes alone: the fields of header blocks, and complete replies."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_publisher_fields_change_nothing(
     cut=st.integers(0, 30),
 )
 def test_messages_before_loss_are_kept(seqs: list[int], lost: int, cut: int) -> None:
-    """However the answers arrive, and whichever is lost."""
+    """The responses arrive in any chunks, and any of them may be lost."""
     before = [0, *seqs[:-1]]
     parts = [message(s, p) for s, p in zip(seqs, before, strict=True)] + [eob(seqs[-1])]
     whole = chain(b"".join(parts[:cut]), b"".join(parts[cut:]))
