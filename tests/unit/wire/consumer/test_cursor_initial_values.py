@@ -35,7 +35,7 @@ def listing(end: int = 100) -> Cursor:
     return target
 
 
-def test_rows_behind_a_gap_are_kept_and_wait_for_the_missing_one() -> None:
+def test_rows_behind_gap_are_kept_and_wait_for_missing_one() -> None:
     target = listing()
     assert deliver(target, (1, 10), (3, 30), (4, 40)) == [10, 30, 40]
     assert (target.state, target.position, target.seen_through) == (State.READING, 10, 10)
@@ -49,7 +49,7 @@ def test_rows_behind_a_gap_are_kept_and_wait_for_the_missing_one() -> None:
     assert target.position == 40
 
 
-def test_message_repeated_is_not_a_gap() -> None:
+def test_message_repeated_is_not_gap() -> None:
     target = listing()
     assert deliver(target, (1, 10), (1, 10), (2, 20), (1, 10), (3, 30)) == [10, 20, 30]
     assert (target.position, target.rebuilds) == (30, [])
@@ -110,7 +110,7 @@ def test_covered_ranges(added: list[tuple[int, int, int]], prefix: int, last_row
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=12))
-def test_coverage_is_that_of_a_set(ranges: list[tuple[int, int]]) -> None:
+def test_coverage_is_that_of_set(ranges: list[tuple[int, int]]) -> None:
     coverage, model = Coverage(0), set[int]()
     for low, length in ranges:
         new = set(range(low + 1, low + length + 1))
