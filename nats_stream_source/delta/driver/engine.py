@@ -31,6 +31,7 @@ from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTab
 from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.driver.objects import UnsupportedStoreError
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
+from nats_stream_source.delta.driver.timestamps import unsupported_timestamp
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
@@ -170,9 +171,13 @@ class DriverEngine:
             raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
     def _table(self, target: DeltaTable) -> RowTable:
-        _refuse(unsupported_feature(target) or unsupported_type(schema_of(target)))
+        _refuse(
+            unsupported_feature(target)
+            or unsupported_timestamp(target)
+            or unsupported_type(schema_of(target))
+        )
         if self._deletion_vectors is False:
-            return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
+            return self._copy_on_write(target)
         problem = deletion_vectors_problem(target) or self._storage.unsupported_store()
         if problem is None:
             return MergeOnReadTable(self._opened, target, self._limits)
@@ -183,6 +188,10 @@ class DriverEngine:
             )
         if target.metadata().configuration.get(DELETION_VECTORS) == "true":
             self._log_reason(problem)
+        return self._copy_on_write(target)
+
+    def _copy_on_write(self, target: DeltaTable) -> RowTable:
+        self._opened.int96_columns.require_known_range(target)
         return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
 
     def _log_reason(self, problem: str) -> None:

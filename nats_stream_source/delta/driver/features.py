@@ -7,20 +7,12 @@ could become wrong: it evaluates the expressions of generated columns and of con
 own functions and in UTC, where Spark uses its functions and the session's time zone; and rows that
 it writes with a VARIANT cannot be read.
 
-Two types of values become wrong without any feature:
-
-- Spark writes TIMESTAMP as INT96, which delta-rs reads as 64-bit nanoseconds. Values outside the
-  years 1678 to 2261 wrap, and a merge or compaction writes the wrapped ones back.
-- delta-rs writes the value of a partition column of type TIMESTAMP in UTC without a zone, which
-  Spark reads in the session's time zone.
+Timestamps can become wrong without any feature, see :mod:`timestamps`.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.schema import PrimitiveType
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -57,9 +49,6 @@ _FEATURES = {
     "variantType",  # delta-rs adds it to each table with deletion vectors that it alters
 }
 """Features with which a table may be marked; whether it uses some of them is looked at below."""
-
-# Microseconds since 1970: 1678-01-01 and 2262-01-01.
-_INT96_MIN, _INT96_MAX = -9_214_560_000_000_000, 9_214_646_400_000_000
 
 _EXPRESSIONS = {
     "delta.generationExpression": "generated column",
@@ -101,7 +90,7 @@ def unsupported_feature(target: DeltaTable) -> str | None:
         for name, kind in _EXPRESSIONS.items():
             if name in field.metadata:
                 return f"the table has the {kind} {field.name!r}"
-    return _unsupported_timestamp(target)
+    return None
 
 
 def deletion_vectors_problem(target: DeltaTable) -> str | None:
@@ -116,31 +105,6 @@ def deletion_vectors_problem(target: DeltaTable) -> str | None:
         return f"the table has column mapping ({mode})"
     required = [field.name for field in target.schema().fields if not field.nullable]
     return f"the column {required[0]!r} is NOT NULL" if required else None
-
-
-def _unsupported_timestamp(target: DeltaTable) -> str | None:
-    columns = {field.name for field in target.schema().fields if _is_timestamp(field.type)}
-    for column in target.metadata().partition_columns:
-        if column in columns:
-            return f"the partition column {column!r} is a TIMESTAMP"
-    if not columns:
-        return None
-    actions = pa.table(target.get_add_actions(flatten=True))
-    for column in columns:
-        for bound in (f"min.{column}", f"max.{column}"):
-            if bound not in actions.column_names:
-                continue
-            values = actions[bound].cast(pa.int64())
-            extremes = pc.min_max(values)
-            if extremes["min"].is_valid and not (
-                extremes["min"].as_py() >= _INT96_MIN and extremes["max"].as_py() <= _INT96_MAX
-            ):
-                return f"column {column!r} has a TIMESTAMP before 1678 or after 2261"
-    return None
-
-
-def _is_timestamp(kind: object) -> bool:
-    return isinstance(kind, PrimitiveType) and kind.type == "timestamp"
 
 
 def is_unsupported(commit_error: str) -> bool:

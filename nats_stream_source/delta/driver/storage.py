@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSelector, PyFileSystem
+from pyarrow.fs import FileSelector, FileSystem, PyFileSystem
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.cdc.columns import has_ntz
@@ -47,6 +47,14 @@ class TableStorage:
     def objects(self, *, create: bool = False) -> TableObjects:
         """The objects of the directory; see :meth:`TableObjects.at`."""
         return TableObjects.at(self.uri, self.storage_options, create=create)
+
+    def file_system(self) -> FileSystem:
+        """The directory by delta-rs's own access, for stores that :meth:`objects` lacks, too.
+
+        Raises:
+            TableNotFoundError: it is a local directory that does not exist.
+        """
+        return PyFileSystem(DeltaStorageHandler(self.uri, self._options))
 
     def unsupported_store(self) -> str | None:
         """Why the driver cannot put the log's entries itself; None if it can."""
@@ -143,11 +151,11 @@ class TableStorage:
 
     def _require_empty(self) -> None:
         try:
-            handler = DeltaStorageHandler(self.uri, self._options)
+            files = self.file_system()
         except TableNotFoundError:  # a local directory that does not exist
             return
         selector = FileSelector("", recursive=True, allow_not_found=True)
-        if PyFileSystem(handler).get_file_info(selector):
+        if files.get_file_info(selector):
             raise not_a_table_error(self.name)
 
 

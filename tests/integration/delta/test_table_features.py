@@ -9,12 +9,13 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import merge
+from nats_stream_source.delta import Upkeep, maintain, merge
 from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
-from nats_stream_source.delta.driver.features import is_unsupported
+from nats_stream_source.delta.driver.features import DELETION_VECTORS, is_unsupported
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
+from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import Frame, delete, put
 
@@ -134,25 +135,97 @@ def test_types_of_two_implementations_are_equal(spark: SparkSession, table: Path
     assert schema_of(DeltaTable(table)) == spark.read.format("delta").load(str(table)).schema
 
 
+IN_STATISTICS = "has a TIMESTAMP before 1678 or after 2261"
+IN_FOOTER = "has TIMESTAMPs of Parquet's type INT96 and no statistics"
+# The type of column `until`, the expression of its value, the table's properties, the refusal.
+WRONGLY_READ = {
+    "late": ("TIMESTAMP", "TIMESTAMP'9999-12-31 00:00:00Z'", "", IN_STATISTICS),
+    "early": ("TIMESTAMP", "TIMESTAMP'1200-01-01 00:00:00Z'", "", IN_STATISTICS),
+    "struct": (
+        "STRUCT<at: TIMESTAMP>",
+        "named_struct('at', TIMESTAMP'1200-01-01 00:00:00Z')",
+        "",
+        IN_STATISTICS,
+    ),
+    "array": ("ARRAY<TIMESTAMP>", "array(TIMESTAMP'1200-01-01 00:00:00Z')", "", IN_FOOTER),
+    "map": (
+        "MAP<STRING, STRUCT<at: TIMESTAMP>>",
+        "map('k', named_struct('at', TIMESTAMP'1200-01-01 00:00:00Z'))",
+        "",
+        IN_FOOTER,
+    ),
+    "without statistics": (
+        "TIMESTAMP",
+        "TIMESTAMP'1200-01-01 00:00:00Z'",
+        "TBLPROPERTIES (delta.dataSkippingNumIndexedCols = 7)",
+        IN_FOOTER,
+    ),
+    "column mapping": (
+        "TIMESTAMP",
+        "TIMESTAMP'1200-01-01 00:00:00Z'",
+        "TBLPROPERTIES (delta.columnMapping.mode = 'name')",
+        IN_STATISTICS,
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    "value",
+    "case",
     [
-        "9999-12-31 00:00:00Z",
-        pytest.param("1200-01-01 00:00:00Z", marks=pytest.mark.faults),
+        pytest.param(case, marks=[] if case in ("late", "array") else pytest.mark.faults)
+        for case in WRONGLY_READ
     ],
 )
 def test_timestamps_that_delta_rs_reads_wrongly_stay(
-    spark: SparkSession, frame: Frame, table: Path, value: str
+    spark: SparkSession, frame: Frame, table: Path, case: str
 ) -> None:
     """Spark writes INT96. delta-rs reads it as nanoseconds in 64 bits, which wrap."""
-    create(spark, table, "until TIMESTAMP")
-    merge(frame(put("a", 1)), str(table), engine="spark")
-    spark.sql(f"UPDATE delta.`{table}` SET until = TIMESTAMP'{value}'")
+    kind, value, properties, refusal = WRONGLY_READ[case]
+    spark.sql(f"CREATE TABLE delta.`{table}` ({COLUMNS}, until {kind}) USING delta {properties}")
+    merge(frame(put("a", 1), put("b", 1)), str(table), engine="spark")
+    spark.sql(f"UPDATE delta.`{table}` SET until = {value}")
     merge(frame(put("a", 2)), str(table))
-    kept = spark.read.format("delta").load(str(table)).where(f"until = TIMESTAMP'{value}'")
-    assert [row.revision for row in kept.collect()] == [2]
-    with pytest.raises(ConfigurationError, match="'until' has a TIMESTAMP before 1678 or after"):
+    rows = spark.read.format("delta").load(str(table))
+    kept = rows.where(f"to_json(struct(until)) = to_json(struct({value} AS until))")
+    assert sorted((row.key, row.revision) for row in kept.collect()) == [("a", 2), ("b", 1)]
+    with pytest.raises(ConfigurationError, match=f"'until(.at)?' {refusal}"):
         merge(frame(put("a", 3)), str(table), engine="delta-rs")
+
+
+def test_timestamps_without_statistics_that_delta_rs_reads(
+    spark: SparkSession, frame: Frame, table: Path
+) -> None:
+    """Of INT96 it merges nulls only; of Spark's other type, and its own, any value."""
+    create(spark, table, "until ARRAY<TIMESTAMP>")
+    merge(frame(put("a", 1), put("b", 1)), str(table), engine="spark")
+    merge(frame(put("a", 2)), str(table), engine="delta-rs")
+    early = "array(TIMESTAMP'1200-01-01 00:00:00Z')"
+    with temporary_setting(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+        spark.sql(f"UPDATE delta.`{table}` SET until = {early}")
+    merge(frame(put("a", 3)), str(table), engine="delta-rs")
+    merge(frame(put("a", 4)), str(table), engine="delta-rs")
+    kept = spark.read.format("delta").load(str(table)).where(f"until = {early}")
+    assert sorted((row.key, row.revision) for row in kept.collect()) == [("a", 4), ("b", 1)]
+
+
+def test_merge_on_read_keeps_timestamps_that_delta_rs_reads_wrongly(
+    spark: SparkSession, frame: Frame, table: Path
+) -> None:
+    """It reads them with pyarrow; the compaction of `maintain`, which delta-rs does, is refused."""
+    create(spark, table, "until ARRAY<TIMESTAMP>")
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({DELETION_VECTORS} = true)")
+    merge(frame(put("a", 1), put("b", 1)), str(table), engine="spark")
+    early = "array(TIMESTAMP'1200-01-01 00:00:00Z')"
+    spark.sql(f"UPDATE delta.`{table}` SET until = {early}")
+    compact_at_once = Upkeep(compact_files=1)
+    merge(frame(put("a", 2)), str(table), engine="delta-rs", upkeep=compact_at_once)
+    assert DeltaTable(table).history(1)[0]["operation"] == "OPTIMIZE"
+    spark.sql(f"UPDATE delta.`{table}` SET until = {early} WHERE key = 'a'")
+    with pytest.raises(ConfigurationError, match=f"'until' {IN_FOOTER}"):
+        maintain(spark, str(table), engine="delta-rs")
+    maintain(spark, str(table))
+    kept = spark.read.format("delta").load(str(table)).where(f"until = {early}")
+    assert sorted((row.key, row.revision) for row in kept.collect()) == [("a", 2), ("b", 1)]
 
 
 def test_partitions_by_timestamp_are_right_in_any_time_zone(

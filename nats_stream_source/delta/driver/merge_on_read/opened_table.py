@@ -10,6 +10,7 @@ from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.upkeep import BackgroundUpkeep
 from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.timestamps import Int96Columns
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.upkeep import Upkeep
@@ -20,6 +21,7 @@ class OpenedTable:
 
     Attributes:
         collector: of the batches.
+        int96_columns: of the files that delta-rs reads.
         table: None if the table is not open.
         reason: why copy-on-write changed the table, as the last log line had it.
     """
@@ -28,6 +30,7 @@ class OpenedTable:
         self.storage = storage
         self.upkeep = BackgroundUpkeep(storage)
         self.collector = BatchCollector()
+        self.int96_columns = Int96Columns(storage)
         self.table: IndexedTable | None = None
         self.reason = ""
         self._reported_bytes = 0

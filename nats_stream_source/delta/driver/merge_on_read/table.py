@@ -292,6 +292,7 @@ class MergeOnReadTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         storage = self._opened.storage
         target = self._target or storage.open_existing()
+        self._opened.int96_columns.require_known_range(target)
         result = maintain_by_delta_rs(target, upkeep, storage.name)
 
         def expire() -> int:
