@@ -7,9 +7,21 @@ UNAVAILABLE = 503
 
 # err_codes of JetStream
 NO_PEERS = 10005  # the cluster lacks servers for the placement or the replicas
+MAX_STREAMS_EXCEEDED = 10027  # of the account
 MEMORY_RESOURCES_EXCEEDED, STORAGE_RESOURCES_EXCEEDED = 10028, 10047  # for a new stream
+INVALID_STREAM_CONFIG = 10052
+REPLICAS_NOT_SUPPORTED = 10074  # the server is not in a cluster
 MAX_BYTES_REQUIRED = 10113  # by the account, for each stream
+NO_LIMITS = 10120  # the account has limits by the number of replicas, and none for this one
 MAX_STREAM_BYTES_EXCEEDED = 10122  # the account's limit of one stream
+PERMANENT = frozenset(
+    (
+        MEMORY_RESOURCES_EXCEEDED,
+        STORAGE_RESOURCES_EXCEEDED,
+        INVALID_STREAM_CONFIG,
+        REPLICAS_NOT_SUPPORTED,
+    )
+)  # code 500, and the same request fails again
 STORAGE_USED_UP = (
     10002,  # the account has used the storage that it may use; a message is refused
     10023,  # the same, of the server

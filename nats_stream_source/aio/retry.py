@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nats_stream_source import err_codes
 from nats_stream_source.errors import (
     ApiError,
     AuthorizationError,
@@ -72,7 +73,8 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, ConsumerLimitError):
         return False
     if isinstance(error, ApiError):
-        return error.code is not None and error.code >= 500
+        permanent = error.err_code in err_codes.PERMANENT
+        return error.code is not None and error.code >= 500 and not permanent
     return isinstance(error, (RequestTimeoutError, ConnectError)) and not isinstance(
         error, (AuthorizationError, TlsError)
     )

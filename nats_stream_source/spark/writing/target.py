@@ -33,13 +33,18 @@ from nats_stream_source.spark.runner import Runner
 log = field_logger(__name__)
 
 _NANOSECONDS = 1_000_000_000  # per second
-_SMALLER = "set the option 'maxBytes' to a size that the account has left"
+_SMALLER = "set the option 'maxBytes' to a size that account and server have left"
 _ACTIONS = {
     err_codes.MAX_BYTES_REQUIRED: "set the option 'maxBytes', the size of the bucket or stream",
     err_codes.MAX_STREAM_BYTES_EXCEEDED: "set a smaller 'maxBytes'",
-    err_codes.MEMORY_RESOURCES_EXCEEDED: _SMALLER,
-    err_codes.STORAGE_RESOURCES_EXCEEDED: _SMALLER,
+    err_codes.MEMORY_RESOURCES_EXCEEDED: f"{_SMALLER}, or set storage=file",
+    err_codes.STORAGE_RESOURCES_EXCEEDED: f"{_SMALLER}, or set storage=memory",
     err_codes.NO_PEERS: "set other 'placementCluster' or 'placementTags', or fewer 'replicas'",
+    err_codes.REPLICAS_NOT_SUPPORTED: "set the option 'replicas' to 1, or use a cluster",
+    err_codes.NO_LIMITS: "set the option 'replicas' to a number for which the account has limits",
+    err_codes.MAX_STREAMS_EXCEEDED: "raise 'max_streams' of the account, or delete one of its "
+    "streams",
+    err_codes.INVALID_STREAM_CONFIG: "change the option of the property that the text names",
 }
 """What to do after an err_code of a creation."""
 
@@ -175,7 +180,7 @@ async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> N
 
 @contextmanager
 def _creation() -> Iterator[None]:
-    """Name the option of a property that the account or the cluster requires."""
+    """Name the option of a property that the account or the servers refuse."""
     try:
         yield
     except ApiError as error:

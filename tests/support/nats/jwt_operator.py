@@ -67,9 +67,14 @@ class Nkey:
 
 
 class Operator:
-    """An operator with a system account and one account ``A`` with JetStream."""
+    """An operator with a system account and one account ``A`` with JetStream.
 
-    def __init__(self) -> None:
+    Args:
+        limits: of the account, beside those that allow everything.
+    """
+
+    def __init__(self, **limits: Any) -> None:
+        self._limits = {**_NO_LIMITS, **limits}
         self._operator, self._system, self._account = (
             Nkey(kind) for kind in ("OPERATOR", "ACCOUNT", "ACCOUNT")
         )
@@ -81,7 +86,7 @@ class Operator:
             f"{account.public}: {mine.jwt(account, name, {'type': 'account', 'limits': limits})}"
             for account, name, limits in (
                 (self._system, "SYS", {**_NO_LIMITS, "mem_storage": 0, "disk_storage": 0}),
-                (self._account, "A", _NO_LIMITS),
+                (self._account, "A", self._limits),
             )
         )
         return (

@@ -35,6 +35,7 @@ from nats_stream_source.errors import (
         (PermissionDeniedError("no"), False),
         (StreamNotFoundError("none"), False),
         (ApiError("bad request", 400, 10025), False),
+        (ApiError("no storage", 500, 10047), False),
         (ApiError("without a number"), False),
         (DataLossError("gone"), False),
         (ValueError("a mistake"), False),

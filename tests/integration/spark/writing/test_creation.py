@@ -13,14 +13,19 @@ from nats_stream_source.options.writing import kv_write_options, stream_write_op
 from nats_stream_source.spark.writing.target import prepare_target
 from tests.support.nats.buckets import api
 from tests.support.nats.cluster import Cluster
+from tests.support.nats.jwt_operator import Operator
 
 CONFIG = """
 server_tags: ["ssd"]
+jetstream { limits: {duplicate_window: "2m"} }
 accounts {
   A {
     jetstream { max_bytes_required: true, max_file: 10M, disk_max_stream_bytes: 4M }
     users: [{user: a, password: a}]
   }
+  NO_MEMORY { jetstream { max_mem: 0 }, users: [{user: no_memory, password: a}] }
+  NO_FILES { jetstream { max_file: 0 }, users: [{user: no_files, password: a}] }
+  FULL { jetstream { max_streams: 1 }, users: [{user: full, password: a}] }
 }
 no_auth_user: a
 """
@@ -32,12 +37,35 @@ CREATED = {
 }
 
 
+REFUSED: dict[int, tuple[dict[str, str], str, dict[str, str]]] = {
+    10074: (
+        {"user": "no_memory", "replicas": "3"},
+        r"set the option 'replicas' to 1, or use a cluster",
+        {"replicas": "1"},
+    ),
+    10028: ({"user": "no_memory", "storage": "memory"}, r"storage=file$", {"storage": "file"}),
+    10047: ({"user": "no_files"}, r"storage=memory$", {"storage": "memory"}),
+    10052: (
+        {"user": "no_files", "storage": "memory", "duplicateWindow": "121"},
+        r"duplicates window .*; change the option of the property",
+        {"duplicateWindow": "120"},
+    ),
+    10027: (
+        {"user": "full", "storage": "memory"},
+        r"raise 'max_streams' of the account",
+        {"user": "no_files"},
+    ),
+}
+"""By err_code: the options that the server refuses, the action, and the options that cure it."""
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a server whose account requires a size."""
+    """URL of a server whose accounts have limits."""
     path: Path = tmp_path_factory.mktemp("server") / "nats.conf"
     path.write_text(CONFIG)
     with NatsServer(config=path) as server:
+        create(server.url, "bucket", name="only", user="full", password="a")
         yield server.url
 
 
@@ -50,12 +78,13 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-def create(url: str, target: str, **options: str) -> None:
+def create(url: str, target: str, *, name: str = "", **options: str) -> None:
     given = {"servers": url, "ifMissing": "create", **options}
     if target == "bucket":
-        prepare_target(kv_write_options({**given, "bucket": "b"}))
+        prepare_target(kv_write_options({**given, "bucket": name or "b"}))
     else:
-        prepare_target(stream_write_options({**given, "stream": "S", "subject": "s"}))
+        stream, subject = name or "S", name or "s"
+        prepare_target(stream_write_options({**given, "stream": stream, "subject": subject}))
 
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
@@ -79,8 +108,37 @@ def test_creation_larger_than_room_of_server(
     small_server: str, target: str, storage: str, err_code: int
 ) -> None:
     with pytest.raises(ApiError, match=r"; set the option 'maxBytes' to a size that") as refused:
-        create(small_server, target, maxBytes="5m", storage=storage, connectTimeout="0.1")
+        create(small_server, target, maxBytes="5m", storage=storage)
     assert refused.value.err_code == err_code
+
+
+@pytest.mark.parametrize("target", ["bucket", "stream"])
+@pytest.mark.parametrize("err_code", REFUSED)
+def test_refused_creation_is_not_retried(
+    url: str, caplog: pytest.LogCaptureFixture, target: str, err_code: int
+) -> None:
+    given, action, cure = REFUSED[err_code]
+    given, name = {**given, "password": "a"}, f"{target}-{err_code}"
+    with pytest.raises(ApiError, match=action) as refused:
+        create(url, target, name=name, **given)
+    assert refused.value.err_code == err_code
+    assert "retrying request" not in caplog.text
+    create(url, target, name=name, **{**given, **cure})
+
+
+def test_creation_in_account_with_limits_for_other_replicas(tmp_path: Path) -> None:
+    path, credentials = tmp_path / "nats.conf", tmp_path / "user.creds"
+    none = {"mem_storage": 0, "disk_storage": 0}
+    limits = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+    operator = Operator(**none, tiered_limits={"R3": limits})
+    path.write_text(f"jetstream {{}}\n{operator.config()}")
+    credentials.write_text(operator.credentials())
+    with (
+        NatsServer(config=path) as server,
+        pytest.raises(ApiError, match=r"set the option 'replicas' to a number") as refused,
+    ):
+        create(server.url, "bucket", credentials=str(credentials))
+    assert refused.value.err_code == 10120
 
 
 def test_creation_where_no_server_has_tags(cluster: Cluster) -> None:
