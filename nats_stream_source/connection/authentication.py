@@ -160,6 +160,6 @@ class Authentication:
             user_info = url.rpartition("@")[0].rpartition("://")[2]
             secrets += [*user_info.split(":"), *map(unquote, user_info.split(":"))]
         for secret in secrets:
-            if secret:
+            if secret and not secret.isspace():
                 text = text.replace(secret, "***")
         return text

@@ -122,7 +122,9 @@ class ConnectionSettings:
                 "'servers' must be either all websocket URLs or all other URLs: they do not mix",
                 settings=("servers",),
             )
-        if bool(self.user) != bool(self.password):
+        # A password may be empty, a user may not.
+        alone = (self.user is None) != (self.password is None)
+        if alone or (self.password and not self.user):
             raise ConfigurationError(
                 "'user' and 'password' belong together: set both or neither",
                 settings=("user", "password"),

@@ -29,9 +29,9 @@ CONNECTION: tuple[Option, ...] = (
         "refused.",
         True,
     ),
-    Option("user", "string", converters.string, None, "User name. Requires `password`."),
-    Option("password", "string", converters.string, None, "Password of `user`.", secret=True),
-    Option("token", "string", converters.string, None, "Authentication token.", secret=True),
+    Option("user", "string", converters.name, None, "User name. Requires `password`."),
+    Option("password", "string", converters.password, None, "Password of `user`.", secret=True),
+    Option("token", "string", converters.name, None, "Authentication token.", secret=True),
     Option(
         "credentials",
         "path",

@@ -39,9 +39,14 @@ def string(value: str) -> str:
 
 
 def name(value: str) -> str:
-    """A name on the server, unchanged: white space in it is an error, not padding."""
+    """A name or a token on the server, unchanged: white space in it is not padding."""
     if not value:
         raise ValueError("is an empty string")
+    return value
+
+
+def password(value: str) -> str:
+    """A password, unchanged; it may be empty."""
     return value
 
 
