@@ -37,7 +37,7 @@ from nats_stream_source.spark.formats.splits import (
     removal_settings,
 )
 from nats_stream_source.spark.planning.limits import Limits
-from nats_stream_source.spark.planning.other_subjects import warn_of_other_subjects
+from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
 from nats_stream_source.spark.planning.start_position import (
     resolve_start,
     seq_before_time,
@@ -88,7 +88,7 @@ class BatchPlanner:
         await self._states.verify_listed(views)
         await verify_filters(self._adapter, views.values())
         for view in views.values():
-            await warn_of_other_subjects(view)
+            await OtherSubjectsWarning().check(view)
         messages = {name: view.info.messages for name, view in views.items()}
 
         async def plan(name: str, min_splits: int) -> list[tuple[BatchSplit, int]]:

@@ -8,8 +8,9 @@ error reports them.
 from __future__ import annotations
 
 import contextlib
+import math
 
-from nats_stream_source.errors import PermissionDeniedError
+from nats_stream_source.errors import ConsumerLimitError, PermissionDeniedError
 from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.subjects import bucket_of
@@ -19,21 +20,31 @@ from nats_stream_source.spark.planning.stream_view import StreamView
 log = field_logger(__name__)
 
 
-async def warn_of_other_subjects(view: StreamView) -> None:
-    """Log the number of messages that a query of a bucket does not read.
+class OtherSubjectsWarning:
+    """The warning of one stream of a query: logged once.
 
-    Only a stream that can have others is counted: the keys of most buckets cover theirs.
+    Only a stream that can have such messages is counted: the keys of most buckets cover theirs. A
+    count takes two requests. Without such messages, the next one follows when the last sequence has
+    doubled, so that the plannings of a long query share a few.
     """
-    info, prefix = view.info, view.scope.prefix
-    if not (prefix and info.messages):
-        return
-    if Bucket.from_stream_config(bucket_of(info.name), info.config).covers_stream:
-        return
-    with contextlib.suppress(PermissionDeniedError):
-        entries = await count_messages(view.jetstream, info.name, 1, (f"{prefix}>",))
-        # Messages that were removed meanwhile are not in both numbers.
-        now = await view.jetstream.stream_info(info.name)
-        others = min(info.messages, now.messages) - entries.messages
+
+    def __init__(self) -> None:
+        self._next = 1.0  # the last sequence from which on the messages are counted
+
+    async def check(self, view: StreamView) -> None:
+        """Log the number of messages that a query of a bucket does not read, if it is due."""
+        info, prefix = view.info, view.scope.prefix
+        if not (prefix and info.messages) or info.last_seq < self._next:
+            return
+        if Bucket.from_stream_config(bucket_of(info.name), info.config).covers_stream:
+            return
+        others = 0
+        with contextlib.suppress(PermissionDeniedError, ConsumerLimitError):
+            entries = await count_messages(view.jetstream, info.name, 1, (f"{prefix}>",))
+            # Messages that were removed meanwhile are not in both numbers.
+            now = await view.jetstream.stream_info(info.name)
+            others = min(info.messages, now.messages) - entries.messages
+        self._next = math.inf if others > 0 else 2.0 * info.last_seq
         if others > 0:
             log.warning(
                 "the stream has messages that are not entries of the bucket and are not read",

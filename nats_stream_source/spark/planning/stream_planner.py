@@ -45,7 +45,7 @@ from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
 from nats_stream_source.spark.planning.match_finder import MatchFinder, should_advance
-from nats_stream_source.spark.planning.other_subjects import warn_of_other_subjects
+from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
 from nats_stream_source.spark.planning.start_position import resolve_start
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -99,6 +99,7 @@ class StreamPlanner:
         self._data_loss_check = DataLossCheck(adapter, connection)
         self._limits = Limits(cores or os.cpu_count() or 1)
         self._match_finder = MatchFinder()
+        self._other_subjects = OtherSubjectsWarning()
         self._planned: tuple[Position, tuple[object, ...]] | None = None  # the last end, and state
 
     async def plan(
@@ -120,6 +121,7 @@ class StreamPlanner:
         Raises:
             DataLossError: with ``failOnDataLoss``.
         """
+        await self._other_subjects.check(view)
         resumed = start
         # A stream with the same messages at both ends as when it planned ``start`` has lost none.
         if self._planned != (start, view.info.position):
@@ -205,7 +207,7 @@ class StreamPlanner:
                 stream=info.name,
                 why=", ".join(scope.silent_removals),
             )
-        await warn_of_other_subjects(view)
+        await self._other_subjects.check(view)
         origin = await resolve_start(view, start or self._adapter.start_of(info.name))
         exists = 0 < origin <= info.last_seq
         return Position(

@@ -11,6 +11,7 @@ from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
 from tests.support.nats.buckets import api, bucket_config, create_bucket, publish, put_many
 from tests.support.query_driver.batch import read_batch
+from tests.support.query_driver.driver import new_query
 from tests.support.wait import wait_until
 
 TEXT = "messages that are not entries of the bucket"
@@ -62,6 +63,26 @@ def test_further_subject_is_reported(
     assert len(read_batch(url, bucket=bucket)) == 1
     (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
     assert f"stream=KV_{bucket} messages=2" in record.getMessage()
+
+
+@pytest.mark.parametrize("entries", [0, 1, 2])
+def test_messages_that_arrive_while_a_query_runs_are_reported(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, entries: int
+) -> None:
+    url = nats_server.url
+    config = bucket_config("b")
+    config["subjects"] = [*config["subjects"], "other.>"]
+    api(url, "STREAM.CREATE.KV_b", config)
+    put_many(url, "b", [(f"k{n}", b"1") for n in range(entries)])
+    with new_query(url, bucket="b") as query:
+        query.drain()
+        assert TEXT not in caplog.text
+        for number in range(4):
+            publish(url, [(f"other.{number}", b"2", None)])
+            query.drain()
+        assert len(query.rows) == entries
+    (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
+    assert f"messages={max(1, entries)}" in record.getMessage()
 
 
 def test_source_with_transform_is_not_reported(
