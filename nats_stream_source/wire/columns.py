@@ -48,7 +48,11 @@ def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Ar
             try:
                 subject.decode()
             except UnicodeDecodeError:
-                raise ProtocolError(f"invalid subject: {subject!r} is not UTF-8") from None
+                raise ProtocolError(
+                    f"invalid subject: {after.encode() + subject!r} is not UTF-8; remove its "
+                    f"messages: publish one with the headers 'Nats-Rollup: sub' and "
+                    f"'Nats-TTL: 1s' to these bytes (docs/troubleshooting.md)"
+                ) from None
         raise
 
 

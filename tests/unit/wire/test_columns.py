@@ -143,6 +143,8 @@ def test_frames_empty() -> None:
 def test_subject_not_utf8() -> None:
     with pytest.raises(ProtocolError, match=r"b'kv\.\\xff' is not UTF-8"):
         subjects(frames_of(msg(b"ok"), msg(b"kv.\xff")))
+    with pytest.raises(ProtocolError, match=r"b'kv\.\\xff' is not UTF-8"):
+        subjects(frames_of(msg(b"kv.ok"), msg(b"kv.\xff")), after="kv.")
 
 
 def test_too_much_for_one_array() -> None:

@@ -9,6 +9,7 @@ from nats_stream_source.errors import (
     ConfigurationError,
     KeyDeletedError,
     KeyNotFoundError,
+    ProtocolError,
     ServerTooOldError,
     TtlNotSupportedError,
 )
@@ -120,3 +121,28 @@ async def test_ttl_in_bucket_without_ttls(shared_server: NatsServer) -> None:
             with pytest.raises(ConfigurationError, match="1 second or more"):
                 await kv.put("a", b"", ttl=wrong)
         assert (await kv.status()).last_revision == 1
+
+
+async def test_marker_with_ttl_removes_key_that_is_not_utf8(shared_server: NatsServer) -> None:
+    """As docs/troubleshooting.md describes it: requests, which are JSON, cannot name the key."""
+    async with jetstream(shared_server.url) as js:
+        if await js.api_level() == 0:
+            return
+        kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", limit_marker_ttl=1))
+        await kv.put("a", b"1")
+        write = js.connection.writer.write
+
+        async def has_messages(count: int) -> bool:
+            return (await js.stream_info("KV_raw")).messages == count
+
+        await write(memoryview(b"PUB $KV.raw.\xff 1\r\nx\r\n"))
+        await wait_until_async(lambda: has_messages(2), "stored")
+        with pytest.raises(
+            ProtocolError, match=r"b'\$KV\.raw\.\\xff' is not UTF-8; .*'Nats-TTL: 1s'"
+        ):
+            await kv.keys()
+        headers = b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-Rollup: sub\r\nNats-TTL: 1s\r\n\r\n"
+        line = b"HPUB $KV.raw.\xff %d %d\r\n" % (len(headers), len(headers))
+        await write(memoryview(line + headers + b"\r\n"))
+        await wait_until_async(lambda: has_messages(1), "removed")
+        assert await kv.keys() == ["a"]
