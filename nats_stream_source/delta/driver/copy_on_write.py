@@ -163,7 +163,7 @@ class CopyOnWriteTable:
             self.schema = schema_of(self._found)
 
     def is_empty(self) -> bool:
-        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
         return self._storage.named("read", lambda: not self._target().count())
 
     def read_rows(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:

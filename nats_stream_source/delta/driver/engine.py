@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.cdc.columns import with_new_columns
-from nats_stream_source.delta.cdc.events import Events, require_valid_frame
-from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
-from nats_stream_source.delta.cdc.tables import RowTable
+from nats_stream_source.delta.cdc.events import require_valid_frame
+from nats_stream_source.delta.cdc.tables import BaseEngine, FoundTables, RowTable
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.delta_log import DeltaLog
 from nats_stream_source.delta.driver.event_merge import merge_collected
@@ -35,12 +33,7 @@ from nats_stream_source.delta.driver.timestamps import unsupported_timestamp
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.table import (
-    Deletes,
-    EngineRefusedError,
-    require_storable_names,
-    table_schema,
-)
+from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from nats_stream_source.logs import field_logger
@@ -53,7 +46,7 @@ def opened_table(location: TableLocation) -> OpenedTable:
     return OpenedTable(TableStorage(location.name, location.uri, location.storage_options))
 
 
-class DriverEngine:
+class DriverEngine(BaseEngine[RowTable]):
     """See :class:`nats_stream_source.delta.table.TableEngine`.
 
     Args:
@@ -65,6 +58,7 @@ class DriverEngine:
     def __init__(
         self, opened: OpenedTable, limits: LimitCheck, deletion_vectors: bool | None
     ) -> None:
+        super().__init__(opened.storage.name)
         self._opened = opened
         self._storage = opened.storage
         self._limits = limits
@@ -77,74 +71,27 @@ class DriverEngine:
         target = self._open()
         return None if target is None else self._table(target)
 
-    def find_or_create(
-        self, batch: StructType, deletes: Deletes, upkeep: Upkeep | None
-    ) -> RowTable:
-        """See :class:`nats_stream_source.delta.table.TableEngine`."""
-        found = self.find()
-        if found is not None:
-            return found
-        return self._create(table_schema(batch, deletes), {}, upkeep)
-
-    def find_state(self) -> RowTable | None:
-        """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
-        return self._state().find()
-
-    def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
-        """See :class:`nats_stream_source.delta.cdc.tables.EventEngine`."""
-        layout, name = events.layout, self._storage.name
-        schema, found = layout.table_schema(events.schema), self.find()
-        if found is not None:
-            layout.verify(name, found.layout)
-            schema = with_new_columns(name, found.schema, schema.fields)
-        known = self._state().of_table(found, layout) if layout.has_state else None
-        events = events.conformed(schema, None if known is None else known.schema)
+    def _merge(self, found: FoundTables[RowTable], upkeep: Upkeep | None) -> MergeResult:
+        events = found.events
         try:
             # Invalid events are refused before there is a table with their layout.
             collected = self._opened.collector.events(events, self._limits)
         except EngineRefusedError:
             # Spark merges a batch beyond the limits, into a table as this engine creates it.
-            if found is None:
-                require_valid_frame(events.frame, layout)
-                self._create(schema, layout.properties, upkeep)
+            if found.table is None:
+                require_valid_frame(events.frame, events.layout)
+                self._create(found.schema, events.layout.properties, upkeep)
             raise
-        table = found or self._create(schema, layout.properties, upkeep)
-        if found is None:
-            layout.verify_created(table.layout, schema, table.schema)
-        state = self._state().prepared(known, events, table, upkeep) if layout.has_state else None
+        table, state = self._created(found, upkeep)
         return merge_collected(collected, events, table, state, upkeep)
 
-    def of_table(self, table: RowTable | None, layout: Layout) -> RowTable | None:
-        """The state table of a table, for an engine of its location; None if it is to be made."""
-        found = self.find()
-        if found is not None:
-            layout.state(table.table_id if table else "").verify_state(
-                self._storage.name, found.layout
-            )
-        elif table is not None and not table.is_empty():
-            raise missing_state_error(self._storage.name)
-        return found
-
-    def prepared(
-        self, found: RowTable | None, events: Events, table: RowTable, upkeep: Upkeep | None
-    ) -> RowTable:
-        """The state table, for an engine of its location; created if it was not found."""
-        schema, name = events.layout.state_schema(events.schema), self._storage.name
-        if found is None:
-            properties = events.layout.state(table.table_id).properties
-            return self._create(schema, properties, upkeep)
-        with_new_columns(name, found.schema, schema.fields)
-        return found
-
     def _state(self) -> DriverEngine:
-        """The engine of the state table."""
         return DriverEngine(self._opened.state(), self._limits, self._deletion_vectors)
 
     def _create(
         self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
     ) -> RowTable:
-        """Create an empty table; ``layout`` is its property for a layout."""
-        require_storable_names(self._storage.name, schema)
+        require_storable_names(self._name, schema)
         _refuse(unsupported_type(schema))
         vectors = self._deletion_vectors is not False and self._storage.unsupported_store() is None
         properties = {**layout, **(upkeep.table_properties(vectors) if upkeep else {})}
@@ -183,7 +130,7 @@ class DriverEngine:
             return MergeOnReadTable(self._opened, target, self._limits)
         if self._deletion_vectors:
             raise ConfigurationError(
-                f"could not change table {self._storage.name!r} with deletion_vectors=True: "
+                f"could not change table {self._name!r} with deletion_vectors=True: "
                 f"{problem}; set the table property {DELETION_VECTORS}, or remove the argument"
             )
         if target.metadata().configuration.get(DELETION_VECTORS) == "true":
@@ -197,9 +144,7 @@ class DriverEngine:
     def _log_reason(self, problem: str) -> None:
         if problem != self._opened.reason:
             self._opened.reason = problem
-            _log.info(
-                "delta-rs rewrites files of the table", table=self._storage.name, reason=problem
-            )
+            _log.info("delta-rs rewrites files of the table", table=self._name, reason=problem)
 
 
 def _refuse(problem: str | None) -> None:

@@ -91,7 +91,7 @@ class SparkTable:
         return str(self._detail().id)
 
     def is_empty(self) -> bool:
-        """Whether the newest version has no rows."""
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
         return self._target.toDF().isEmpty()
 
     def version(self) -> int:

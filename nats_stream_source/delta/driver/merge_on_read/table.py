@@ -196,7 +196,7 @@ class MergeOnReadTable:
             self._target = add_columns(storage, columns, new)
 
     def is_empty(self) -> bool:
-        """See :class:`nats_stream_source.delta.cdc.tables.RowTable`."""
+        """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`."""
 
         def count(table: IndexedTable) -> bool:
             with table.lock:
