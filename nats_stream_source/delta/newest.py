@@ -152,13 +152,9 @@ def newest_per_key(
         return entries
     codes = key_codes(entries, keys)
     parts = sequence_values(entries, order)
-    later, equal = np.zeros(len(codes) - 1, bool), np.ones(len(codes) - 1, bool)
-    for part in parts:
-        later |= equal & (part[1:] > part[:-1])
-        equal &= part[1:] == part[:-1]
     position = np.arange(len(codes))
     in_position = codes
-    if not (later | equal).all():
+    if greater([part[:-1] for part in parts], [part[1:] for part in parts]).any():
         position = np.lexsort(parts[::-1])
         in_position = codes[position]
     # For a repeated index, the assignment keeps the last value: the newest entry.
@@ -198,7 +194,7 @@ def key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
     return codes
 
 
-def order_values(column: pa.ChunkedArray) -> np.ndarray:
+def order_values_nulls_last(column: pa.ChunkedArray) -> np.ndarray:
     """A number for each value, in the order of the values; a null has the greatest."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
@@ -215,8 +211,22 @@ def order_values(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def sequence_values(entries: pa.Table, order: Sequence[str]) -> list[np.ndarray]:
-    """:func:`order_values` of each part of the sequence, the fields of a struct one by one."""
-    return [order_values(column) for column in sequence_parts(entries, order).columns]
+    """:func:`order_values_nulls_last` of each part of the sequence, with the fields of structs."""
+    return [order_values_nulls_last(column) for column in sequence_parts(entries, order).columns]
+
+
+def greater(sequences: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> np.ndarray:
+    """Whether each sequence is greater than the other one; their parts are compared one by one.
+
+    Args:
+        sequences: their parts, as :func:`sequence_values` returns them.
+        others: the parts of as many others.
+    """
+    found, equal = np.zeros(len(sequences[0]), bool), np.ones(len(sequences[0]), bool)
+    for part, other in zip(sequences, others, strict=True):
+        found |= equal & (part > other)
+        equal &= part == other
+    return found
 
 
 def sequence_parts(entries: pa.Table, order: Sequence[str]) -> pa.Table:

@@ -45,7 +45,7 @@ from nats_stream_source.delta.cdc.layout import (
     VALID_TO,
     Layout,
 )
-from nats_stream_source.delta.newest import key_codes, sequence_values
+from nats_stream_source.delta.newest import greater, key_codes, sequence_values
 
 # Where an event comes from, in the order in which one of several equal events is taken.
 _STATE, _START, _BATCH, _END = range(4)
@@ -120,12 +120,9 @@ def _from(events: pa.Table, sequences: pa.Table, keys: Sequence[str]) -> pa.Tabl
     at = pa.array(positions_in(events, sequences, keys))
     own = events.select([SEQUENCE])
     both = pa.concat_tables([own, sequences.select([SEQUENCE]).cast(own.schema).take(at)])
-    later, equal = np.zeros(len(events), bool), np.ones(len(events), bool)
-    for part in sequence_values(both, [SEQUENCE]):
-        event, first = part[: len(events)], part[len(events) :]
-        later |= equal & (event > first)
-        equal &= event == first
-    return events.filter(pa.array(later | equal))
+    parts, count = sequence_values(both, [SEQUENCE]), len(events)
+    earlier = greater([part[count:] for part in parts], [part[:count] for part in parts])
+    return events.filter(pa.array(~earlier))
 
 
 def _known_events(

@@ -26,6 +26,7 @@ from nats_stream_source.delta.cdc.comparison import (
 )
 from nats_stream_source.delta.cdc.layout import DELETE, EVENT_COLUMNS, Layout
 from nats_stream_source.delta.newest import (
+    greater,
     has_null,
     key_codes,
     newest_per_key,
@@ -157,11 +158,7 @@ class _Sequences:
         return (self._state >= 0) & ~(self._row_ordered & older)
 
     def _greater(self, one: Integers, other: Integers) -> Booleans:
-        greater, equal = np.zeros(len(one), bool), np.ones(len(one), bool)
-        for part in self._parts:
-            greater |= equal & (part[one] > part[other])
-            equal &= part[one] == part[other]
-        return greater
+        return greater([part[one] for part in self._parts], [part[other] for part in self._parts])
 
     def _equal(self, one: Integers, other: Integers) -> Booleans:
         equal = np.ones(len(one), bool)

@@ -143,7 +143,7 @@ class RowIndex:
     def newer(self, entries: pa.Table, slots: Integers) -> NDArray[np.bool_]:
         """Whether each entry is newer than the row of its slot, or the slot is -1."""
         present = slots >= 0
-        created, revision = order_values(entries)
+        created, revision = order_values_nulls_first(entries)
         at = slots[present]
         newer = np.ones(len(slots), bool)
         newer[present] = (created[present] > self.created[at]) | (
@@ -232,7 +232,7 @@ class RowIndex:
         self._reserve()
         self.file[slots], self.row[slots] = number, positions
         if self._layout is None:
-            self.created[slots], self.revision[slots] = order_values(rows)
+            self.created[slots], self.revision[slots] = order_values_nulls_first(rows)
         elif self._chains is not None:
             of_new = rows.select(list(self._layout.keys)).take(pa.array(new))
             self._chains.add(self._encoded(of_new, self._layout.keys), slots[new])
@@ -266,7 +266,7 @@ class RowIndex:
         return encoded_keys([part.combine_chunks() for part in parts.columns])
 
 
-def order_values(table: pa.Table) -> tuple[Integers, Integers]:
+def order_values_nulls_first(table: pa.Table) -> tuple[Integers, Integers]:
     """``stream_created`` in microseconds and ``revision``; a null is older than each value."""
     created = cast_column(table["stream_created"], pa.timestamp("us", tz="UTC"))
     return tuple(

@@ -50,7 +50,11 @@ from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
-from nats_stream_source.delta.driver.merge_on_read.row_index import NO_FILE, Found, order_values
+from nats_stream_source.delta.driver.merge_on_read.row_index import (
+    NO_FILE,
+    Found,
+    order_values_nulls_first,
+)
 from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
 from nats_stream_source.delta.driver.new_columns import add_columns
 from nats_stream_source.delta.driver.storage import schema_of
@@ -261,7 +265,7 @@ class MergeOnReadTable:
         def select(table: IndexedTable) -> _Changes:
             index, found = table.index, table.index.find(expected)
             slots = index.with_rows(found.slots)
-            created, revision = order_values(expected)
+            created, revision = order_values_nulls_first(expected)
             same = slots >= 0
             at = slots[same]
             same[same] = (index.created[at] == created[same]) & (
