@@ -83,6 +83,11 @@ def newest_created(entries: pa.Table) -> datetime | None:
     if not pa.types.is_timestamp(column.type):
         return None
     micros = pc.max(column.cast(pa.timestamp("us", tz="UTC"), safe=False)).value
+    return created_time(micros)
+
+
+def created_time(micros: int | None) -> datetime | None:
+    """The value of ``created`` with these microseconds since 1970."""
     return None if micros is None else datetime.fromtimestamp(micros / 1e6, timezone.utc)
 
 

@@ -26,7 +26,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.errors import ConfigurationError, TableError
 
 SAFE_RETENTION_HOURS = 168
 """Delta's own default and safety limit for VACUUM: 7 days."""
@@ -147,6 +148,19 @@ class MaintenanceResult:
             self.deleted + other.deleted,
             other.skipped,
         )
+
+
+def skipped_after_conflict(error: BaseException) -> MaintenanceResult:
+    """The result of a compaction whose commit conflicts with that of another writer."""
+    return MaintenanceResult(skipped=f"another writer changed the table ({first_line(error)})")
+
+
+def maintenance_error(table: str, error: BaseException) -> TableError:
+    """The error for a failure of an engine, or of its storage, that maintains a table."""
+    return TableError(
+        f"could not maintain table {table!r}: {first_line(error)}; its rows are unchanged, run "
+        f"maintain again"
+    )
 
 
 def retention_ms(upkeep: Upkeep, properties: Mapping[str, str]) -> int:

@@ -43,7 +43,6 @@ from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
-from nats_stream_source.errors import TableError
 
 _NTZ = "timestampNtz"
 _FEATURES = {  # those that a protocol's version has without their names
@@ -84,10 +83,7 @@ def add_columns(
         try:
             _put(storage, target, schema, widened)
         except (DamagedLogError, VectorError) as error:
-            raise TableError(
-                f"could not add columns to table {storage.name!r}: {error}; the table is "
-                f"unchanged, restore the file or an earlier version of the table"
-            ) from error
+            raise storage.damage_error("add columns to", error) from error
         log_new_columns(storage.name, own, schema)
         return storage.open_existing()
 

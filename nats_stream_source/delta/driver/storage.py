@@ -139,6 +139,13 @@ class TableStorage:
                 f"could not {what} table {self.name!r}: {first_line(error)}; the table is unchanged"
             ) from error
 
+    def damage_error(self, what: str, error: Exception) -> TableError:
+        """The error for a damaged file of the log or of a deletion vector."""
+        return TableError(
+            f"could not {what} table {self.name!r}: {error}; the table is unchanged, restore the "
+            f"file or an earlier version of the table"
+        )
+
     @property
     def _options(self) -> dict[str, str] | None:
         return dict(self.storage_options) if self.storage_options else None

@@ -12,8 +12,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
-from nats_stream_source.errors import TableError
+from nats_stream_source.delta.upkeep import (
+    MaintenanceResult,
+    Upkeep,
+    maintenance_error,
+    skipped_after_conflict,
+)
 from nats_stream_source.logs import field_logger
 
 _FAILURES = (DeltaError, OSError)
@@ -85,10 +89,7 @@ def maintain_by_delta_rs(target: DeltaTable, upkeep: Upkeep, table: str) -> Main
         if target.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             target.cleanup_metadata()
     except _FAILURES as error:
-        raise TableError(
-            f"could not maintain table {table!r}: {first_line(error)}; its rows are unchanged, run "
-            f"maintain again"
-        ) from error
+        raise maintenance_error(table, error) from error
     return result
 
 
@@ -96,7 +97,7 @@ def _compact(target: DeltaTable, upkeep: Upkeep) -> MaintenanceResult:
     try:
         metrics = target.optimize.compact(target_size=upkeep.target_file_bytes)
     except CommitFailedError as error:
-        return MaintenanceResult(skipped=f"another writer changed the table ({first_line(error)})")
+        return skipped_after_conflict(error)
     return MaintenanceResult(metrics["numFilesRemoved"], metrics["numFilesAdded"])
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import reduce
 from operator import and_
 
@@ -38,7 +37,6 @@ from pyspark.sql.types import (
     MapType,
     StructField,
     StructType,
-    TimestampType,
     VariantType,
 )
 
@@ -47,9 +45,9 @@ from nats_stream_source.delta.cdc.events import Events, require_valid_frame
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.cdc.merge_events import changes_of
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
+from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
-from nats_stream_source.delta.spark.merge_into import SparkTable
+from nats_stream_source.delta.spark.merge_into import SparkTable, max_created, merge_result
 from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
 from nats_stream_source.delta.table import OWN_PREFIX, quote, stored_type
@@ -123,14 +121,11 @@ class _Merge:
         version, layout = self._table.version(), self._events.layout
         # A persisted DataFrame would be computed again once the state table has changed.
         changes = self._changes().localCheckpoint()
-        timed = (CREATED_COLUMN, "timestamp") in changes.select(f"{_A_ROW}.*").dtypes
-        created = (
-            F.col(f"{_A_ROW}.{CREATED_COLUMN}") if timed else F.lit(None).cast(TimestampType())
-        )
+        created = max_created(changes.select(f"{_A_ROW}.*").dtypes, f"{_A_ROW}.")
         kinds = changes.groupBy(_KIND).agg(
             F.count(F.lit(1)).alias("rows"),
             F.sum(_COUNT).alias("contradictions"),
-            F.unix_micros(F.max(created)).alias("newest"),
+            created.alias("newest"),
         )
         counts = {row[_KIND]: row for row in kinds.collect()}
         recorded = _STATE in counts and self._state is not None
@@ -148,14 +143,8 @@ class _Merge:
                 merged = _merge_as_read(self._table.target, rows, layout.identity)
             if self._table.version() != version + 1:
                 raise _CommittedMeanwhileError("another writer has committed meanwhile")
-            time = counts[_ROW].newest if _ROW in counts else None
-            result = replace(
-                result,
-                inserted=merged.num_inserted_rows,
-                updated=merged.num_updated_rows,
-                deleted=merged.num_deleted_rows,
-                newest=None if time is None else datetime.fromtimestamp(time / 1e6, timezone.utc),
-            )
+            newest = counts[_ROW].newest if _ROW in counts else None
+            result = merge_result(merged, newest, contradictions)
         return result, recorded
 
     def _changes(self) -> DataFrame:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import reduce
 from operator import and_, or_
 from typing import TypeVar
@@ -32,11 +31,15 @@ from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_r
 from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult
-from nats_stream_source.delta.newest import ORDER_COLUMNS
+from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult, created_time
+from nats_stream_source.delta.newest import OPERATIONS, ORDER_COLUMNS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.new_columns import add_columns
-from nats_stream_source.delta.spark.upkeep import maintain_by_spark, upkeep_after_spark_commit
+from nats_stream_source.delta.spark.upkeep import (
+    maintain_by_spark,
+    newest_version,
+    upkeep_after_spark_commit,
+)
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     OWN_PREFIX,
@@ -96,9 +99,7 @@ class SparkTable:
 
     def version(self) -> int:
         """The newest version."""
-        newest = self._target.history(1).select("version").head()
-        assert newest is not None  # a table has at least the version that created it
-        return int(newest.version)
+        return newest_version(self._target)
 
     def _detail(self) -> Row:
         detail = self._target.detail().select("id", "properties").head()
@@ -174,12 +175,10 @@ class SparkTable:
 
     def _merge_newest(self, newest: DataFrame, keys: list[str], deletes: Deletes) -> MergeResult:
         changes = select_changes(newest, self._target.toDF(), keys)
-        timed = (CREATED_COLUMN, "timestamp") in newest.dtypes
-        created = F.col(CREATED_COLUMN) if timed else F.lit(None).cast(TimestampType())
         counts = changes.agg(
             F.count(F.lit(1)).alias("changes"),
             F.count_if(_is_invalid(keys)).alias("invalid"),
-            F.unix_micros(F.max(created)).alias("newest"),
+            max_created(newest.dtypes).alias("newest"),
         ).first()
         assert counts is not None  # an aggregate without GROUP BY has one row
         if counts.invalid:
@@ -187,14 +186,7 @@ class SparkTable:
         if not counts.changes:
             return MergeResult("spark")
         merged = execute_merge(self._target, changes, keys, deletes)
-        time = counts.newest
-        return MergeResult(
-            "spark",
-            merged.num_inserted_rows,
-            merged.num_updated_rows,
-            merged.num_deleted_rows,
-            newest=None if time is None else datetime.fromtimestamp(time / 1e6, timezone.utc),
-        )
+        return merge_result(merged, counts.newest)
 
     def _remove_or_mark(self, missing: pa.Table, bucket: str, deletes: Deletes) -> int:
         columns = self.schema.names
@@ -266,6 +258,36 @@ def execute_merge(target: DeltaTable, changes: DataFrame, keys: list[str], delet
     counts = builder.execute().first()
     assert counts is not None  # Delta's MERGE returns one row of counts
     return counts
+
+
+def max_created(columns: Sequence[tuple[str, str]], prefix: str = "") -> Column:
+    """The aggregate of rows that is ``created`` of the newest one, in microseconds.
+
+    Args:
+        columns: names and types; the aggregate is null if ``created`` is not one of their times.
+        prefix: of the names in the rows.
+    """
+    timed = (CREATED_COLUMN, "timestamp") in columns
+    created = F.col(prefix + CREATED_COLUMN) if timed else F.lit(None).cast(TimestampType())
+    return F.unix_micros(F.max(created))
+
+
+def merge_result(counts: Row, newest: int | None, contradictions: int = 0) -> MergeResult:
+    """The result of a MERGE.
+
+    Args:
+        counts: of the MERGE, from Delta.
+        newest: :func:`max_created` of the changes.
+        contradictions: see :class:`MergeResult`.
+    """
+    return MergeResult(
+        "spark",
+        counts.num_inserted_rows,
+        counts.num_updated_rows,
+        counts.num_deleted_rows,
+        newest=created_time(newest),
+        contradictions=contradictions,
+    )
 
 
 def _is_invalid(keys: list[str]) -> Column:

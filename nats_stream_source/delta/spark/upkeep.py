@@ -14,8 +14,12 @@ from pyspark.sql import SparkSession
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.settings import temporary_setting
-from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
-from nats_stream_source.errors import TableError
+from nats_stream_source.delta.upkeep import (
+    MaintenanceResult,
+    Upkeep,
+    maintenance_error,
+    skipped_after_conflict,
+)
 from nats_stream_source.logs import field_logger
 
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
@@ -39,7 +43,7 @@ def upkeep_after_spark_commit(
     """
     result = MaintenanceResult()
     try:
-        after = _version(target)
+        after = newest_version(target)
         before = after - 1
         if upkeep.look_at_files_due(before, after):
             detail = target.detail().select("numFiles", "sizeInBytes").head()
@@ -66,14 +70,11 @@ def maintain_by_spark(
         result = _compact(spark, target, upkeep)
         _vacuum(spark, target, upkeep)
     except _FAILURES as error:
-        raise TableError(
-            f"could not maintain table {table!r}: {first_line(error)}; its rows are unchanged, run "
-            f"maintain again"
-        ) from error
+        raise maintenance_error(table, error) from error
     return result
 
 
-def _version(target: DeltaTable) -> int:
+def newest_version(target: DeltaTable) -> int:
     """The newest version of the table."""
     newest = target.history(1).select("version").head()
     assert newest is not None  # a table has at least the version that created it
@@ -85,9 +86,7 @@ def _compact(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> Mainten
         try:
             row = target.optimize().executeCompaction().select("metrics.*").head()
         except CONFLICTS as error:
-            return MaintenanceResult(
-                skipped=f"another writer changed the table ({first_line(error)})"
-            )
+            return skipped_after_conflict(error)
     assert row is not None  # OPTIMIZE returns one row
     return MaintenanceResult(int(row.numFilesRemoved), int(row.numFilesAdded))
 

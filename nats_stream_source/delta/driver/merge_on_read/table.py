@@ -71,7 +71,6 @@ from nats_stream_source.delta.table import (
     without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
-from nats_stream_source.errors import TableError
 
 _T = TypeVar("_T")
 
@@ -327,10 +326,7 @@ class MergeOnReadTable:
             return storage.named(what, lambda: work(self._opened.open(self._target, self._limits)))
         except (DamagedLogError, VectorError) as error:
             self._opened.close()
-            raise TableError(
-                f"could not {what} table {storage.name!r}: {error}; the table is unchanged, "
-                f"restore the file or an earlier version of the table"
-            ) from error
+            raise storage.damage_error(what, error) from error
         except BaseException:
             self._opened.close()
             raise
