@@ -25,9 +25,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
+from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import UNAVAILABLE
 from nats_stream_source.delta.cdc.merge_events import require_valid
+from nats_stream_source.delta.cdc.tables import LayoutTable
 from nats_stream_source.delta.limits import AutoLimits, LimitCheck
 from nats_stream_source.delta.newest import AllRows, NewestPerKey, invalid_entries, newest_per_key
 from nats_stream_source.delta.table import (
@@ -36,6 +38,8 @@ from nats_stream_source.delta.table import (
     Deletes,
     EngineRefusedError,
     invalid_entries_error,
+    key_columns,
+    verify_table,
     without_delivery,
 )
 
@@ -60,10 +64,11 @@ class BatchCollector:
         return f"<BatchCollector few={self._few}>"
 
     def newest(self, batch: DataFrame, keys: list[str], limits: LimitCheck) -> pa.Table:
-        """The newest entry of each key, without the columns of the delivery.
+        """The newest entry of each key.
 
         Args:
-            batch: it is read once, or twice where it is much larger than the last one.
+            batch: without the columns of the delivery; it is read once, or twice where it is much
+                larger than the last one.
             keys: columns that identify the key.
             limits: ``batch_rows`` and ``batch_bytes`` apply to each partition and to the result.
 
@@ -76,7 +81,7 @@ class BatchCollector:
             rows, size = enforced.batch_rows, enforced.batch_bytes
             return NewestPerKey(schema, keys, max_rows=rows, max_bytes=size)
 
-        collected, read = self._collect(without_delivery(batch), reduction, enforced)
+        collected, read = self._collect(batch, reduction, enforced)
         return self._within(newest_per_key(collected, keys), read, limits)
 
     def events(self, events: Events, limits: LimitCheck) -> pa.Table:
@@ -151,6 +156,38 @@ def _collect_reduced(
             f"or {limits.batch_bytes} bytes"
         )
     return collected.drop_columns([_READ]), pc.sum(read).as_py() or 0
+
+
+def collect_entries(
+    batch: DataFrame,
+    table: LayoutTable,
+    name: str,
+    deletes: Deletes,
+    collector: BatchCollector,
+    limits: LimitCheck,
+) -> tuple[pa.Table, StructType]:
+    """The newest entry of each key, and the columns of the batch without those of the delivery.
+
+    The table gets the columns that it lacks, once the entries are valid.
+
+    Args:
+        batch: as the user gave it.
+        table: that the entries are merged into.
+        name: of the table, for errors.
+        deletes: ``"remove"`` or ``"mark"``.
+        collector: of the table's batches.
+        limits: of this change.
+    """
+    own = table.schema
+    keys = key_columns(own.names)
+    verify_table(name, own, deletes, batch.schema)
+    batch = without_delivery(batch)
+    schema = with_new_columns(name, own, batch.schema)
+    newest = collector.newest(conformed(batch, schema), keys, limits)
+    if schema is not own:
+        require_valid_entries(newest, keys)
+        table.add_columns(batch.schema.fields)
+    return newest, batch.schema
 
 
 def require_valid_entries(newest: pa.Table, keys: list[str]) -> None:

@@ -29,13 +29,13 @@ from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
-from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
+from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.comparison import positions_in
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.driver.collect import (
     BatchCollector,
+    collect_entries,
     entries_to_merge,
-    require_valid_entries,
 )
 from nats_stream_source.delta.driver.new_columns import add_columns
 from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
@@ -51,7 +51,6 @@ from nats_stream_source.delta.table import (
     mark_values,
     quote,
     verify_table,
-    without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
@@ -124,15 +123,9 @@ class CopyOnWriteTable:
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
-        name, keys = self._storage.name, key_columns(self.schema.names)
-        verify_table(name, self.schema, deletes, batch.schema)
-        batch = without_delivery(batch)
-        schema = with_new_columns(name, self.schema, batch.schema)
-        newest = self._collector.newest(conformed(batch, schema), keys, self._limits)
-        if schema is not self.schema:
-            require_valid_entries(newest, keys)
-            self.add_columns(batch.schema.fields)
-        merged = self.merge_entries(newest, batch.schema, deletes)
+        name, collector = self._storage.name, self._collector
+        newest, columns = collect_entries(batch, self, name, deletes, collector, self._limits)
+        merged = self.merge_entries(newest, columns, deletes)
         result = merged.result(newest)
         if not upkeep:
             return result

@@ -32,10 +32,10 @@ from pyspark.sql.types import StructField, StructType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.changes import Reader, RowChanges
-from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
+from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.collect import entries_to_merge, require_valid_entries
+from nats_stream_source.delta.driver.collect import collect_entries, entries_to_merge
 from nats_stream_source.delta.driver.data_files import (
     cast_column,
     partitions,
@@ -67,8 +67,6 @@ from nats_stream_source.delta.table import (
     MARK_COLUMNS,
     Deletes,
     key_columns,
-    verify_table,
-    without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 
@@ -152,15 +150,8 @@ class MergeOnReadTable:
 
     def merge(self, batch: DataFrame, deletes: Deletes, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`nats_stream_source.delta.table.Table`."""
-        own, name = self.schema, self._opened.storage.name
-        keys = key_columns(own.names)
-        verify_table(name, own, deletes, batch.schema)
-        batch = without_delivery(batch)
-        schema = with_new_columns(name, own, batch.schema)
-        newest = self._opened.collector.newest(conformed(batch, schema), keys, self._limits)
-        if schema is not own:
-            require_valid_entries(newest, keys)
-            self.add_columns(batch.schema.fields)
+        name, collector = self._opened.storage.name, self._opened.collector
+        newest, _ = collect_entries(batch, self, name, deletes, collector, self._limits)
         result = self._opened.result(self.merge_entries(newest, deletes))
         if result.changed:
             self._opened.after_commit(upkeep)
