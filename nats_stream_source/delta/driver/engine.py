@@ -92,7 +92,7 @@ class DriverEngine(BaseEngine[RowTable]):
         self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
     ) -> RowTable:
         require_storable_names(self._name, schema)
-        _refuse(unsupported_type(schema))
+        _require_supported(unsupported_type(schema))
         vectors = self._deletion_vectors is not False and self._storage.unsupported_store() is None
         properties = {**layout, **(upkeep.table_properties(vectors) if upkeep else {})}
         storage = self._storage
@@ -118,11 +118,7 @@ class DriverEngine(BaseEngine[RowTable]):
             raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
     def _table(self, target: DeltaTable) -> RowTable:
-        _refuse(
-            unsupported_feature(target)
-            or unsupported_timestamp(target)
-            or unsupported_type(schema_of(target))
-        )
+        _require_supported(unsupported_feature(target) or unsupported_type(schema_of(target)))
         if self._deletion_vectors is False:
             return self._copy_on_write(target)
         problem = deletion_vectors_problem(target) or self._storage.unsupported_store()
@@ -147,6 +143,6 @@ class DriverEngine(BaseEngine[RowTable]):
             _log.info("delta-rs rewrites files of the table", table=self._name, reason=problem)
 
 
-def _refuse(problem: str | None) -> None:
+def _require_supported(problem: str | None) -> None:
     if problem is not None:
         raise EngineRefusedError(problem)
