@@ -15,6 +15,10 @@ dropped, and the list has a maximum length.
 *An invalid INFO* (not JSON, a string instead of an integer) is a failed attempt like any other.
 nats-py's reconnect task would end at it without a message.
 
+*The limit of the user is in a later INFO.* The first INFO has the ``max_payload`` of the server,
+the INFO behind the first PONG that of the account and the user. A server closes the connection
+after a larger message. nats-py reads the limit from the first INFO only.
+
 *The reader has the reason of a lost connection.* A server refuses a client certificate after the
 TLS handshake, with an alert (TLS 1.3). If asyncio's ``drain`` is called just before the alert is
 processed, it raises "Connection lost", and only the reader has the alert.
@@ -29,8 +33,8 @@ it replaces.
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_client_packages.py``: ``Client._process_info``,
-``_process_connect_init``, ``_attempt_reconnect``, ``_server_pool`` and ``_transport``;
-``TcpTransport._io_reader``.
+``_process_connect_init``, ``_attempt_reconnect``, ``_max_payload``, ``_server_pool`` and
+``_transport``; ``TcpTransport._io_reader``.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ class InvalidInfoError(nats.errors.Error):
 
 
 def verify_info(client: Client, *, trust_first_info: bool) -> None:
-    """Patch ``client`` to validate INFO, and to use only trusted addresses of it.
+    """Patch ``client`` to validate INFO, and to use its limit and its trusted addresses only.
 
     Args:
         trust_first_info: whether the first INFO may announce servers; later ones always may.
@@ -70,8 +74,10 @@ def verify_info(client: Client, *, trust_first_info: bool) -> None:
     original_info, original_init = client._process_info, client._process_connect_init
 
     async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection:
-            _verify_types(info)
+        # A user's limit can be 0 bytes.
+        _verify_types(info, least_payload=1 if initial_connection else 0)
+        if not initial_connection:
+            client._max_payload = info.get("max_payload", client.max_payload)
         info["connect_urls"] = (
             _addresses(info.get("connect_urls"), _MAX_SERVERS - len(client._server_pool))
             if trust_first_info or not initial_connection
@@ -102,13 +108,13 @@ def _read_error(client: Client) -> Exception | None:
     return reader.exception() if reader is not None else None
 
 
-def _verify_types(info: dict[str, Any]) -> None:
+def _verify_types(info: dict[str, Any], least_payload: int) -> None:
     for name, kind in (("max_payload", int), ("nonce", str), ("version", str)):
         if name in info and type(info[name]) is not kind:
             raise InvalidInfoError(
                 f"invalid INFO from the server: field {name!r} must be of type {kind.__name__}"
             )
-    if info.get("max_payload", 1) < 1:
+    if info.get("max_payload", 1) < least_payload:
         raise InvalidInfoError("invalid INFO from the server: 'max_payload' must be positive")
 
 

@@ -76,11 +76,11 @@ class _Tap:
         self.reads += 1
         try:
             await self._parse(data)
-        except (OSError, nats.errors.Error):
+        except (OSError, nats.errors.ProtocolError):
             raise
         except Exception as error:
-            # Invalid frames, or frames that nats-py cannot process (an INFO without JSON, a subject
-            # that is not UTF-8). They would end nats-py's read loop, and the connection would stay
+            # Invalid frames, or frames that nats-py cannot process (an invalid INFO, a subject that
+            # is not UTF-8). They would end nats-py's read loop, and the connection would stay
             # open without it. A protocol error makes nats-py reconnect.
             log.warning("reconnecting: received bytes could not be parsed", error=error)
             raise nats.errors.ProtocolError from error

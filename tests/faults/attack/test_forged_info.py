@@ -166,7 +166,14 @@ async def test_servers_that_are_announced_without_end() -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"hello\r\n", b"INFO {]\r\n", b"INFO []\r\n", b"MSG \xff 1 1\r\nx\r\n", b"-ERR '\xff'\r\n"],
+    [
+        b"hello\r\n",
+        b"INFO {]\r\n",
+        b"INFO []\r\n",
+        b'INFO {"max_payload":-1}\r\n',
+        b"MSG \xff 1 1\r\nx\r\n",
+        b"-ERR '\xff'\r\n",
+    ],
     ids=repr,
 )
 async def test_connection_survives_unreadable_info(

@@ -10,10 +10,11 @@ import pytest
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import NameTooLongError
+from nats_stream_source.errors import MessageTooLargeError, NameTooLongError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats.buckets import api, create_bucket, put
+from tests.support.nats.limits import limited_server
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query
 
@@ -62,6 +63,33 @@ def test_subject_of_row_too_long_for_line(url: str, fast: str) -> None:
     options = stream_write_options({"servers": url, "stream": "S", "fastIngest": fast})
     with pytest.raises(NameTooLongError, match=r"subject 'S\.kkk.* \(option 'maxControlLine'"):
         write_task(options, iter([rows]), job="job", partition=0)
+
+
+@pytest.fixture(scope="module")
+def limited_url() -> Iterator[str]:
+    with limited_server() as url:
+        yield url
+
+
+SINKS: dict[str, tuple[Any, dict[str, str], str, str]] = {
+    "bucket": (kv_write_options, {"bucket": "b"}, "key", "value"),
+    "stream": (stream_write_options, {"stream": "S"}, "subject", "data"),
+    "fast ingest": (
+        stream_write_options,
+        {"stream": "S", "fastIngest": "true"},
+        "subject",
+        "data",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parse", "options", "name", "value"), SINKS.values(), ids=SINKS)
+def test_row_larger_than_max_payload_of_account(
+    limited_url: str, parse: Any, options: dict[str, str], name: str, value: str
+) -> None:
+    rows = pa.RecordBatch.from_pydict({name: ["S.a", "S.b"], value: [b"1", b"x" * 1001]})
+    with pytest.raises(MessageTooLargeError, match=r"row 1 .*'S\.b'.*expected at most 1000"):
+        write_task(parse({"servers": limited_url, **options}), iter([rows]), job="j", partition=0)
 
 
 @pytest.mark.parametrize("place", [["b", "--keys"], ["--stream", "S", "--filter-subjects"]])

@@ -30,6 +30,7 @@ def test_private_names_of_nats_py_exist() -> None:
     for beginning in (Client.force_reconnect, Client._process_op_err):
         assert "create_task(self._attempt_reconnect())" in inspect.getsource(beginning)
     assert Client()._server_pool == []
+    assert Client()._max_payload == Client().max_payload
     tls = inspect.getsource(TcpTransport.connect_tls)
     assert "self._io_reader, self._io_writer = reader, writer" in tls
     assert list(inspect.signature(Client._select_next_server).parameters) == ["self"]

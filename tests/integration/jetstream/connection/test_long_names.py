@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from nats_stream_source.jetstream import (
     subscribe,
 )
 from tests.support.nats.buckets import api, create_bucket
+from tests.support.nats.jwt_operator import Operator
+from tests.support.nats.limits import limited_server
 from tests.support.wait import wait_until_async
 
 LONG = "k" * 4096
@@ -38,9 +40,11 @@ async def put_first_key(jetstream: JetStream, key: str) -> None:
     await (await KeyValue.open(jetstream, "b")).put(key, b"v")
 
 
-async def publish_columns(jetstream: JetStream, kind: type[Any], subject: str) -> None:
+async def publish_columns(
+    jetstream: JetStream, kind: type[Any], subject: str, data: bytes = b"2"
+) -> None:
     async with kind(jetstream, "S") as publisher:
-        await publisher.send(MessageColumns(pa.array(["S.a", subject]), pa.array([b"1", b"2"])))
+        await publisher.send(MessageColumns(pa.array(["S.a", subject]), pa.array([b"1", data])))
         await publisher.flush()
 
 
@@ -214,6 +218,52 @@ async def test_connection_recovers_after_error(
         assert connection.reconnects == int(closes)
     finally:
         await connection.close()
+
+
+LARGE: dict[str, Call] = {
+    "put": kv("put", "large", b"x" * 1001),
+    "publish": lambda jetstream: jetstream.connection.service(Publisher).publish(
+        "S.a", b"x" * 980, headers={"Nats-Msg-Id": "large"}
+    ),
+    "columns": lambda jetstream: publish_columns(jetstream, BatchPublisher, "S.a", b"x" * 1001),
+    "fast ingest": lambda jetstream: publish_columns(
+        jetstream, FastIngestPublisher, "S.a", b"x" * 1001
+    ),
+    "request": lambda jetstream: jetstream.call("STREAM.INFO.S", {"filter": "x" * 1000}),
+}
+
+
+@pytest.fixture(scope="module")
+def limited_url() -> Iterator[str]:
+    with limited_server() as url:
+        yield url
+
+
+@pytest.mark.parametrize("call", LARGE.values(), ids=LARGE)
+async def test_message_larger_than_max_payload_of_account(limited_url: str, call: Call) -> None:
+    """The server sends that limit after the client is connected."""
+    async with connect(limited_url) as jetstream:
+        bucket = await KeyValue.open(jetstream, "b")
+        small = [asyncio.create_task(bucket.put(f"key{i}", b"x" * 1000)) for i in range(10)]
+        with pytest.raises(MessageTooLargeError, match="max_payload of 1000"):
+            await call(jetstream)
+        await asyncio.gather(*small)
+        assert jetstream.connection.reconnects == 0
+
+
+async def test_max_payload_of_user_after_reconnect(tmp_path: Path) -> None:
+    config, operator = tmp_path / "server.conf", Operator()
+    config.write_text(operator.config())
+    settings = {"credentials_content": operator.credentials(payload=1000)}
+    with NatsServer(config=config) as running:
+        async with connect(running.url, **settings) as jetstream:
+            connection = jetstream.connection
+            assert await connection.alive(9)
+            assert connection.client.max_payload == 1000
+            connection.reconnect()
+            await connection.wait_connected(9)
+            assert await connection.alive(9)
+            assert connection.client.max_payload == 1000
 
 
 async def test_reconnect_to_server_with_lower_max_payload(tmp_path: Path) -> None:

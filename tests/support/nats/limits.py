@@ -1,0 +1,34 @@
+"""A server with an account whose messages have a lower limit than those of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.buckets import api, create_bucket
+
+_CONFIG = """
+jetstream {}
+accounts { A {
+  jetstream: enabled
+  users: [ { user: me, password: pw } ]
+  limits { max_payload: 1000 }
+} }
+no_auth_user: me
+"""
+
+
+@contextlib.contextmanager
+def limited_server() -> Iterator[str]:
+    """The URL of a server with the bucket ``b``, the stream ``S``, and messages of 1,000 bytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory, "server.conf")
+        config.write_text(_CONFIG)
+        with NatsServer(config=config) as server:
+            create_bucket(server.url, "b")
+            stream = {"name": "S", "subjects": ["S.>"], "allow_batched": True}
+            api(server.url, "STREAM.CREATE.S", stream)
+            yield server.url
