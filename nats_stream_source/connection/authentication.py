@@ -121,6 +121,19 @@ class Authentication:
             f"{self._settings.server_list} refused the credentials: {reason}", settings=settings
         )
 
+    def too_long_error(self) -> ConfigurationError:
+        """The error for a server that does not accept a CONNECT line of this length."""
+        method = self._settings.auth_methods[:1]
+        settings = ("user", "password") if method == ("user",) else method
+        names = " and ".join(f"'{name}'" for name in settings) or "its options"
+        return ConfigurationError(
+            f"could not connect to {self._settings.server_list}: the CONNECT line, with {names}, "
+            f"is longer than the server's max_control_line (by default 4,096 bytes); use shorter "
+            f"credentials (a user JWT with fewer permissions), or raise max_control_line at the "
+            f"servers",
+            settings=settings,
+        )
+
     def _refusal(self) -> tuple[str, tuple[str, ...]]:
         """The likely reason, and the settings that can change it."""
         settings = self._settings

@@ -1,8 +1,8 @@
 """Failures to connect: which of them are permanent, and the error that the user gets.
 
 nats-py reports each failed attempt and tries the next server. A failure is permanent if another
-attempt at the same server would fail in the same way: refused credentials, a TLS handshake without
-trust, a file that became invalid.
+attempt at the same server would fail in the same way: refused credentials, credentials that are too
+long, a TLS handshake without trust, a file that became invalid.
 
 A server that cannot be reached (a refused connection, an unknown host) is a transient failure. It
 ends the connecting too if the caller does not retry, once each server has failed.
@@ -18,7 +18,7 @@ import nats.errors
 from nats_stream_source.connection import tls
 from nats_stream_source.connection.authentication import Authentication, InvalidCredentialsError
 from nats_stream_source.connection.nats_py.client_patches import REFUSALS
-from nats_stream_source.connection.nats_py.handshake import PlainServerError
+from nats_stream_source.connection.nats_py.handshake import LongConnectError, PlainServerError
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import ConnectError, NatsSourceError, TlsError
 
@@ -62,6 +62,8 @@ class ConnectFailures:
                 f"setting); nothing was sent to it",
                 settings=("servers",),
             )
+        if isinstance(error, LongConnectError):
+            return self._authentication.too_long_error()
         if any(refusal in str(error).lower() for refusal in REFUSALS):
             return self._authentication.refused_error()
         return tls.handshake_error(error, servers)

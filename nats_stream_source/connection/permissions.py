@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.control_line import ControlLine
+from nats_stream_source.connection.nats_py.client_patches import TOO_LONG
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError
 from nats_stream_source.logs import field_logger
 
 log = field_logger(__name__)
 T = TypeVar("T")
 
-_TOO_LONG = "maximum control line exceeded"
 _TOO_MANY = "maximum subscriptions exceeded"
 _PONG_TIMEOUT = 5.0  # seconds; without a PONG, the subscriber reports that nothing arrives
 _VIOLATION = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
@@ -109,7 +109,7 @@ class DeniedSubjects:
         if _TOO_MANY in text:
             self.subscriptions += 1
             log.warning("the server refused a subscription", reason=_TOO_MANY)
-        if _TOO_LONG in text:
+        if TOO_LONG in text:
             self._control_line.lower()
             for attempt, subject in self._running.items():
                 if self._control_line.refused(subject):

@@ -26,6 +26,7 @@ import nats.errors
 from nats.aio.client import Client
 
 REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+TOO_LONG = "maximum control line exceeded"
 _CONTINUES = ("maximum subscriptions exceeded", "invalid subject", "invalid publish subject")
 _OF_NATS_PY = ("stale connection", "permissions violation")
 

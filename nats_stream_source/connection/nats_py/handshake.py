@@ -49,6 +49,7 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from nats_stream_source.aio.tasks import cancel_and_wait
+from nats_stream_source.connection.nats_py.client_patches import TOO_LONG
 from nats_stream_source.connection.nats_py.socket_tap import abort
 from nats_stream_source.errors import NatsSourceError
 
@@ -59,6 +60,10 @@ _MAX_SERVERS = 1000  # in the pool of a client; the largest clusters have some d
 
 class PlainServerError(nats.errors.Error):
     """The server does not offer TLS, and the client requires it."""
+
+
+class LongConnectError(nats.errors.Error):
+    """The CONNECT line, with the credentials, is longer than the server accepts."""
 
 
 class InvalidInfoError(nats.errors.Error):
@@ -90,7 +95,11 @@ def verify_info(client: Client, *, trust_first_info: bool) -> None:
             await original_init()
         except ConnectionResetError as error:
             raise _read_error(client) or error from None
-        except (OSError, nats.errors.Error, asyncio.TimeoutError, NatsSourceError):
+        except nats.errors.Error as error:
+            if TOO_LONG in str(error).lower():
+                raise LongConnectError("CONNECT is too long") from error
+            raise
+        except (OSError, asyncio.TimeoutError, NatsSourceError):
             raise
         except Exception as error:
             # Any error that an INFO can cause in nats-py; its text may contain anything.

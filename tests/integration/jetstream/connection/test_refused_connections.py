@@ -57,6 +57,8 @@ NO_JWT = CREDENTIALS.replace("NATS USER JWT", "SOMETHING ELSE").format(jwt="x", 
 NO_SEED = CREDENTIALS.partition("****")[0].format(jwt="e30.e30.sig")
 BAD_SEED = CREDENTIALS.format(jwt="e30.e30.sig", seed="SUXXX")
 
+MANY = {"allow": [f"vehicles.{number:05}.>" for number in range(150)]}
+
 WRONG: dict[str, Wrong] = {
     "a wrong password": (
         PASSWORD,
@@ -99,6 +101,18 @@ WRONG: dict[str, Wrong] = {
         lambda world: {"credentials": world.write("o.creds", world.operator.credentials(lasts=-9))},
         AuthorizationError,
         r"refused the credentials: the user JWT in 'credentials' expired at 20\d\d-",
+    ),
+    "a user JWT longer than a line": (
+        JWT,
+        lambda world: {"credentials": world.write("l.creds", world.operator.credentials(pub=MANY))},
+        ConfigurationError,
+        "the CONNECT line, with 'credentials', is longer than the server's max_control_line",
+    ),
+    "a token longer than a line": (
+        TOKEN,
+        lambda world: {"token": "hunter2" * 600},
+        ConfigurationError,
+        "the CONNECT line, with 'token', is longer than the server's max_control_line",
     ),
     "no credentials file": (
         JWT,
