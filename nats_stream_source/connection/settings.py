@@ -19,10 +19,14 @@ from nats_stream_source.connection.server_url import (
     scheme_of,
     without_credentials,
 )
-from nats_stream_source.errors import ConfigurationError, InvalidNameError
+from nats_stream_source.errors import ConfigurationError, InvalidNameError, NameTooLongError
 
 DEFAULT_API_PREFIX = "$JS.API"
 """First tokens of all JetStream API subjects without a prefix or a domain (ADR-19)."""
+
+_REST_OF_REQUEST = 200  # bytes beside the prefixes: an operation, short names, the reply's token
+_MAX_CONSUMER_PREFIX = 200  # bytes; servers accept a name of 255, and a token follows the prefix
+_SHOWN = 100  # characters of a prefix in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +114,7 @@ class ConnectionSettings:
 
     def validate(self) -> None:
         """Raise ConfigurationError if a setting is invalid or two settings exclude each other."""
-        if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", self.inbox_prefix):
-            raise InvalidNameError(
-                f"'inbox_prefix' is {self.inbox_prefix!r}, expected a subject: tokens separated by "
-                f"dots, without wildcards and white space",
-                settings=("inbox_prefix",),
-            )
+        self._validate_prefixes()
         schemes = {url.scheme for url in self.server_urls}
         if len({scheme in WEBSOCKET for scheme in schemes}) > 1:
             raise ConfigurationError(
@@ -152,3 +151,40 @@ class ConnectionSettings:
                 "'tls_handshake_first' is not for wss://, which always starts with the handshake",
                 settings=("tls_handshake_first",),
             )
+
+    def _validate_prefixes(self) -> None:
+        # nats-py does not find the request of a reply whose inbox prefix is not ASCII.
+        if not self.inbox_prefix.isascii() or not re.fullmatch(
+            r"[^\s.*>]+(\.[^\s.*>]+)*", self.inbox_prefix
+        ):
+            raise InvalidNameError(
+                f"'inbox_prefix' is {self.inbox_prefix[:_SHOWN]!r}, expected a subject: tokens of "
+                f"ASCII characters separated by dots, without wildcards and white space",
+                settings=("inbox_prefix",),
+            )
+        if not re.fullmatch(r"[^\s.*>/\\]+", self.consumer_prefix):
+            raise InvalidNameError(
+                f"'consumer_prefix' is {self.consumer_prefix[:_SHOWN]!r}, expected one token: no "
+                f"dots, slashes, wildcards and white space",
+                settings=("consumer_prefix",),
+            )
+        if (length := _bytes(self.consumer_prefix)) > _MAX_CONSUMER_PREFIX:
+            raise NameTooLongError(
+                f"'consumer_prefix' has {length:,} bytes, expected at most {_MAX_CONSUMER_PREFIX}",
+                settings=("consumer_prefix",),
+            )
+        # Both are in the line of each request.
+        most = self.max_control_line - _REST_OF_REQUEST
+        inbox, api = _bytes(self.inbox_prefix), _bytes(self.api_prefix)
+        if inbox + api > most:
+            name = "inbox_prefix" if inbox > api else "api_prefix"
+            raise NameTooLongError(
+                f"'{name}' has {max(inbox, api):,} bytes, 'inbox_prefix' and 'api_prefix' together "
+                f"{inbox + api:,}, expected at most {most:,} ('max_control_line' of "
+                f"{self.max_control_line:,}); use a shorter '{name}'",
+                settings=(name, "max_control_line"),
+            )
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))

@@ -103,7 +103,8 @@ CONNECTION: tuple[Option, ...] = (
         "subject",
         converters.subject,
         _DEFAULTS["inbox_prefix"],
-        f"First tokens of the reply and deliver subjects. Default: `{_DEFAULTS['inbox_prefix']}`.",
+        "First tokens of the reply and deliver subjects, in ASCII. Default: "
+        f"`{_DEFAULTS['inbox_prefix']}`.",
     ),
     Option(
         "consumerPrefix",

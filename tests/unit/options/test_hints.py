@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,38 @@ def test_asyncio_errors_name_settings() -> None:
         api_prefix("a", "b")
     with pytest.raises(ConfigurationError, match=r"in 'keys'$"):
         validate_filters(["a.*", "a.b"])
+
+
+PREFIXES: dict[str, tuple[dict[str, str], str]] = {
+    "reply of 4,140 bytes": (
+        {"inbox_prefix": "i" * 4090},
+        "'inbox_prefix' has 4,090 bytes, .* together 4,097, expected at most 3,896",
+    ),
+    "reply of 250 bytes and a long API prefix": (
+        {"inbox_prefix": "i" * 200, "api_prefix": "é" * 2000},
+        "'api_prefix' has 4,000 bytes, .* together 4,200, expected at most 3,896",
+    ),
+    "reply that is not ASCII": (
+        {"inbox_prefix": "é" * 2030},
+        "'inbox_prefix' is 'éééé.*', expected a subject: tokens of ASCII characters",
+    ),
+    "consumer of 402 bytes": (
+        {"consumer_prefix": "é" * 201},
+        "'consumer_prefix' has 402 bytes, expected at most 200",
+    ),
+    "consumer of two tokens": (
+        {"consumer_prefix": "a.b"},
+        "'consumer_prefix' is 'a.b', expected one token",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), PREFIXES.values(), ids=PREFIXES)
+def test_prefixes_that_servers_do_not_accept(settings: dict[str, str], message: str) -> None:
+    error = in_python(**settings)
+    assert re.match(message, str(error))
+    assert len(str(error)) < 300
+    assert error.settings[0] in message
 
 
 # -- translation -----------------------------------------------------------------------------------
