@@ -118,7 +118,11 @@ class DriverEngine(BaseEngine[RowTable]):
             raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
     def _table(self, target: DeltaTable) -> RowTable:
-        _require_supported(unsupported_feature(target) or unsupported_type(schema_of(target)))
+        _require_supported(
+            unsupported_feature(target)
+            or unsupported_timestamp(target)
+            or unsupported_type(schema_of(target))
+        )
         if self._deletion_vectors is False:
             return self._copy_on_write(target)
         problem = deletion_vectors_problem(target) or self._storage.unsupported_store()

@@ -32,7 +32,7 @@ from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult, created_time
-from nats_stream_source.delta.newest import OPERATIONS, ORDER_COLUMNS
+from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.new_columns import add_columns
 from nats_stream_source.delta.spark.upkeep import (

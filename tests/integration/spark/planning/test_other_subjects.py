@@ -66,7 +66,7 @@ def test_further_subject_is_reported(
 
 
 @pytest.mark.parametrize("entries", [0, 1, 2])
-def test_messages_that_arrive_while_a_query_runs_are_reported(
+def test_messages_that_arrive_while_query_runs_are_reported(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture, entries: int
 ) -> None:
     url = nats_server.url
