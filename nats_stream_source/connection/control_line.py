@@ -9,9 +9,13 @@ then the limit is lowered, and the next attempt to send that line is refused her
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from nats_stream_source.errors import NameTooLongError
 
 _SHOWN = 100  # characters of a subject in an error
+_SHOWN_NAME = 50  # characters of the name that a subject has encoded
 _LOWEST = 512  # bytes; a server with a lower limit does not accept the requests of JetStream
 _SHORTEST_REST = 2  # bytes of a PUB beside its subject: a space and one digit
 _MAX_REST = 100  # more than a line has beside its subject, with a reply of the default prefix
@@ -72,6 +76,26 @@ class ControlLine:
         """Lower the limit: a server closed the connection after one of the lines sent."""
         if self.longest > _LOWEST:
             self.limit, self._lowered = min(self.limit, self.longest - 1), True
+
+
+@contextlib.contextmanager
+def encoded_name(kind: str, name: str, *, encoded: bool = True) -> Iterator[None]:
+    """Add the name to a NameTooLongError of its subject, which shows the encoded name only.
+
+    Args:
+        kind: what ``name`` names: ``key``.
+        encoded: whether the subject has the name in another form.
+    """
+    try:
+        yield
+    except NameTooLongError as error:
+        if not encoded:
+            raise
+        shown = name if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]}…"
+        raise NameTooLongError(
+            f"{kind} {shown!r} of {len(name):,} characters is too long: {error}",
+            settings=error.settings,
+        ) from None
 
 
 def _length(subject: str) -> int:

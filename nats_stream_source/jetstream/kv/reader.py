@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
     DataLossError,
     KeyDeletedError,
@@ -175,7 +176,8 @@ class ReadOnlyKeyValue:
         info = await stream_info_with_revision(self.jetstream, self.name, min_last_revision)
         entries: list[Entry] = []
         for _ in range(_HISTORY_ATTEMPTS):
-            end = await last_matching_seq(self.jetstream, info, self.bucket, keys)
+            with encoded_name("key", key, encoded=raw_key != key):
+                end = await last_matching_seq(self.jetstream, info, self.bucket, keys)
             subjects = self.bucket.filter_subjects(keys)
             entries = await self._read_entries(info, end, subjects) if end else []
             if not end or (entries and entries[-1].revision == end):
@@ -290,7 +292,10 @@ class ReadOnlyKeyValue:
         """The key's last entry, also a marker; KeyNotFoundError without an entry."""
         subject = self.bucket.prefix + raw_key
         try:
-            with bucket_errors(self.jetstream, self.name):
+            with (
+                bucket_errors(self.jetstream, self.name),
+                encoded_name("key", key, encoded=raw_key != key),
+            ):
                 message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
         except MessageNotFoundError:
             raise self._not_found(key, "entry") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
     ApiError,
     BucketExistsError,
@@ -317,7 +318,8 @@ class KeyValue(ReadOnlyKeyValue):
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
         publisher = connection.service(Publisher)
-        ack = await publisher.publish(prefix + raw_key, payload, headers=headers)
+        with encoded_name("key", key, encoded=raw_key != key):
+            ack = await publisher.publish(prefix + raw_key, payload, headers=headers)
         return ack.seq
 
     def _ttl_headers(self, seconds: float | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
+from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ObjectDamagedError,
@@ -75,12 +76,13 @@ class ObjectReader:
             ObjectNotFoundError: the object does not exist, or was deleted.
         """
         try:
-            message = await leader_message(
-                self.jetstream,
-                self.stream,
-                min_last_seq=min_last_seq,
-                last_by_subj=meta_subject(self.bucket, name),
-            )
+            with encoded_name("object", name):
+                message = await leader_message(
+                    self.jetstream,
+                    self.stream,
+                    min_last_seq=min_last_seq,
+                    last_by_subj=meta_subject(self.bucket, name),
+                )
         except StreamNotFoundError as error:
             raise self._bucket_not_found(error) from None
         info = ObjectInfo.of(message) if message is not None else None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from nats.nuid import NUID
 
+from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
 from nats_stream_source.errors import (
     AckLostError,
@@ -200,9 +201,10 @@ class ObjectStore(ObjectReader):
 
     async def _current_meta(self, name: str) -> _CurrentMeta:
         try:
-            message = await self.jetstream.message(
-                self.stream, last_by_subj=meta_subject(self.bucket, name)
-            )
+            with encoded_name("object", name):
+                message = await self.jetstream.message(
+                    self.stream, last_by_subj=meta_subject(self.bucket, name)
+                )
         except StreamNotFoundError as error:
             raise self._bucket_not_found(error) from None
         if message is None:
@@ -234,7 +236,8 @@ class ObjectStore(ObjectReader):
         headers = {ROLLUP: "sub"}
         if expected is not None:
             headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expected)
-        return await publisher.publish(subject, info.encoded(), headers=headers)
+        with encoded_name("object", info.name):
+            return await publisher.publish(subject, info.encoded(), headers=headers)
 
     async def _purge_chunks(self, info: ObjectInfo) -> None:
         """Remove an object's chunks. If that fails, they use space but are never read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nats_stream_source.jetstream import (
     JetStream,
     KeyValue,
     MessageColumns,
+    ObjectStore,
     Publisher,
     connect,
     subscribe,
@@ -110,6 +112,47 @@ async def test_name_too_long_for_line(server: NatsServer, call: Call) -> None:
         assert raised.value.settings == ("max_control_line",)
         await put_first_key(jetstream, "other")
         assert jetstream.connection.reconnects == 0
+
+
+def encoded(method: str, *args: Any) -> Call:
+    async def call(jetstream: JetStream) -> Any:
+        bucket = await KeyValue.open(jetstream, "b", key_codec="base64")
+        return await getattr(bucket, method)(f"fleet.{'x' * 3200}", *args)
+
+    return call
+
+
+def store(method: str, *args: Any) -> Call:
+    async def call(jetstream: JetStream) -> Any:
+        objects = await ObjectStore.create(jetstream, "o")
+        return await getattr(objects, method)(f"fleet/{'x' * 3200}", *args)
+
+    return call
+
+
+ENCODED: dict[str, Call] = {
+    "put": encoded("put", b"v"),
+    "create": encoded("create", b"v"),
+    "delete": encoded("delete"),
+    "get": encoded("get"),
+    "history": encoded("history"),
+    "object": store("put", b"v"),
+    "object's info": store("info"),
+    "object's deletion": store("delete"),
+}
+
+
+@pytest.mark.parametrize("call", ENCODED.values(), ids=ENCODED)
+async def test_encoded_name_too_long_for_line(server: NatsServer, call: Call) -> None:
+    """The error has the name as the caller wrote it, which the subject does not show."""
+    async with connect(server.url) as jetstream:
+        with pytest.raises(NameTooLongError) as raised:
+            await call(jetstream)
+        kind = r"(key 'fleet\.|object 'fleet/)"
+        expected = kind + r"x+…' of 3,206 characters is too long: .* has 4,\d+ bytes, .* 4,096 "
+        assert re.match(expected, str(raised.value))
+        assert len(str(raised.value)) < 400
+        assert raised.value.settings == ("max_control_line",)
 
 
 async def longest(write: Callable[[int], Awaitable[Any]]) -> int:
