@@ -9,6 +9,9 @@ share of the time.
 *User information of a URL* is decoded, which nats-py omits, and serves announced servers too, as in
 nats.go: their addresses have none.
 
+*An announced server has the scheme of the server that announced it.* nats-py gives it ``nats://``
+also when it is connected by websocket, where the announced addresses are those of websockets.
+
 *The name in the certificate* lacks the final dot of an absolute name and the zone of an address.
 
 Private names of nats-py in use, verified by
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
-from nats_stream_source.connection.server_url import ServerUrl, UserInfo, tls_name
+from nats_stream_source.connection.server_url import WEBSOCKET, ServerUrl, UserInfo, tls_name
 
 _MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server, also a distant one
 
@@ -35,7 +38,10 @@ def spread_attempts(client: Client, servers: Sequence[ServerUrl], connect_timeou
     user = UserInfo()  # of the last configured server
 
     async def select_next_server() -> None:
-        pool = client._server_pool
+        pool, last = client._server_pool, client._current_server
+        for server in pool:
+            if last and last.uri.scheme in WEBSOCKET and server.uri.scheme not in WEBSOCKET:
+                server.uri = server.uri._replace(scheme=last.uri.scheme)
         configured = [server.reconnects for server in pool if not server.discovered]
         announced = sum(server.reconnects for server in pool if server.discovered)
         now_configured = sum(configured) <= announced * len(configured)

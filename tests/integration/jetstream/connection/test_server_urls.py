@@ -217,19 +217,30 @@ async def announced(connection: Connection, count: int) -> None:
     )
 
 
-async def test_user_information_serves_announced_servers(tmp_path: Path) -> None:
-    routes = [free_port(), free_port()]
-    first = node(tmp_path, "a", free_port(), routes)
-    with node(tmp_path, "b", free_port(), routes[::-1]) as second, first:
-        url = first.url.replace("//", "//m%40e:p%25%2F@")
-        connection = await Connection.open(ConnectionSettings((url,)))
+@pytest.mark.parametrize("scheme", ["nats", "ws", "wss"])
+@pytest.mark.filterwarnings("ignore:parameter .timeout. of type:DeprecationWarning")
+async def test_user_information_serves_announced_servers(tmp_path: Path, scheme: str) -> None:
+    """Their scheme is that of the server that announced them."""
+    world = World(tmp_path) if scheme == "wss" else None
+    routes, ports = [free_port(), free_port()], [free_port(), free_port()]
+    nats_ports = ports if scheme == "nats" else [free_port(), free_port()]
+    tls = world.tls() if world else "no_tls: true"
+    websockets = [
+        "" if scheme == "nats" else f"websocket {{ listen: '127.0.0.1:{port}', {tls} }}"
+        for port in ports
+    ]
+    first = node(tmp_path, "a", nats_ports[0], routes, websockets[0])
+    with node(tmp_path, "b", nats_ports[1], routes[::-1], websockets[1]), first:
+        url = f"{scheme}://m%40e:p%25%2F@127.0.0.1:{ports[0]}"
+        settings = ConnectionSettings((url,), tls_ca_file=world.ca.path if world else None)
+        connection = await Connection.open(settings)
         try:
             await announced(connection, 1)
             first.stop()
             await wait_until_async(lambda: connection.reconnects == 1, "connected to b")
             assert await connection.alive(5)
             assert connection.client.connected_url is not None
-            assert connection.client.connected_url.port == second.port
+            assert connection.client.connected_url.geturl() == f"{scheme}://127.0.0.1:{ports[1]}"
         finally:
             await connection.close()
 
