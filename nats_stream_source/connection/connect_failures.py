@@ -10,6 +10,7 @@ ends the connecting too if the caller does not retry, once each server has faile
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 
@@ -44,7 +45,8 @@ class ConnectFailures:
         # A server at its connection limit reports that and closes the connection, and the report is
         # mostly lost with it: one received report explains the resets of the other attempts.
         reported = isinstance(self._last, nats.errors.Error)
-        if not (reported and isinstance(error, ConnectionResetError)):
+        no_response = isinstance(error, asyncio.TimeoutError) and not error.args
+        if not (no_response or (reported and isinstance(error, ConnectionResetError))):
             self._last = error
         self._unreachable += isinstance(error, OSError)
         if (permanent := self.classify(error)) is not None:
@@ -85,6 +87,8 @@ class ConnectFailures:
             )
         if self._last is not None:
             reason = self._reason(self._last)
+        elif settings.uses_websocket:
+            reason = "no response"
         elif settings.tls_handshake_first:
             reason = (
                 "no response; 'tls_handshake_first' must be left out if the server sends INFO first"
@@ -98,7 +102,7 @@ class ConnectFailures:
             f"could not connect to {settings.server_list} within {settings.connect_timeout:g} s "
             f"('connect_timeout'): {reason}",
             settings=("connect_timeout", "tls_handshake_first")
-            if self._last is None
+            if self._last is None and not settings.uses_websocket
             else ("connect_timeout",),
         )
 

@@ -2,7 +2,9 @@
 
 The scheme is in any case, and ``nats://`` without one; the port is 4222 except for websocket. User,
 password, token and the zone of an IPv6 address are percent-encoded. A user without a password is a
-token. A name that is not ASCII is encoded with IDNA, and one that ends with a dot is absolute.
+token. A name that is not ASCII is encoded with IDNA 2003, and one that ends with a dot is absolute.
+IDNA 2008 encodes a few letters in another way: with them, a name may be that of two hosts, of which
+one would get the credentials, so it is refused. A comma separates URLs and is in none of them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from nats_stream_source.errors import ConfigurationError
 WEBSOCKET = ("ws", "wss")
 _SCHEMES = ("nats", "tls", *WEBSOCKET)
 _DEFAULT_PORT = 4222
+_AMBIGUOUS = frozenset("ßẞς\u200c\u200d")  # IDNA 2003 maps them to other letters, or drops them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,12 @@ class ServerUrl:
     @classmethod
     def parse(cls, url: str) -> ServerUrl:
         """Parse a URL; ConfigurationError if it is not the address of a server."""
+        if "," in url:  # not the text: a part of it may be a password
+            raise ConfigurationError(
+                "invalid value for 'servers': a URL contains a comma; give each server as a URL of "
+                "its own, and write a comma of a password as %2C",
+                settings=("servers",),
+            )
         scheme = scheme_of(url)
         user_info, separator, address = _split(url)
         try:
@@ -67,6 +76,12 @@ class ServerUrl:
             raise ConfigurationError(
                 f"invalid value for 'servers': {without_credentials(url)!r} is not an address like "
                 f"nats://host:4222",
+                settings=("servers",),
+            )
+        if _AMBIGUOUS & set(unquote(parts.netloc)):
+            raise ConfigurationError(
+                f"invalid value for 'servers': the host of {without_credentials(url)!r} is another "
+                f"one in IDNA 2003 than in IDNA 2008; write it in its xn-- form",
                 settings=("servers",),
             )
         if port is None and scheme not in WEBSOCKET:

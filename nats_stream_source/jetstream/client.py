@@ -31,7 +31,8 @@ async def connect(
     """Connect to NATS; the connection closes at the end of the ``async with``.
 
     Args:
-        servers: one URL, ``nats://host:4222``, or several of one cluster.
+        servers: one URL, ``nats://host:4222``, or several of one cluster: a sequence, or separated
+            by commas.
         domain: JetStream domain; excludes ``api_prefix``.
         api_prefix: prefix of the JetStream API, as of an account's import (ADR-19).
         settings: the other fields of :class:`ConnectionSettings`: ``user``, ``password``,
@@ -44,7 +45,7 @@ async def connect(
     """
     connection = await Connection.open(
         ConnectionSettings(
-            servers=(servers,) if isinstance(servers, str) else tuple(servers),
+            servers=tuple(servers.split(",") if isinstance(servers, str) else servers),
             api_prefix=subjects.api_prefix(api_prefix, domain),
             **settings,
         )

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 from nats.aio.client import Client, Srv
-from nats.aio.transport import TcpTransport
+from nats.aio.transport import TcpTransport, WebSocketTransport
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError
@@ -35,7 +35,18 @@ def test_private_names_of_nats_py_exist() -> None:
     assert "self._io_reader, self._io_writer = reader, writer" in tls
     assert list(inspect.signature(Client._select_next_server).parameters) == ["self"]
     assert "await self._select_next_server()" in reconnect
-    assert {"discovered", "reconnects", "tls_name"} <= {field.name for field in fields(Srv)}
+    assert list(inspect.signature(Client._connect_to_server).parameters) == ["self", "s"]
+    select = inspect.getsource(Client._select_next_server)
+    assert "await self._connect_to_server(s)" in select
+    connect = inspect.getsource(TcpTransport.connect)
+    assert "self._bare_io_reader = self._io_reader = r" in connect
+    assert "self._bare_io_writer = self._io_writer = w" in connect
+    assert Client()._host_is_ip("::1")
+    websocket = inspect.getsource(WebSocketTransport)
+    assert "self._ws = await self._client.ws_connect(" in websocket
+    assert {"discovered", "last_attempt", "reconnects", "tls_name"} <= {
+        field.name for field in fields(Srv)
+    }
     connect = inspect.getsource(Client._process_connect_init)
     greeting = connect.index("await self._process_info(srv_info, initial_connection=True)")
     assert greeting < connect.index('"tls_required" in self._server_info')

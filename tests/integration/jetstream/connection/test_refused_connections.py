@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from nats.aio.transport import TcpTransport
+from nats.aio.client import Client
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer, free_port
@@ -373,13 +373,13 @@ async def test_refused_client_certificate_is_reported_by_first_attempt(
     world: World, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With TLS 1.3 the server's alert can arrive while the client sends CONNECT."""
-    attempts, connect = list[str](), TcpTransport.connect
+    attempts, connect = list[str](), Client._process_connect_init
 
-    async def counted(transport: TcpTransport, *arguments: Any, **more: Any) -> None:
+    async def counted(client: Client) -> None:
         attempts.append("TCP")
-        await connect(transport, *arguments, **more)
+        await connect(client)
 
-    monkeypatch.setattr(TcpTransport, "connect", counted)
+    monkeypatch.setattr(Client, "_process_connect_init", counted)
     way, changed, error, message = WRONG["a client's certificate of another authority"]
     given = {"connect_timeout": 10.0, **way.client(world), **changed(world)}
     for number in range(1, 6):

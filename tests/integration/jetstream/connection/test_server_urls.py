@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from aiohttp import web
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.server_url import ServerUrl, UserInfo
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.embedded import NatsServer, free_port
-from nats_stream_source.errors import AuthorizationError, ConfigurationError, TlsError
-from nats_stream_source.jetstream import JetStream, KeyValue, KeyValueConfig
+from nats_stream_source.errors import AuthorizationError, ConfigurationError, ConnectError, TlsError
+from nats_stream_source.jetstream import JetStream, KeyValue, KeyValueConfig, connect
 from tests.integration.jetstream.connection.authentication import Server, World
 from tests.support.event_loop import ThreadServer
 from tests.support.wait import wait_until_async
@@ -39,11 +42,13 @@ HOSTS = (
 
 
 async def connects(url: str, **settings: Any) -> None:
-    connection = await Connection.open(ConnectionSettings((url,), connect_timeout=5, **settings))
+    connection = await Connection.open(
+        ConnectionSettings((url,), **{"connect_timeout": 5} | settings)
+    )
     try:
         assert await connection.alive(5)
         connection.reconnect()
-        await connection.wait_connected(5)
+        await connection.wait_connected(10)
         assert await connection.alive(5)
     finally:
         await connection.close()
@@ -55,7 +60,7 @@ def every_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
     directory = tmp_path_factory.mktemp("urls")
     world = World(directory)
     pair = world.ca.issue("any", ("localhost", "127.0.0.1", "::1"))
-    ports = {"ca": world.ca.path, "ws": free_port(), "wss": free_port()}
+    ports = {"ca": world.ca.path, "pair": pair, "ws": free_port(), "wss": free_port()}
     configs = {
         "nats": f"websocket {{ host: '::', port: {ports['ws']}, no_tls: true }}",
         "tls": world.tls(pair)
@@ -115,9 +120,12 @@ async def test_scheme_in_upper_case_requires_tls(every_address: dict[str, Any]) 
         "nats://[FE80::1%25Eth0]": "nats://[fe80::1%Eth0]:4222",
         "nats://bücher.example": "nats://xn--bcher-kva.example:4222",
         "nats://b%C3%BCcher.example:1": "nats://xn--bcher-kva.example:1",
+        "nats://xn--fa-hia.de": "nats://xn--fa-hia.de:4222",
+        "nats://ß:ς@h": "nats://h:4222",
         "nats://my_host": "nats://my_host:4222",
         "ws://h": "ws://h",
         "wss://h/path?a=b": "wss://h/path?a=b",
+        "ws://h/ß": "ws://h/ß",
     }.items(),
 )
 def test_url_parsed(url: str, expected: str) -> None:
@@ -133,6 +141,24 @@ def test_url_invalid(url: str) -> None:
         ServerUrl.parse(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["h1,h2", "nats://u:secret@h1,nats://u:secret@h2", "u:secret@h1,u:secret@h2"]
+)
+def test_url_contains_comma(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="contains a comma; give each server") as caught:
+        ServerUrl.parse(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["faß.de", "FAẞ.de", "fa%C3%9F.de", "βόλος.com", "a\u200db.de", "a\u200cb.de"]
+)
+def test_host_name_ambiguous(host: str) -> None:
+    """IDNA 2003 and 2008 encode it in different ways."""
+    with pytest.raises(ConfigurationError, match="write it in its xn-- form"):
+        ServerUrl.parse(f"nats://u:ß@{host}")
+
+
 # -- user information ----------------------------------------------------------------------------
 
 SECRETS = ("plain", "p@ss:w/rd?#%", "ü 100%25", "+&=", "$word", " x ", " ")
@@ -144,6 +170,7 @@ SECRETS = ("plain", "p@ss:w/rd?#%", "ü 100%25", "+&=", "$word", " x ", " ")
         "me:secret": UserInfo("me", "secret"),
         "m%40e:p%3A%2F%25": UserInfo("m@e", "p:/%"),
         "me:a:b": UserInfo("me", "a:b"),
+        "me:a%2Cb": UserInfo("me", "a,b"),
         "me:": UserInfo("me", ""),
         "t%6Fken": UserInfo(token="token"),
         "t+ken": UserInfo(token="t+ken"),
@@ -173,6 +200,8 @@ async def test_user_information_encoded(
         await connects(url)
         connection = await Connection.open(ConnectionSettings((dead, url)))
         await connection.close()
+        async with connect(f"{dead}, {url}") as jetstream:
+            assert await jetstream.connection.alive(5)
         with pytest.raises(AuthorizationError) as caught:
             await connects(url.replace(f"{user_info}@", f"{user_info}x@"))
         assert (secret.strip() or user_info) not in str(caught.value)
@@ -185,7 +214,7 @@ async def test_user_information_encoded(
         assert await asyncio.to_thread(main, ["ls", "--context", "c"]) == 0
 
 
-# -- announced servers ---------------------------------------------------------------------------
+# -- servers that hang ---------------------------------------------------------------------------
 
 
 class Mute(ThreadServer):
@@ -196,6 +225,118 @@ class Mute(ThreadServer):
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         await reader.read()
+
+
+@pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients try their servers in the given order."""
+    monkeypatch.setattr("nats.aio.client.shuffle", lambda servers: None)
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("scheme", ["nats", "ws", "wss"])
+@pytest.mark.filterwarnings("ignore:parameter .timeout. of type:DeprecationWarning")
+async def test_configured_server_hangs(every_address: dict[str, Any], scheme: str) -> None:
+    """It has its share of the time only."""
+    with Mute() as mute:
+        servers = tuple(
+            f"{scheme}://localhost:{port}" for port in (mute.port, every_address[scheme])
+        )
+        ca = every_address["ca"] if scheme == "wss" else None
+        settings = ConnectionSettings(servers, connect_timeout=8, tls_ca_file=ca)
+        connection = await Connection.open(settings)
+        await connection.close()
+        assert mute.accepted == 1
+
+
+@contextlib.contextmanager
+def full(host: str, port: int) -> Iterator[None]:
+    """A listener that drops further SYNs, since its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((host, port))
+        listener.listen(0)
+        for _ in range(3):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex((host, port))
+        yield
+
+
+@pytest.mark.parametrize("first", [full, Mute])
+@pytest.mark.parametrize("handshake_first", [False, True])
+async def test_first_address_of_name_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Any, handshake_first: bool
+) -> None:
+    resolve = socket.getaddrinfo
+
+    def two_addresses(host: str, *args: Any, **options: Any) -> list[Any]:
+        names = ["127.0.0.2", "127.0.0.1"] if host == "localhost" else [host]
+        return [each for name in names for each in resolve(name, *args, **options)]
+
+    monkeypatch.setattr("socket.getaddrinfo", two_addresses)
+    world = World(tmp_path)
+    config = tmp_path / "tls.conf"
+    config.write_text(world.tls(more=f"handshake_first: {json.dumps(handshake_first)}"))
+    with Server(config=config, port=free_port()) as server, first("127.0.0.2", server.port):
+        settings = {"tls_ca_file": world.ca.path, "tls_handshake_first": handshake_first}
+        await connects(f"tls://localhost:{server.port}", connect_timeout=8, **settings)
+
+
+async def test_addresses_of_name_refuse() -> None:
+    with pytest.raises(ConnectError, match="connection refused"):
+        await connects(f"nats://localhost:{free_port()}", connect_timeout=1)
+
+
+@pytest.mark.filterwarnings("ignore:parameter .timeout. of type:DeprecationWarning")
+async def test_websocket_hangs() -> None:
+    with Mute() as mute, pytest.raises(ConnectError, match=r"no response$"):
+        await connects(f"ws://127.0.0.1:{mute.port}", connect_timeout=1)
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.filterwarnings("ignore:parameter .timeout. of type:DeprecationWarning")
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+async def test_websocket_hangs_after_upgrade(every_address: dict[str, Any], scheme: str) -> None:
+    """At the first connect and at a reconnect."""
+    upgraded = 0
+
+    async def upgrade(request: web.Request) -> web.WebSocketResponse:
+        nonlocal upgraded
+        upgraded += 1
+        websocket = web.WebSocketResponse()
+        await websocket.prepare(request)
+        await websocket.receive()
+        return websocket
+
+    application, port = web.Application(), free_port()
+    application.router.add_get("/", upgrade)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    settings: dict[str, Any] = {"connect_timeout": 8}
+    context = None
+    if scheme == "wss":
+        settings["tls_ca_file"] = every_address["ca"]
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(every_address["pair"].cert, every_address["pair"].key)
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
+        servers = tuple(f"{scheme}://127.0.0.1:{each}" for each in (port, every_address[scheme]))
+        connection = await Connection.open(ConnectionSettings(servers, **settings))
+        try:
+            assert upgraded == 1
+            connection.client._server_pool.sort(key=lambda server: server.uri.port != port)
+            connection.reconnect()
+            await connection.wait_connected(8)
+            assert await connection.alive(5)
+            assert upgraded == 2
+        finally:
+            await connection.close()
+    finally:
+        await runner.cleanup()
+
+
+# -- announced servers ---------------------------------------------------------------------------
 
 
 def node(tmp_path: Path, name: str, port: int, routes: list[int], text: str = "") -> NatsServer:
