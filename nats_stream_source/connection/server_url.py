@@ -122,7 +122,8 @@ def scheme_of(url: str) -> str:
 
 def without_credentials(url: str) -> str:
     """The URL for messages; also of a URL that is invalid otherwise."""
-    return f"{scheme_of(url)}://{_split(url)[2]}"
+    scheme = scheme_of(url).rpartition("@")[2]  # of "user:password@nats://host"
+    return f"{scheme}://{_split(url)[2]}"
 
 
 def _split(url: str) -> tuple[str, str, str]:

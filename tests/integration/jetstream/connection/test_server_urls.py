@@ -134,11 +134,15 @@ def test_url_parsed(url: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "nats://", "nats://:1", "nats://h:0", "nats://h:x", "nats://a..b", "http://h", "::1"],
-)
+    [
+        "", "nats://", "nats://:1", "nats://h:0", "nats://h:x", "nats://a..b", "http://h", "::1",
+        "u:secret@nats://h",
+    ],
+)  # fmt: skip
 def test_url_invalid(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not an address like"):
+    with pytest.raises(ConfigurationError, match="is not an address like") as caught:
         ServerUrl.parse(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
