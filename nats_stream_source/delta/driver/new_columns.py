@@ -30,10 +30,8 @@ from nats_stream_source.delta.driver.data_files import (
     removed_rows,
     write_data_file,
 )
-from nats_stream_source.delta.driver.deletion_vectors import VectorError
 from nats_stream_source.delta.driver.delta_log import (
     Action,
-    DamagedLogError,
     DeltaLog,
     VersionExistsError,
     removal,
@@ -80,10 +78,7 @@ def add_columns(
         if schema is own:
             return target
         widened = widened_columns(own, schema)
-        try:
-            _put(storage, target, schema, widened)
-        except (DamagedLogError, VectorError) as error:
-            raise storage.damage_error("add columns to", error) from error
+        _put(storage, target, schema, widened)
         log_new_columns(storage.name, own, schema)
         return storage.open_existing()
 

@@ -17,6 +17,8 @@ from pyspark.sql.types import StructType
 from nats_stream_source.delta.cdc.columns import has_ntz
 from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
+from nats_stream_source.delta.driver.deletion_vectors import VectorError
+from nats_stream_source.delta.driver.delta_log import DamagedLogError
 from nats_stream_source.delta.driver.features import is_unsupported
 from nats_stream_source.delta.driver.objects import TableObjects, unsupported_store
 from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
@@ -131,20 +133,18 @@ class TableStorage:
         return self.named(what, lambda: retry_conflicts(commit, self.name, (CommitFailedError,)))
 
     def named(self, what: str, work: Callable[[], _T]) -> _T:
-        """The result of ``work``, with a TableError for failures of delta-rs and of its storage."""
+        """The result of ``work``, with a TableError for failures of delta-rs, files and storage."""
         try:
             return work()
+        except (DamagedLogError, VectorError) as error:
+            raise TableError(
+                f"could not {what} table {self.name!r}: {error}; the table is unchanged, restore "
+                f"the file or an earlier version of the table"
+            ) from error
         except (DeltaError, OSError) as error:
             raise TableError(
                 f"could not {what} table {self.name!r}: {first_line(error)}; the table is unchanged"
             ) from error
-
-    def damage_error(self, what: str, error: Exception) -> TableError:
-        """The error for a damaged file of the log or of a deletion vector."""
-        return TableError(
-            f"could not {what} table {self.name!r}: {error}; the table is unchanged, restore the "
-            f"file or an earlier version of the table"
-        )
 
     @property
     def _options(self) -> dict[str, str] | None:

@@ -41,9 +41,7 @@ from nats_stream_source.delta.driver.data_files import (
     partitions,
     write_data_file,
 )
-from nats_stream_source.delta.driver.deletion_vectors import VectorError
 from nats_stream_source.delta.driver.delta_log import (
-    DamagedLogError,
     VersionExistsError,
 )
 from nats_stream_source.delta.driver.live_files import LiveFile
@@ -315,9 +313,6 @@ class MergeOnReadTable:
         storage = self._opened.storage
         try:
             return storage.named(what, lambda: work(self._opened.open(self._target, self._limits)))
-        except (DamagedLogError, VectorError) as error:
-            self._opened.close()
-            raise storage.damage_error(what, error) from error
         except BaseException:
             self._opened.close()
             raise
