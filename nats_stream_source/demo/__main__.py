@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,7 @@ from nats_stream_source.errors import NatsSourceError
 _PROG = "python -m nats_stream_source.demo"
 _USAGE = 2
 _INTERRUPTED = 130
+_REMOVALS = 50  # attempts to remove the directory of an ended demo, 0.1 s apart
 # Module and the package that installs it.
 _PACKAGES = {
     "pyspark": "pyspark",
@@ -111,10 +113,19 @@ def main(words: list[str] | None = None, prog: str = _PROG) -> int:
         signal.signal(signum, _interrupt)
     status = _run(given, work.absolute())
     if given.work is None and status in (0, _INTERRUPTED):
-        shutil.rmtree(work, ignore_errors=True)
+        _remove(work)
     else:
         print(f"tables, checkpoints and Spark's log are in {work}")
     return status
+
+
+def _remove(work: Path) -> None:
+    # After an interruption, a task of the stopped session may still write, and create directories.
+    for _ in range(_REMOVALS):
+        shutil.rmtree(work, ignore_errors=True)
+        time.sleep(0.1)
+        if not work.exists():
+            return
 
 
 def _package_problem() -> str | None:

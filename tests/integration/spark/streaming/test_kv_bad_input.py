@@ -64,7 +64,7 @@ OPTIONS: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"user": "me", "password": SECRET, "token": "t"}, "OptionError", ("'user' and 'token'",)),
     ({"servers": f"nats://me:{SECRET}@h:1"}, "OptionError", ("'user' and 'password', or",)),
     ({"pasword": SECRET}, "OptionError", ("did you mean 'password'?",)),
-    ({"password": " "}, "OptionError", ("'password'", "an empty string")),
+    ({"credentials": " "}, "OptionError", ("'credentials'", "an empty string")),
     ({"domain": "a", "apiPrefix": "b.c"}, "OptionError", ("(options 'domain' or 'apiPrefix')",)),
     ({"domain": "a.b"}, "OptionError", ("'domain'", "not one token")),
     ({"bucket": None}, "OptionError", ("'bucket' is missing",)),
