@@ -162,14 +162,16 @@ class RowIndex:
     def in_files(self, numbers: Sequence[int]) -> tuple[Integers, NDArray[np.int32]]:
         """The slots whose rows are in one of several data files, and the file of each.
 
-        This method may run beside a change of the index: it then returns the state of each slot
-        before or after the change.
+        This method may run beside a change of the index, which takes rows out of these files: a
+        slot that it changes is returned as it was before, or is left out.
         """
         file = self.file
         chosen = np.zeros(max(numbers) + 2, bool)
         chosen[list(numbers)] = True  # the last one, which NO_FILE selects, is false
         slots = np.flatnonzero(chosen[np.minimum(file, len(chosen) - 1)])
-        return slots, file[slots]
+        now = file[slots]  # the change may have put the row of a slot into a file of its own
+        still = chosen[np.minimum(now, len(chosen) - 1)]
+        return slots[still], now[still]
 
     def of_keys(self, keys: pa.Table) -> Integers:
         """The slots of the rows of keys, in a table with a layout.
