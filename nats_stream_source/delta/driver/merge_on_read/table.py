@@ -41,9 +41,7 @@ from nats_stream_source.delta.driver.data_files import (
     partitions,
     write_data_file,
 )
-from nats_stream_source.delta.driver.delta_log import (
-    VersionExistsError,
-)
+from nats_stream_source.delta.driver.delta_log import VersionExistsError
 from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
