@@ -165,12 +165,16 @@ class RowIndex:
         This method may run beside a change of the index, which takes rows out of these files: a
         slot that it changes is returned as it was before, or is left out.
         """
-        file = self.file
         chosen = np.zeros(max(numbers) + 2, bool)
         chosen[list(numbers)] = True  # the last one, which NO_FILE selects, is false
-        slots = np.flatnonzero(chosen[np.minimum(file, len(chosen) - 1)])
+
+        def in_chosen(file: NDArray[np.int32]) -> NDArray[np.bool_]:
+            return chosen[np.minimum(file, len(chosen) - 1)]
+
+        file = self.file
+        slots = np.flatnonzero(in_chosen(file))
         now = file[slots]  # the change may have put the row of a slot into a file of its own
-        still = chosen[np.minimum(now, len(chosen) - 1)]
+        still = in_chosen(now)
         return slots[still], now[still]
 
     def of_keys(self, keys: pa.Table) -> Integers:
