@@ -385,7 +385,8 @@ async def test_refused_client_certificate_is_reported_by_first_attempt(
         except OSError as error:
             reader = client._transport._io_reader
             found = error if isinstance(error, ssl.SSLError) else reader.exception()
-            alerts.extend([found] if isinstance(found, ssl.SSLError) else [])
+            if isinstance(found, ssl.SSLError):
+                alerts.append(found)
             raise
 
     monkeypatch.setattr(Client, "_process_connect_init", counted)
