@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     pytest-xdist runs all tests of a group in one worker process. The groups of the Spark tests,
     one session in each worker, come first, since they take the longest. Every other module is a
-    group, which keeps its module-scoped servers in one worker.
+    group, which keeps its module-scoped servers in one worker. A test that takes minutes names a
+    group of its own.
     """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
@@ -50,8 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("spark"):
             delta = "spark delta cdc" if "cdc" in item.path.parts else "spark delta"
             group = delta if item.get_closest_marker("delta") else "spark"
-        item.add_marker(pytest.mark.xdist_group(group))
-    order = {"spark": 0, "spark delta": 1, "spark delta cdc": 2}
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(group))
+    order = {"spark": 0, "spark delta": 1, "spark delta cdc": 2, "spark delta cdc columns": 3}
     items.sort(key=lambda item: order.get(_group(item), len(order)))
 
 

@@ -136,7 +136,13 @@ def test_exit_status_of_program(url: str, tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.xdist_group(f"exit status {number % 2}"))
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_exit_status_is_stable(url: str, tmp_path: Path, case: str) -> None:
     for number, engine in zip(range(_TIMES), itertools.cycle(_ENGINES)):
         status, errors = ended(url, tmp_path / str(number), case, engine)

@@ -53,6 +53,7 @@ def test_random_columns_give_rows_of_rules_with_every_engine(
 
 
 @pytest.mark.faults
+@pytest.mark.xdist_group("spark delta cdc columns")
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_columns_give_rows_of_rules(
     spark: SparkSession, tmp_path: Path, part: int
