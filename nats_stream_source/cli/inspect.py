@@ -142,15 +142,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> LiveStates:
     settings = connection_settings(parse(options, CONNECTION))
-    connection = await Connection.open(settings, retry=False)
-    try:
-        sources = [source for source in checkpoint.sources if source.stream is not None]
+    sources = [source for source in checkpoint.sources if source.stream is not None]
+    async with await Connection.open(settings, retry=False) as connection:
         states = await gather_limited(
             lambda source: _live(SharedConnection(connection), source, options), sources, _PARALLEL
         )
-        return {source.key: live for source, live in zip(sources, states, strict=True)}
-    finally:
-        await connection.close()
+    return {source.key: live for source, live in zip(sources, states, strict=True)}
 
 
 async def _live(

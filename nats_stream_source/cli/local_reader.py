@@ -120,16 +120,15 @@ class StreamRange:
 @contextlib.asynccontextmanager
 async def open_range(adapter: FormatAdapter) -> AsyncIterator[StreamRange]:
     """Open the query's range, on its own connection."""
-    connection = await Connection.open(adapter.options.connection, retry=False)
-    try:
-        jetstream = JetStream(connection)
-        stream = await adapter.stream_name(jetstream)
-        info = await adapter.stream_info(jetstream, stream)
-        await adapter.verify_filters(jetstream, info)
-        yield StreamRange(adapter, SharedConnection(connection), info)
-    finally:
-        adapter.finish()
-        await connection.close()
+    async with await Connection.open(adapter.options.connection, retry=False) as connection:
+        try:
+            jetstream = JetStream(connection)
+            stream = await adapter.stream_name(jetstream)
+            info = await adapter.stream_info(jetstream, stream)
+            await adapter.verify_filters(jetstream, info)
+            yield StreamRange(adapter, SharedConnection(connection), info)
+        finally:
+            adapter.finish()
 
 
 def shown_columns(row: Mapping[str, Any]) -> list[str]:

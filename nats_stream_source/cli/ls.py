@@ -91,11 +91,8 @@ def _codecs(arguments: argparse.Namespace) -> Codecs:
 @contextlib.asynccontextmanager
 async def _connected(arguments: argparse.Namespace) -> AsyncIterator[JetStream]:
     settings = connection_settings(parse(connection(arguments), CONNECTION))
-    opened = await Connection.open(settings, retry=False)
-    try:
+    async with await Connection.open(settings, retry=False) as opened:
         yield JetStream(opened)
-    finally:
-        await opened.close()
 
 
 # -- buckets ------------------------------------------------------------------------------------

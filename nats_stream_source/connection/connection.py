@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
+from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion
 from nats_stream_source.connection.authentication import Authentication
 from nats_stream_source.connection.connect_failures import ConnectFailures
 from nats_stream_source.connection.control_line import ControlLine
@@ -24,8 +24,8 @@ from nats_stream_source.connection.liveness import responds
 from nats_stream_source.connection.nats_py.client_patches import apply_patches
 from nats_stream_source.connection.nats_py.handshake import (
     Reconnects,
+    close_client,
     close_failed_attempt,
-    close_transport,
     require_tls,
     verify_info,
 )
@@ -155,6 +155,13 @@ class Connection:
         finally:
             connection._failed.cancel()
         return connection
+
+    async def __aenter__(self) -> Connection:
+        """The connection, for ``async with``, which closes it."""
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
     async def _connect(self) -> None:
         settings = self.settings
@@ -384,16 +391,5 @@ class Connection:
             reconnect.cancel()
             await asyncio.gather(reconnect, return_exceptions=True)
         await self._reconnects.end(_CLOSE_DEADLINE)
-        try:
-            await wait_cancellable(_CLOSE_DEADLINE, self.client.close())
-        except (
-            OSError,
-            asyncio.TimeoutError,
-            nats.errors.Error,
-            AssertionError,
-            AttributeError,
-        ) as error:
-            # AssertionError: nats-py's own check after an early failure to connect.
-            # AttributeError: nats-py writes to asyncio's TLS transport after it was lost.
+        if (error := await close_client(self.client, _CLOSE_DEADLINE)) is not None:
             log.debug("error while closing", connection=self, error=repr(error))
-        await close_transport(self.client, _CLOSE_DEADLINE)

@@ -43,14 +43,10 @@ async def connect(
         AuthorizationError: the server refused the credentials.
         ConnectError: no server accepted the connection within ``connect_timeout``.
     """
-    connection = await Connection.open(
-        ConnectionSettings(
-            servers=tuple(servers.split(",") if isinstance(servers, str) else servers),
-            api_prefix=subjects.api_prefix(api_prefix, domain),
-            **settings,
-        )
+    of_connection = ConnectionSettings(
+        servers=tuple(servers.split(",") if isinstance(servers, str) else servers),
+        api_prefix=subjects.api_prefix(api_prefix, domain),
+        **settings,
     )
-    try:
+    async with await Connection.open(of_connection) as connection:
         yield JetStream(connection)
-    finally:
-        await connection.close()

@@ -48,7 +48,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
-from nats_stream_source.aio.tasks import cancel_and_wait
+from nats_stream_source.aio.tasks import cancel_and_wait, wait_cancellable
 from nats_stream_source.connection.nats_py.client_patches import TOO_LONG
 from nats_stream_source.connection.nats_py.socket_tap import abort
 from nats_stream_source.errors import NatsSourceError
@@ -191,6 +191,25 @@ class Reconnects:
         """Cancel the running ones and wait up to ``deadline`` seconds; later ones do not start."""
         self._ended = True
         await cancel_and_wait(set(self._running), deadline)
+
+
+async def close_client(client: Client, deadline: float) -> Exception | None:
+    """Close a client and its transport, within ``deadline`` seconds each; return the failure."""
+    failure = None
+    try:
+        await wait_cancellable(deadline, client.close())
+    except (
+        OSError,
+        asyncio.TimeoutError,
+        nats.errors.Error,
+        AssertionError,
+        AttributeError,
+    ) as error:
+        # AssertionError: nats-py's own check after an early failure to connect.
+        # AttributeError: nats-py writes to asyncio's TLS transport after it was lost.
+        failure = error
+    await close_transport(client, deadline)
+    return failure
 
 
 async def close_transport(client: Client, deadline: float) -> None:
