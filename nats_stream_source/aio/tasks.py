@@ -67,7 +67,7 @@ async def wait_cancellable(
     ``work`` is cancelled together with the caller and after ``seconds``. ``asyncio.timeout`` and
     ``async-timeout`` do not replace this function: they run ``work`` in the caller's own task,
     where a ``wait_for`` of Python 3.10 or 3.11 inside ``work`` drops the cancellation of the caller
-    (see ``test_a_cancellation_beside_the_answer``). Here ``work`` has a task of its own.
+    (see ``test_cancellation_beside_response``). Here ``work`` has a task of its own.
 
     Args:
         seconds: the deadline; None waits without one.
@@ -131,7 +131,7 @@ class TimedLock:
     Tasks acquire it in the order of their calls. It stays beside ``asyncio.Lock`` because of Python
     3.10, which has no ``asyncio.timeout``. There ``asyncio.wait_for(lock.acquire(), 0)`` fails on a
     free lock, and ``async-timeout`` drops a cancellation that arrives in the same iteration of the
-    event loop as the deadline (``test_a_cancellation_beside_the_deadline``).
+    event loop as the deadline (``test_cancellation_beside_deadline``).
     """
 
     def __init__(self) -> None:

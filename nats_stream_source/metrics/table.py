@@ -6,9 +6,9 @@ metric, the name is Kafka's, as Prometheus writes names (``minOffsetsBehindLates
 
 **Origins.** Spark passes no metrics of a Python source on, so the values come on three ways:
 
-- ``progress``: from Spark's progress reports, by a listener in the driver's process.
-- ``merge``: from the merges, which run in the driver's process.
-- ``event``: counted where it happens (:mod:`nats_stream_source.metrics.counts`). The planner's
+- from Spark's progress reports, by a listener in the driver's process.
+- from the merges, which run in the driver's process.
+- counted where it happens (:mod:`nats_stream_source.metrics.counts`). The planner's
   counts travel with the offset that it reports for the lag; those of a task with an accumulator.
 """
 
@@ -20,7 +20,6 @@ from typing import Literal
 PREFIX = "nats_stream_source_"
 
 Kind = Literal["gauge", "counter", "histogram"]
-Origin = Literal["progress", "merge", "event"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,6 @@ class Metric:
     unit: str
     help: str
     labels: tuple[str, ...]
-    origin: Origin
     buckets: tuple[float, ...] = ()
 
     @property
@@ -60,12 +58,8 @@ _TARGET = ("target",)
 
 # -- Spark's progress ---------------------------------------------------------------------------
 
-ACTIVE = Metric(
-    "query_active", "gauge", "", "1 while the query runs, 0 after its end.", (), "progress"
-)
-FAILURES = Metric(
-    "query_failures", "counter", "queries", "Queries that ended with an error.", (), "progress"
-)
+ACTIVE = Metric("query_active", "gauge", "", "1 while the query runs, 0 after its end.", ())
+FAILURES = Metric("query_failures", "counter", "queries", "Queries that ended with an error.", ())
 LAST_REPORT = Metric(
     "last_report_timestamp_seconds",
     "gauge",
@@ -73,7 +67,6 @@ LAST_REPORT = Metric(
     "Time of Spark's last report: a micro-batch, or an idle query (every 10 s). An older one shows "
     "a query that waits for a server, or a long micro-batch.",
     (),
-    "progress",
 )
 OFFSETS_BEHIND = Metric(
     "offsets_behind_latest",
@@ -81,7 +74,6 @@ OFFSETS_BEHIND = Metric(
     "rows",
     "Rows between the end of the last micro-batch and the end of the stream at its planning.",
     _STREAM,
-    "progress",
 )
 SECONDS_BEHIND = Metric(
     "seconds_behind_latest",
@@ -89,7 +81,6 @@ SECONDS_BEHIND = Metric(
     "seconds",
     "Time between the messages at these two ends.",
     _STREAM,
-    "progress",
 )
 BYTES_BEHIND = Metric(
     "estimated_bytes_behind_latest",
@@ -97,7 +88,6 @@ BYTES_BEHIND = Metric(
     "bytes",
     "The rows behind, times the mean size of a message of the stream.",
     _STREAM,
-    "progress",
 )
 MIN_BEHIND = Metric(
     "min_offsets_behind_latest",
@@ -105,7 +95,6 @@ MIN_BEHIND = Metric(
     "rows",
     "Rows behind of the stream of the source that has the fewest.",
     _SOURCE,
-    "progress",
 )
 MAX_BEHIND = Metric(
     "max_offsets_behind_latest",
@@ -113,7 +102,6 @@ MAX_BEHIND = Metric(
     "rows",
     "Rows behind of the stream of the source that has the most.",
     _SOURCE,
-    "progress",
 )
 AVG_BEHIND = Metric(
     "avg_offsets_behind_latest",
@@ -121,7 +109,6 @@ AVG_BEHIND = Metric(
     "rows",
     "Mean of the rows behind of the source's streams.",
     _SOURCE,
-    "progress",
 )
 TOTAL_BYTES_BEHIND = Metric(
     "estimated_total_bytes_behind_latest",
@@ -129,7 +116,6 @@ TOTAL_BYTES_BEHIND = Metric(
     "bytes",
     "Sum of the estimated bytes behind of the source's streams.",
     _SOURCE,
-    "progress",
 )
 PROBLEM = Metric(
     "source_problem",
@@ -137,15 +123,9 @@ PROBLEM = Metric(
     "",
     "1 if the query cannot resume; only from `inspect --prometheus`.",
     _STREAM,
-    "progress",
 )
 INPUT_ROWS = Metric(
-    "input_rows",
-    "counter",
-    "rows",
-    "Rows that Spark received from the source.",
-    _SOURCE,
-    "progress",
+    "input_rows", "counter", "rows", "Rows that Spark received from the source.", _SOURCE
 )
 STEP_SECONDS = Metric(
     "batch_step_seconds",
@@ -153,14 +133,13 @@ STEP_SECONDS = Metric(
     "seconds",
     "Duration of the steps of a micro-batch, by Spark's names; triggerExecution is all of it.",
     ("step",),
-    "progress",
     _STEP_BUCKETS,
 )
 
 # -- merges -------------------------------------------------------------------------------------
 
 MERGES = Metric(
-    "merges", "counter", "merges", "Micro-batches that were merged.", ("table", "engine"), "merge"
+    "merges", "counter", "merges", "Micro-batches that were merged.", ("table", "engine")
 )
 MERGED_ROWS = Metric(
     "merged_rows",
@@ -168,7 +147,6 @@ MERGED_ROWS = Metric(
     "rows",
     "Rows that merges inserted, updated or deleted. A marked row counts as inserted or updated.",
     ("table", "change"),
-    "merge",
 )
 CONTRADICTIONS = Metric(
     "contradicted_sequences",
@@ -176,7 +154,6 @@ CONTRADICTIONS = Metric(
     "sequences",
     "Sequences of a key that had events with different values, of which one counts.",
     _TABLE,
-    "merge",
 )
 FRESHNESS = Metric(
     "freshness_seconds",
@@ -184,7 +161,6 @@ FRESHNESS = Metric(
     "seconds",
     "Age of the newest entry of a merge (its `created`) when the merge was committed.",
     _TABLE,
-    "merge",
     _FRESHNESS_BUCKETS,
 )
 NEWEST = Metric(
@@ -193,7 +169,6 @@ NEWEST = Metric(
     "seconds",
     "`created` of the newest entry that was merged.",
     _TABLE,
-    "merge",
 )
 CHANGED_BYTES = Metric(
     "changed_bytes",
@@ -201,7 +176,6 @@ CHANGED_BYTES = Metric(
     "bytes",
     "Size in Arrow of the rows that merges inserted or updated. Not for Spark's engine.",
     _TABLE,
-    "merge",
 )
 WRITTEN_BYTES = Metric(
     "written_bytes",
@@ -209,18 +183,12 @@ WRITTEN_BYTES = Metric(
     "bytes",
     "Size of the objects that merges and compactions wrote. Not for Spark's engine.",
     _TABLE,
-    "merge",
 )
 FILES = Metric(
-    "table_files",
-    "gauge",
-    "files",
-    "Live data files of the table. Not for Spark's engine.",
-    _TABLE,
-    "merge",
+    "table_files", "gauge", "files", "Live data files of the table. Not for Spark's engine.", _TABLE
 )
 COMPACTED = Metric(
-    "compacted_files", "counter", "files", "Data files that compaction replaced.", _TABLE, "merge"
+    "compacted_files", "counter", "files", "Data files that compaction replaced.", _TABLE
 )
 COMPACTIONS = Metric(
     "compactions",
@@ -228,27 +196,17 @@ COMPACTIONS = Metric(
     "compactions",
     "Data files that compaction wrote; merge-on-read writes one for each compaction.",
     _TABLE,
-    "merge",
 )
-VACUUMED = Metric(
-    "vacuumed_files", "counter", "files", "Expired files that were deleted.", _TABLE, "merge"
-)
-INDEX_KEYS = Metric(
-    "index_keys", "gauge", "keys", "Keys in the index of merge-on-read.", _TABLE, "merge"
-)
+VACUUMED = Metric("vacuumed_files", "counter", "files", "Expired files that were deleted.", _TABLE)
+INDEX_KEYS = Metric("index_keys", "gauge", "keys", "Keys in the index of merge-on-read.", _TABLE)
 INDEX_BYTES = Metric(
-    "index_bytes", "gauge", "bytes", "Memory of the index of merge-on-read.", _TABLE, "merge"
+    "index_bytes", "gauge", "bytes", "Memory of the index of merge-on-read.", _TABLE
 )
 
 # -- events -------------------------------------------------------------------------------------
 
 INPUT_BYTES = Metric(
-    "input_bytes",
-    "counter",
-    "bytes",
-    "Size in Arrow of the rows that tasks read.",
-    ("stream",),
-    "event",
+    "input_bytes", "counter", "bytes", "Size in Arrow of the rows that tasks read.", ("stream",)
 )
 REBUILDS = Metric(
     "consumer_rebuilds",
@@ -256,7 +214,6 @@ REBUILDS = Metric(
     "rebuilds",
     "Ordered consumers that were lost and rebuilt, by reason.",
     ("stream", "reason", "process"),
-    "event",
 )
 RETRIES = Metric(
     "retries",
@@ -264,7 +221,6 @@ RETRIES = Metric(
     "retries",
     "Requests and connections that were tried again while a server was unavailable.",
     _PROCESS,
-    "event",
 )
 OUTAGES = Metric(
     "outages",
@@ -272,10 +228,9 @@ OUTAGES = Metric(
     "outages",
     "Outages of servers that were waited out; those that end within connectTimeout do not count.",
     _PROCESS,
-    "event",
 )
 OUTAGE_SECONDS = Metric(
-    "outage_seconds", "counter", "seconds", "Duration of these outages.", _PROCESS, "event"
+    "outage_seconds", "counter", "seconds", "Duration of these outages.", _PROCESS
 )
 DATA_LOSSES = Metric(
     "data_losses_accepted",
@@ -283,13 +238,12 @@ DATA_LOSSES = Metric(
     "losses",
     "Data losses that failOnDataLoss=false accepted.",
     ("stream", "process"),
-    "event",
 )
 SINK_ROWS = Metric(
-    "sink_rows", "counter", "rows", "Rows that a sink was given and has finished.", _TARGET, "event"
+    "sink_rows", "counter", "rows", "Rows that a sink was given and has finished.", _TARGET
 )
 SINK_ACKS = Metric(
-    "sink_pub_acks", "counter", "rows", "Rows that the server acknowledged.", _TARGET, "event"
+    "sink_pub_acks", "counter", "rows", "Rows that the server acknowledged.", _TARGET
 )
 SINK_DUPLICATES = Metric(
     "sink_duplicates",
@@ -297,7 +251,6 @@ SINK_DUPLICATES = Metric(
     "rows",
     "Acknowledged rows that an earlier attempt had stored.",
     _TARGET,
-    "event",
 )
 SINK_CONFLICTS = Metric(
     "sink_conflicts",
@@ -305,7 +258,6 @@ SINK_CONFLICTS = Metric(
     "rows",
     "Rows that were not stored because of a conflict (onConflict=skip).",
     _TARGET,
-    "event",
 )
 
 METRICS: dict[str, Metric] = {

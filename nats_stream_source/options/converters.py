@@ -128,13 +128,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 def long_duration(value: str) -> float:
     """A duration in seconds, from 0.1 to 9e9 (:data:`LONGEST_DURATION`)."""
-    try:
-        number = float(value.strip())
-    except ValueError:
-        raise ValueError("is not a duration in seconds") from None
-    if not 0.1 <= number <= LONGEST_DURATION:
-        raise ValueError("is not between 0.1 and 9e9 seconds")
-    return number
+    return _seconds(value, 0.1, LONGEST_DURATION)
 
 
 def byte_size(value: str) -> int:
@@ -150,23 +144,21 @@ def byte_size(value: str) -> int:
 
 def duration(value: str) -> float:
     """A duration in seconds, from 0.05 to 3600."""
-    try:
-        number = float(value.strip())
-    except ValueError:
-        raise ValueError("is not a duration in seconds") from None
-    if not 0.05 <= number <= 3600:
-        raise ValueError("is not between 0.05 and 3600 seconds")
-    return number
+    return _seconds(value, 0.05, 3600)
 
 
 def outage(value: str) -> float:
     """A duration in seconds, from 0 to 86,400."""
+    return _seconds(value, 0, 86_400)
+
+
+def _seconds(value: str, least: float, most: float) -> float:
     try:
         number = float(value.strip())
     except ValueError:
         raise ValueError("is not a duration in seconds") from None
-    if not 0 <= number <= 86_400:
-        raise ValueError("is not between 0 and 86400 seconds")
+    if not least <= number <= most:
+        raise ValueError(f"is not between {least:g} and {most:,.0f} seconds")
     return number
 
 

@@ -202,8 +202,11 @@ def raise_for_status(
         subjects: the subjects of a multi-subject request.
 
     Raises:
-        BadRequestError: 408. ServerTooOldError: 408 from a server before ``min_version``.
-        MinLastSequenceError: 412. TooManySubjectsError: 413. ApiError: any other code.
+        BadRequestError: 408.
+        ServerTooOldError: 408 from a server before ``min_version``.
+        MinLastSequenceError: 412.
+        TooManySubjectsError: 413.
+        ApiError: any other code.
     """
     status = reply.status
     if status is None or status.code in (EOB, NOT_FOUND, UNAVAILABLE):

@@ -114,9 +114,10 @@ class OrderedReader:
             ConsumerLostError: more than ``request.attempts`` consumers in a row were lost, or
                 fewer where the server has no subscriber of their deliver subjects.
             MinLastSequenceError: the replica made no progress for ``request.catch_up_timeout``
-            seconds. DataLossError: the stream was re-created or rolled back. ConnectError: not
-            connected. ConsumerLimitError, StreamNotFoundError and the other
-                errors of :meth:`JetStream.add_consumer`.
+                seconds.
+            DataLossError: the stream was re-created or rolled back.
+            ConnectError: not connected.
+            ConsumerLimitError, StreamNotFoundError, …: as :meth:`JetStream.add_consumer`.
         """
         cursor, request = self.cursor, self.request
         announced = not request.eager

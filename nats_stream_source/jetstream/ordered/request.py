@@ -30,12 +30,11 @@ class RangeRequest:
         eager: yield messages as they arrive, instead of full batches, and an empty batch when
             ``min_last_seq`` is reached without a message at that sequence.
         min_last_seq: the sequence that the delivering replica must have processed (ADR-53). None:
-        ``end``,
-            or no such sequence in an unbounded range.
+            ``end``, or no such sequence in an unbounded range.
         heartbeat: seconds between idle heartbeats; at least 0.1.
         catch_up_timeout: seconds to wait, in total, for a replica that makes no progress towards
-        ``min_last_seq``. attempts: the maximum number of consumers in a row that are lost without
-        progress.
+            ``min_last_seq``.
+        attempts: the maximum number of consumers in a row that are lost without progress.
     """
 
     stream: str

@@ -68,8 +68,7 @@ class MessageBuffer:
 
         Raises:
             ProtocolError: the frame is neither a message nor a status, or is malformed. The frame
-            is
-                skipped.
+                is skipped.
             SlowConsumerError: messages were dropped. Later calls return the remaining messages.
         """
         if not self._queued and not self.collect():

@@ -134,13 +134,13 @@ class OrderedSubscription:
         return f"<OrderedSubscription {self.reader.request.stream} {state} {self.reader.cursor!r}>"
 
     async def wait_for_replica(self) -> None:
-        """Wait until the consumer exists and its replica has the reader's ``reach`` (ADR-53).
+        """Wait until the consumer exists and its replica has ``request.target`` (ADR-53).
 
         The position of the consumer may prove it. If the consumer still delivers older messages,
         ``replica_check`` checks the replica. Only the messages received until then are buffered.
 
         Raises:
-            MinLastSequenceError: not reached within the reader's ``catch_up`` (412, 10180).
+            MinLastSequenceError: not reached within ``request.catch_up_timeout`` (412, 10180).
         """
         request, cursor = self.reader.request, self.reader.cursor
         # No turn is needed: subscribe() has not returned the subscription yet.

@@ -49,7 +49,6 @@ def test_metric_follows_rules_of_prometheus(metric: Metric) -> None:
         assert metric.name.endswith("_" + metric.unit)
     assert (metric.kind == "histogram") == bool(metric.buckets)
     assert list(metric.buckets) == sorted(set(metric.buckets))
-    assert ("process" not in metric.labels) or metric.origin == "event"
 
 
 def test_names_of_kafka_are_kept() -> None:

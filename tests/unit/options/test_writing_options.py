@@ -79,7 +79,7 @@ BAD_KV = [
     ({"duplicateWindow": "5"}, OptionError, "'duplicateWindow' has no effect without"),
     ({"ifMissing": "create", "history": "65"}, OptionError, "is larger than 64"),
     ({"ifMissing": "create", "replicas": "6"}, OptionError, "is larger than 5"),
-    ({"ifMissing": "create", "ttl": "0"}, OptionError, "is not between 0.1 and 9e9"),
+    ({"ifMissing": "create", "ttl": "0"}, OptionError, "is not between 0.1 and 9,000,000,000"),
     (
         {"ifMissing": "create", "ttl": "10", "duplicateWindow": "20"},
         ConfigurationError,
