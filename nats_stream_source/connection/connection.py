@@ -30,11 +30,7 @@ from nats_stream_source.connection.nats_py.handshake import (
     verify_info,
 )
 from nats_stream_source.connection.nats_py.server_pool import spread_attempts
-from nats_stream_source.connection.nats_py.socket_tap import (
-    abort,
-    open_inbox,
-    tapped_client,
-)
+from nats_stream_source.connection.nats_py.socket_tap import abort, open_inbox, tapped_client
 from nats_stream_source.connection.nats_py.socket_writer import SocketWriter
 from nats_stream_source.connection.permissions import DeniedSubjects
 from nats_stream_source.connection.settings import ConnectionSettings
@@ -61,7 +57,7 @@ class ConnectionService(Protocol):
     def __init__(self, connection: Connection) -> None: ...
 
     def on_denied(self, subject: str | None, error: Exception) -> None:
-        """The server denied ``subject`` (in lower case), or the inboxes if it is None."""
+        """The server denied messages to ``subject``, or the inboxes if it is None."""
 
     async def close(self) -> None:
         """Called while the connection closes."""
@@ -198,7 +194,7 @@ class Connection:
                 self.client.options["reconnect_time_wait"] = _REFUSED_WAIT
         elif self._failures.exhausted and self._failed is not None and not self._failed.done():
             self._failed.set_result(None)
-        if (violation := self._denied.add(str(error).lower())) is not None:
+        if (violation := self._denied.add(str(error))) is not None:
             for listener in list(self.denial_listeners):
                 listener(*violation)
 
@@ -232,15 +228,15 @@ class Connection:
         """
         return await responds(self.client, self._offline, timeout, max_wait)
 
-    async def wait_connected(self, seconds: float) -> None:
-        """Return once the client is connected.
+    async def wait_connected(self, seconds: float, waited: float = 0.0) -> None:
+        """Return once the client is connected; ``waited`` of the ``seconds`` have passed.
 
         Raises:
             AuthorizationError, TlsError, ConfigurationError: it did not reconnect within
                 ``seconds`` because of a permanent failure.
             ConnectError: it is closed, or did not reconnect for another reason.
         """
-        deadline = asyncio.get_running_loop().time() + seconds
+        deadline = asyncio.get_running_loop().time() + seconds - waited
         # Both: nats-py's flag changes before its callbacks run, and a forced reconnect changes
         # only the event at first.
         while not (self.client.is_connected and self.online.is_set()):
@@ -277,8 +273,11 @@ class Connection:
             self.denial_listeners.append(instance.on_denied)
         return instance
 
-    async def open_inbox(self, subject: str, queue: str = "") -> Inbox:
+    async def open_inbox(self, subject: str, queue: str = "", *, verify: bool = False) -> Inbox:
         """Subscribe with a tap, in a queue group if given; end it with :meth:`close_inbox`.
+
+        Args:
+            verify: wait until the server has accepted or refused the subscription.
 
         Raises:
             ConnectError: the connection is closed.
@@ -296,7 +295,8 @@ class Connection:
             raise self._closed_error() from error
         self._inboxes.append(inbox)
         try:
-            await self._denied.verify_subscription(subject, refused, self.alive)
+            if verify or refused:
+                await self._denied.verify_subscription(subject, refused, self.alive)
         except BaseException:
             await self.close_inbox(inbox)
             raise
@@ -343,6 +343,7 @@ class Connection:
     ) -> T:
         """Run ``action``; end it early if the server denies ``subject`` or an inbox."""
         servers = self.settings.server_list
+        await self.verify_inbox_permission()
         try:
             return await self._denied.run(subject, action)
         except nats.errors.NoRespondersError as error:
@@ -366,8 +367,12 @@ class Connection:
                 f"{self.client.max_payload} bytes"
             ) from error
 
-    def verify_inbox_permission(self) -> None:
-        """Raise PermissionDeniedError if the server denied the inboxes on this connection."""
+    async def verify_inbox_permission(self) -> None:
+        """Raise PermissionDeniedError if the inboxes are denied; after a second, connect again."""
+        if self._denied.outdated:
+            self._denied.forget()
+            self.reconnect()
+            await self.wait_connected(self.settings.request_timeout)
         self._denied.verify_inboxes()
 
     def _closed_error(self) -> ConnectError:

@@ -1,12 +1,15 @@
 """Permission violations and refused subscriptions, joined to the requests that caused them.
 
-The server reports a violation apart from the request: it names the subject, in lower case where
-nats-py passes it on, and not the request. Without this module a request on a denied subject would
-wait for its timeout.
+The server reports a violation apart from the request: it names the subject and not the request.
+Without this module a request on a denied subject would wait for its timeout.
 
-A subscription beyond ``max_subscriptions`` is refused by an error that does not name it. The first
-subscriber receives nothing, as from a lost consumer. From then on each subscription is followed by
-a PING: the server sends the error before the PONG.
+Denied inboxes deny every response. nats-py subscribes to its inbox once, so a permission that is
+added later has an effect on another connection only: a request a second later connects again.
+
+A subscription beyond ``max_subscriptions`` is refused by an error that does not name it. The server
+sends it before the PONG of a PING that follows the subscription. Without the PING the subscriber
+receives nothing, as from a lost consumer: so it is until the first refusal, except where a
+subscription that receives nothing would fail messages that are stored.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic
 from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import wait_cancellable
@@ -27,7 +31,8 @@ T = TypeVar("T")
 
 _TOO_MANY = "maximum subscriptions exceeded"
 _PONG_TIMEOUT = 5.0  # seconds; without a PONG, the subscriber reports that nothing arrives
-_VIOLATION = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"')
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
+_DENIED_PAUSE = 1.0  # seconds
 
 
 def denied_error(subject: str) -> PermissionDeniedError:
@@ -43,8 +48,7 @@ class DeniedSubjects:
     """The denied subjects of one connection, and the requests that they end.
 
     Attributes:
-        inboxes: the wildcard of the inboxes if the server denied them, else None. nats-py
-            subscribes to its inbox once, so that later requests would wait without a reply too.
+        inboxes: the wildcard of the inboxes if the server denied them, else None.
         subscriptions: the number of subscriptions that the server refused.
     """
 
@@ -52,9 +56,15 @@ class DeniedSubjects:
         self._inbox_prefix = inbox_prefix
         self._control_line = control_line
         self.inboxes: str | None = None
+        self._inboxes_since = 0.0
         self.subscriptions = 0
         self._running: dict[asyncio.Future[Any], str] = {}
         self._errors: dict[asyncio.Future[Any], NatsSourceError] = {}
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the inboxes were denied so long ago that they may be permitted now."""
+        return self.inboxes is not None and monotonic() - self._inboxes_since > _DENIED_PAUSE
 
     def verify_inboxes(self) -> None:
         """Raise PermissionDeniedError if the server denied the inboxes of this connection."""
@@ -74,7 +84,9 @@ class DeniedSubjects:
             before: :attr:`subscriptions` before it was sent.
             ping: returns once the server responds to a PING.
         """
-        if before and await ping(_PONG_TIMEOUT) and self.subscriptions > before:
+        responds = await ping(_PONG_TIMEOUT)
+        self.verify_inboxes()
+        if responds and self.subscriptions > before:
             raise PermissionDeniedError(
                 f"could not subscribe to {subject!r}: the server reports {_TOO_MANY!r}; raise "
                 f"max_subscriptions of the server or the user's limit"
@@ -82,7 +94,6 @@ class DeniedSubjects:
 
     async def run(self, subject: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run ``action``; raise PermissionDeniedError once ``subject`` or an inbox is denied."""
-        self.verify_inboxes()
         attempt = asyncio.ensure_future(action())
         self._running[attempt] = subject
         try:
@@ -100,28 +111,31 @@ class DeniedSubjects:
         attempt.cancel()
 
     def add(self, text: str) -> tuple[str | None, PermissionDeniedError] | None:
-        """Record the violation that ``text``, an error of the server in lower case, reports.
+        """Record the violation that ``text``, an error of the server, reports.
 
         Returns:
-            The denied subject in lower case, or None for the inboxes, and the error; None if
-            ``text`` does not report a violation.
+            The subject to which a message was denied, or None for the inboxes, and the error; None
+            if ``text`` does not report such a violation.
         """
-        if _TOO_MANY in text:
+        lower = text.lower()
+        if _TOO_MANY in lower:
             self.subscriptions += 1
             log.warning("the server refused a subscription", reason=_TOO_MANY)
-        if TOO_LONG in text:
+        if TOO_LONG in lower:
             self._control_line.lower()
             for attempt, subject in self._running.items():
                 if self._control_line.refused(subject):
                     self._end(attempt, self._control_line.error(subject))
         if (match := _VIOLATION.search(text)) is None:
             return None
-        denied = match[1]
-        inbox = denied.startswith(self._inbox_prefix.lower() + ".")
+        subscription, denied = match[1].lower() == "subscription", match[2]
+        inbox = subscription and denied.startswith(self._inbox_prefix + ".")
         if inbox:
-            self.inboxes = f"{self._inbox_prefix}.>"
+            self.inboxes, self._inboxes_since = f"{self._inbox_prefix}.>", monotonic()
+        error = denied_error(self.inboxes if inbox and self.inboxes else denied)
         for attempt, subject in self._running.items():
-            # Permissions are case-sensitive; only nats-py's text is in lower case.
-            if inbox or subject.lower() == denied:
-                self._end(attempt, denied_error(self.inboxes or subject))
-        return (None if inbox else denied), denied_error(self.inboxes or denied)
+            if inbox or subject == denied:
+                self._end(attempt, error)
+        if subscription and not inbox:
+            return None
+        return (None if inbox else denied), error

@@ -25,10 +25,17 @@ import asyncio
 import nats.errors
 from nats.aio.client import Client
 
+from nats_stream_source.connection.nats_py.socket_tap import error_as_sent
+
 REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 TOO_LONG = "maximum control line exceeded"
-_CONTINUES = ("maximum subscriptions exceeded", "invalid subject", "invalid publish subject")
-_OF_NATS_PY = ("stale connection", "permissions violation")
+_CONTINUES = (
+    "maximum subscriptions exceeded",
+    "invalid subject",
+    "invalid publish subject",
+    "permissions violation",
+)
+_STALE = "stale connection"
 
 
 def apply_patches(client: Client) -> None:
@@ -53,10 +60,10 @@ def _patch_errors(client: Client) -> None:
 
     async def process_err(err_msg: str) -> None:
         lower = err_msg.lower()
-        if any(text in lower for text in _OF_NATS_PY):
+        if _STALE in lower:
             await original(err_msg)
             return
-        error = nats.errors.Error(f"nats: {err_msg}")
+        error = nats.errors.Error(f"nats: {error_as_sent(client) or err_msg}")
         await client._error_cb(error)
         if not any(text in lower for text in _CONTINUES):
             await client._process_op_err(error)

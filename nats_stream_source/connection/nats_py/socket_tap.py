@@ -20,9 +20,10 @@ Responses to requests wait too, so inboxes of short ranges and of watches are no
 
 Private names of nats-py in use, verified by
 ``tests/integration/jetstream/connection/test_socket_tap.py``: ``Client._ps`` (an object with
-``parse`` and ``reset``), ``Client._subs`` (the subscriptions by sid), ``Client._transport`` (with
-``close``, and except for websocket ``_io_reader`` and ``_io_writer``, an asyncio stream, of which
-the read loop uses ``read`` and ``at_eof``) and ``Subscription._id`` (the sid).
+``parse``, ``reset`` and ``buf``), ``Client._subs`` (the subscriptions by sid),
+``Client._transport`` (with ``close``, and except for websocket ``_io_reader`` and ``_io_writer``,
+an asyncio stream, of which the read loop uses ``read`` and ``at_eof``) and ``Subscription._id``
+(the sid).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import nats.errors
 import numpy as np
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from nats.protocol.parser import ERR_RE
 
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.connection.inbox import Inbox
@@ -298,6 +300,18 @@ def read_count(client: Client) -> int:
     tap = client._ps
     assert isinstance(tap, _Tap)
     return tap.reads
+
+
+def error_as_sent(client: Client) -> str | None:
+    """The server's error that nats-py is processing, in the letters in which it was sent.
+
+    nats-py passes it on in lower case, and subjects are case-sensitive. None for an error that
+    nats-py read before its parser ran.
+    """
+    tap = client._ps
+    assert isinstance(tap, _Tap)
+    found = ERR_RE.match(tap._parser.buf)
+    return found[1].decode() if found and found[1] else None
 
 
 def abort(client: Client) -> None:

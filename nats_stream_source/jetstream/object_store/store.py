@@ -156,7 +156,7 @@ class ObjectStore(ObjectReader):
         sent = False
         try:
             subject = self._write_subject(chunk_subject(self.bucket, info.nuid))
-            digest = await write_chunks(self.jetstream.connection, subject, data, chunk_size)
+            digest = await write_chunks(self.jetstream, subject, data, chunk_size)
             info = replace(info, size=digest.size, chunks=digest.chunks, digest=digest.text)
             sent = True
             ack, old = await self._replace_meta(info, old)

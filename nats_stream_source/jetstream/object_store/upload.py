@@ -1,4 +1,9 @@
-"""Upload of an object's chunks: splits the data, computes the digest, and awaits every PubAck."""
+"""Upload of an object's chunks: splits the data, computes the digest, and awaits every PubAck.
+
+The chunks of an object are in the order of its bytes. A stream that has too many messages to store
+rejects some of them (429) and may store those behind. The stored ones are deleted then, and all
+from the rejected one on are sent again.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Protocol
 
-from nats_stream_source.connection.connection import Connection
+from nats_stream_source.errors import PublishError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.object_store.info import Digest
-from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
+from nats_stream_source.jetstream.publish.pub_ack import PubAck, too_many_messages
+from nats_stream_source.jetstream.publish.publisher import Publisher
 
 _MAX_UNACKED_BYTES = 8 << 20  # bytes of chunks that await their PubAck
 
@@ -21,10 +28,12 @@ class Readable(Protocol):
         """Read at most ``size`` bytes; empty at the end."""
 
 
+_Pending = deque[tuple[bytes, asyncio.Future[PubAck]]]
+
 Data = bytes | bytearray | memoryview | Readable | AsyncIterable[bytes]
 
 
-async def write_chunks(connection: Connection, subject: str, data: Data, size: int) -> Digest:
+async def write_chunks(jetstream: JetStream, subject: str, data: Data, size: int) -> Digest:
     """Publish ``data`` on ``subject`` in chunks of ``size`` bytes, and wait for all PubAcks.
 
     Returns:
@@ -32,22 +41,46 @@ async def write_chunks(connection: Connection, subject: str, data: Data, size: i
 
     Raises: as :meth:`Publisher.send` and its futures. No chunk is awaiting its PubAck then.
     """
-    publisher = connection.service(Publisher)
+    publisher = jetstream.connection.service(Publisher)
     window = max(1, _MAX_UNACKED_BYTES // size)
     digest = Digest()
-    pending_acks: deque[asyncio.Future[PubAck]] = deque()
+    pending = _Pending()
     try:
         async for chunk in _split_chunks(data, size):
             digest.add(chunk)
-            pending_acks.append(await publisher.send(subject, chunk))
-            if len(pending_acks) >= window:
-                await pending_acks.popleft()
-        while pending_acks:
-            await pending_acks.popleft()
+            pending.append((chunk, await publisher.send(subject, chunk)))
+            if len(pending) >= window:
+                await _confirm_first(jetstream, subject, pending)
+        while pending:
+            await _confirm_first(jetstream, subject, pending)
     finally:
         # After a failure, a chunk that is stored later would remain after the chunks were purged.
-        await asyncio.gather(*pending_acks, return_exceptions=True)
+        await _outcomes(pending)
     return digest
+
+
+async def _confirm_first(jetstream: JetStream, subject: str, pending: _Pending) -> None:
+    """Wait for the PubAck of the first pending chunk; send the pending ones again after a 429."""
+    try:
+        await pending[0][1]
+    except PublishError as error:
+        if not too_many_messages(error):
+            raise
+    else:
+        pending.popleft()
+        return
+    for outcome in await _outcomes(pending):
+        if isinstance(outcome, PubAck):
+            await jetstream.call(f"STREAM.MSG.DELETE.{outcome.stream}", {"seq": outcome.seq})
+        elif not too_many_messages(outcome):
+            raise outcome
+    while pending:
+        await jetstream.connection.service(Publisher).publish(subject, pending[0][0])
+        pending.popleft()
+
+
+async def _outcomes(pending: _Pending) -> list[PubAck | BaseException]:
+    return await asyncio.gather(*(ack for _, ack in pending), return_exceptions=True)
 
 
 async def _split_chunks(data: Data, size: int) -> AsyncIterator[bytes]:

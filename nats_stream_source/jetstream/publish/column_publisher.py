@@ -85,11 +85,12 @@ class ColumnPublisher:
 
     async def __aenter__(self) -> Self:
         connection = self._connection
-        connection.verify_inbox_permission()
+        await connection.verify_inbox_permission()
         connection.denial_listeners.append(self._on_denied)
         try:
             acks = self._acks
-            self._inbox = await connection.open_inbox(acks.inbox_prefix + acks.wildcard)
+            subject = acks.inbox_prefix + acks.wildcard
+            self._inbox = await connection.open_inbox(subject, verify=True)
         except BaseException:
             connection.denial_listeners.remove(self._on_denied)
             raise
@@ -257,9 +258,8 @@ class ColumnPublisher:
         if subject is None:
             self._acks.failure = error
             return
-        # nats-py converts the server's error to lower case.
-        if (own := self._acks.window.subject_in_flight(subject)) is not None:
-            self._acks.failure = denied_error(own)
+        if self._acks.window.has_in_flight(subject):
+            self._acks.failure = denied_error(subject)
 
     def _lost_error(self) -> AckLostError:
         return AckLostError(

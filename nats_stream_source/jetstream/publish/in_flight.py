@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from nats_stream_source.jetstream.publish.pub_ack import PubAck
@@ -15,7 +16,7 @@ class MessageInFlight(asyncio.Future[PubAck]):
 
     Attributes:
         subject: the message's subject.
-        deadline: by :meth:`MessagesInFlight.now`.
+        deadline: by :meth:`MessagesInFlight.now`; infinite until the message was written.
         reconnects: of the connection, when it was sent.
     """
 
@@ -31,16 +32,19 @@ class MessagesInFlight:
 
     Args:
         limit: the maximum number of messages.
+        timeout: seconds from the writing of a message to its deadline.
 
     Attributes:
         slots: acquired for each message before it is added.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, timeout: float) -> None:
         self.limit = limit
+        self._timeout = timeout
         self.slots = asyncio.Semaphore(limit)
         self._messages: dict[int, MessageInFlight] = {}
         self._serial = 0
+        self._unwritten: list[MessageInFlight] = []
         self._blocked_seconds = 0.0
 
     def __len__(self) -> int:
@@ -53,15 +57,25 @@ class MessagesInFlight:
         """The message with this number; None if it is not in flight."""
         return self._messages.get(serial)
 
-    def add(self, subject: str, timeout: float, reconnects: int) -> tuple[int, MessageInFlight]:
+    def add(self, subject: str, reconnects: int) -> tuple[int, MessageInFlight]:
         """Add a message for which a slot was acquired; its serial number and itself."""
         loop = asyncio.get_running_loop()
         message = MessageInFlight(loop=loop)
-        message.subject, message.reconnects = subject, reconnects
-        message.deadline = loop.time() - self._blocked_seconds + timeout
+        message.subject, message.reconnects, message.deadline = subject, reconnects, math.inf
         self._serial += 1
         self._messages[self._serial] = message
+        # nats-py writes the message after the tasks that are ready now. With a hundred thousand of
+        # them that takes longer than the timeout.
+        if not self._unwritten:
+            loop.call_soon(self._set_deadlines)
+        self._unwritten.append(message)
         return self._serial, message
+
+    def _set_deadlines(self) -> None:
+        deadline = self.now() + self._timeout
+        for message in self._unwritten:
+            message.deadline = deadline
+        self._unwritten.clear()
 
     def remove(self, serial: int) -> MessageInFlight | None:
         """Remove a message and release its slot; None if it was removed before."""
@@ -104,7 +118,7 @@ class MessagesInFlight:
         self._blocked_seconds += seconds
 
     def next_deadline(self) -> float | None:
-        """The deadline of the oldest message: all have the same timeout."""
+        """The deadline of the oldest message: all have the same timeout; infinite at first."""
         oldest = next(iter(self._messages.values()), None)
         return None if oldest is None else oldest.deadline
 

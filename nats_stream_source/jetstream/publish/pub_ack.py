@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nats_stream_source.err_codes import STORAGE_USED_UP, WRONG_LAST_SEQUENCE_OF_OLD_SERVERS
+from nats_stream_source.err_codes import (
+    STORAGE_USED_UP,
+    TOO_MANY_REQUESTS,
+    WRONG_LAST_SEQUENCE_OF_OLD_SERVERS,
+)
 from nats_stream_source.errors import (
     MessageTooLargeError,
     NoStreamError,
@@ -90,6 +94,11 @@ def publish_error(subject: str, error: Mapping[str, Any]) -> PublishError:
         last_seq = int(match[1]) if match else None
         return WrongLastSequenceError(message, code, err_code, last_seq)
     return _ERRORS_BY_CODE.get(err_code, PublishError)(message, code, err_code)
+
+
+def too_many_messages(error: BaseException) -> bool:
+    """Whether the stream rejects a message until it has stored others (429)."""
+    return isinstance(error, PublishError) and error.err_code == TOO_MANY_REQUESTS
 
 
 def no_stream_error(subject: str) -> NoStreamError:

@@ -26,8 +26,6 @@ import nats.errors
 from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
-from nats_stream_source.connection.permissions import denied_error
-from nats_stream_source.err_codes import TOO_MANY_REQUESTS
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
@@ -39,23 +37,23 @@ from nats_stream_source.errors import (
     ProtocolError,
 )
 from nats_stream_source.jetstream.publish.in_flight import MessagesInFlight
-from nats_stream_source.jetstream.publish.pub_ack import ROLLUP, PubAck, no_stream_error
+from nats_stream_source.jetstream.publish.pub_ack import PubAck, no_stream_error, too_many_messages
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
 from nats_stream_source.wire.publish.headers import header_block
 from nats_stream_source.wire.table import FrameKind
 
-__all__ = ["IN_FLIGHT", "ROLLUP", "PubAck", "Publisher"]
+__all__ = ["IN_FLIGHT", "PubAck", "Publisher"]
 
 IN_FLIGHT = 1000
 
 _PONG_TIMEOUT = 2.0  # seconds
 _MAX_LOOP_DELAY = 0.1  # seconds; a wait that ends later shows that the event loop was blocked
-_BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
+_BACKOFF = Backoff(0.25, 0.25, jitter=0.5)  # as in NATS's own clients
 _NO_STREAM_ATTEMPTS = 3
 
-_NO_SUBJECT = re.compile(r"\s")  # anything else is left to the server, as by nats-py
+_NO_SUBJECT = re.compile(r"[\s\ud800-\udfff]")  # the rest is left to the server, as by nats-py
 _COLUMNS_PAY = 16  # frames; as many cost the same one by one
 
 
@@ -71,7 +69,7 @@ class Publisher:
 
     def __init__(self, connection: Connection, in_flight: int = IN_FLIGHT) -> None:
         self._connection = connection
-        self._in_flight = MessagesInFlight(in_flight)
+        self._in_flight = MessagesInFlight(in_flight, connection.settings.request_timeout)
         self._start_lock = asyncio.Lock()
         self._prefix = ""
         self._template: PubAck | None = None  # of the stream that stored the last messages
@@ -80,6 +78,7 @@ class Publisher:
         self._receiver: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._reconnects = 0
+        self._offline_since: float | None = None  # noticed by a message that was to be sent
 
     def __repr__(self) -> str:
         return f"<Publisher {len(self._in_flight)} of {self._in_flight.limit} in flight>"
@@ -95,23 +94,30 @@ class Publisher:
 
         If no stream receives the subject, the message was not stored, and the publisher retries
         twice: while a stream elects its leader, or a server starts, it is unavailable for a moment.
-        While the stream has too many messages to store (429), it retries for ``request_timeout``.
+        While the stream has too many messages to store (429), it retries for ``request_timeout``,
+        without the time in which the message waits for others.
 
         Raises: as :meth:`send`, and as the future that it returns.
         """
+        loop, waited = asyncio.get_running_loop(), 0.0
 
         async def publish_once() -> PubAck:
-            return await (await self.send(subject, payload, headers=headers))
+            nonlocal waited
+            message = await self.send(subject, payload, headers=headers)
+            started = loop.time()
+            try:
+                return await message
+            finally:
+                waited += loop.time() - started + _BACKOFF.longest
 
         retries_left = iter(range(_NO_STREAM_ATTEMPTS - 1))
 
         def passes(error: Exception) -> bool:
             if isinstance(error, NoStreamError):
                 return next(retries_left, None) is not None
-            return isinstance(error, ApiError) and error.err_code == TOO_MANY_REQUESTS
+            return too_many_messages(error) and waited < self._connection.settings.request_timeout
 
-        seconds = self._connection.settings.request_timeout
-        return await retry(publish_once, seconds=seconds, backoff=_BACKOFF, on_error=passes)
+        return await retry(publish_once, backoff=_BACKOFF, on_error=passes)
 
     async def send(
         self,
@@ -152,7 +158,7 @@ class Publisher:
         size = len(payload) + len(block)
         if self._failure is not None:
             raise self._failure
-        connection.verify_inbox_permission()
+        await connection.verify_inbox_permission()
         if self._inbox is None:
             await self._start()
         if size > client.max_payload:
@@ -162,19 +168,11 @@ class Publisher:
             )
         if not subject or _NO_SUBJECT.search(subject):
             raise ConfigurationError(
-                f"could not publish to {subject!r}: expected a subject without wildcards and "
-                f"whitespace"
+                f"could not publish to {subject!r}: expected a subject without wildcards, "
+                f"whitespace and surrogates"
             )
-        await self._in_flight.slots.acquire()
-        if not connection.online.is_set():
-            try:
-                await connection.wait_connected(connection.settings.request_timeout)
-            except BaseException:  # also after a cancellation the slot is free for other messages
-                self._in_flight.slots.release()
-                raise
-        serial, message = self._in_flight.add(
-            subject, connection.settings.request_timeout, connection.reconnects
-        )
+        await self._acquire_slot()
+        serial, message = self._in_flight.add(subject, connection.reconnects)
         command, sizes = ("HPUB", f"{len(block)} {size}") if block else ("PUB", f"{size}")
         rest = f"{self._prefix}{serial} {sizes}"
         line = f"{command} {subject} {rest}\r\n".encode()
@@ -192,6 +190,30 @@ class Publisher:
             self._in_flight.remove(serial)
             raise
         return message
+
+    async def _acquire_slot(self) -> None:
+        """Wait for a slot and the connection."""
+        started = asyncio.get_running_loop().time()
+        await self._in_flight.slots.acquire()
+        try:
+            await self._wait_connected(started)
+            # The messages that had the slots may have failed with the publisher.
+            if self._failure is not None:
+                raise self._failure
+        except BaseException:  # also after a cancellation the slot is free for other messages
+            self._in_flight.slots.release()
+            raise
+
+    async def _wait_connected(self, started: float) -> None:
+        """Wait for the connection; time in which other messages waited for it counts."""
+        connection, now = self._connection, asyncio.get_running_loop().time()
+        if connection.online.is_set():
+            self._offline_since = None
+            return
+        if self._offline_since is None:
+            self._offline_since = now
+        waited = now - max(started, self._offline_since)
+        await connection.wait_connected(connection.settings.request_timeout, waited)
 
     async def close(self) -> None:
         """End the subscription; messages in flight fail with AckLostError."""
@@ -214,15 +236,11 @@ class Publisher:
         """Fail the messages on a subject that the server denied; all, if it denied the inbox.
 
         Args:
-            subject: in lower case; None for the inbox. No PubAck follows in either case.
+            subject: None for the inbox. No PubAck follows in either case.
         """
         for serial in self._in_flight.serials():
-            message = self._in_flight[serial]
-            if subject is None:
+            if subject is None or self._in_flight[serial].subject == subject:
                 self._in_flight.complete(serial, error)
-            # nats-py converts the server's error to lower case.
-            elif message.subject.lower() == subject:
-                self._in_flight.complete(serial, denied_error(message.subject))
 
     # -- PubAcks --------------------------------------------------------------------------------
 
@@ -232,7 +250,7 @@ class Publisher:
                 return
             connection = self._connection
             prefix = connection.client.new_inbox()
-            self._inbox = await connection.open_inbox(f"{prefix}.*")
+            self._inbox = await connection.open_inbox(f"{prefix}.*", verify=True)
             self._prefix = f"{prefix}."
             self._reconnects = connection.reconnects
             self._receiver = asyncio.create_task(self._receive_pub_acks(self._inbox))
@@ -245,7 +263,7 @@ class Publisher:
             while True:
                 deadline, remaining = self._in_flight.next_deadline(), request_timeout
                 if deadline is not None:
-                    remaining = max(deadline - self._in_flight.now(), 0.001)
+                    remaining = max(min(deadline - self._in_flight.now(), request_timeout), 0.001)
                 started = loop.time()
                 await inbox.wait(remaining)
                 waited = loop.time() - started

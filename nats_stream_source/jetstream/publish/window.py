@@ -211,10 +211,10 @@ class Window:
                 return chunk.messages.subject(chunk.base)
         return ""
 
-    def subject_in_flight(self, lowered: str) -> str | None:
-        """The subject in flight that is ``lowered`` in lower case; None if there is none."""
-        for chunk in self.chunks:
-            for index in range(chunk.base, chunk.sent):
-                if (subject := chunk.messages.subject(index)).lower() == lowered:
-                    return subject
-        return None
+    def has_in_flight(self, subject: str) -> bool:
+        """Whether a message on ``subject`` is in flight."""
+        return any(
+            chunk.messages.subject(index) == subject
+            for chunk in self.chunks
+            for index in range(chunk.base, chunk.sent)
+        )

@@ -40,7 +40,7 @@ class AckRoute:
 
     def on_denied(self, subject: str | None, error: Exception) -> None:
         """The server denied an acknowledgement, if ``subject`` is that of one."""
-        if subject is not None and subject.startswith(_PREFIX.lower()) and not self._denied:
+        if subject is not None and subject.startswith(_PREFIX) and not self._denied:
             self._denied = True
             log.warning("acknowledgements are denied", subject=_PREFIX + ">", error=error)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,33 +26,15 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
+from tests.support.nats.changing_server import ChangingServer
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
 
-USER = '{ user: me, password: "%s", permissions: { subscribe: { deny: "%s" } } }'
-
-
-class WatchedSocket:
-    """A server whose configuration changes while it runs."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.write()
-        self.server = NatsServer(config=path, store=path.parent / "store")
-
-    def write(self, password: str = "right", deny: str = "nothing", more: str = "") -> None:
-        user = USER % (password, deny)
-        self._path.write_text(f"{more}\nauthorization {{ users: [ {user} ] }}\n")
-
-    def change(self, **to: str) -> None:
-        self.write(**to)
-        os.kill(self.server.pid, signal.SIGHUP)
-
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[WatchedSocket]:
-    guarded = WatchedSocket(tmp_path / "users.conf")
+def guarded(tmp_path: Path) -> Iterator[ChangingServer]:
+    guarded = ChangingServer(tmp_path)
     with guarded.server:
         yield guarded
 
@@ -69,7 +49,7 @@ async def opened(url: str, **more: Any) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-def as_me(guarded: WatchedSocket, **more: Any) -> Any:
+def as_me(guarded: ChangingServer, **more: Any) -> Any:
     return opened(guarded.server.url, user="me", password="right", **more)
 
 
@@ -122,7 +102,7 @@ async def test_renewal_does_not_need_read_loop_of_nats_py(shared_server: NatsSer
         assert connection.reconnects == 1
 
 
-async def test_user_refused_temporarily_reconnects(guarded: WatchedSocket) -> None:
+async def test_user_refused_temporarily_reconnects(guarded: ChangingServer) -> None:
     """All who wait get the reason, in bounded time; once it is put right, the connection lives."""
     # All who wait wait for so long.
     async with as_me(guarded, connect_timeout=3.0) as connection:
@@ -147,12 +127,12 @@ async def test_user_refused_temporarily_reconnects(guarded: WatchedSocket) -> No
             assert [entry.revision for entry in await watch.initial()] == [revision]
 
 
-async def test_permissions_granted_again(guarded: WatchedSocket) -> None:
+async def test_permissions_granted_again(guarded: ChangingServer) -> None:
     async with as_me(guarded) as connection:
         kv = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("b"))
         await kv.put("a", b"1")
         needs_reloads(connection)
-        guarded.change(deny="_INBOX.>")
+        guarded.change(permissions='subscribe: { deny: "_INBOX.>" }')
         await wait_until_async(lambda: connection._denied.inboxes, "the inbox is denied")
         for doing in (kv.get("a"), kv.put("a", b"2")):
             with pytest.raises(PermissionDeniedError, match="_INBOX"):
@@ -165,7 +145,7 @@ async def test_permissions_granted_again(guarded: WatchedSocket) -> None:
 
 
 async def test_subscription_limit_exceeded(
-    guarded: WatchedSocket, caplog: pytest.LogCaptureFixture
+    guarded: ChangingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first refusal is logged; later ones are errors. The other subscriptions continue."""
     guarded.server.stop()
