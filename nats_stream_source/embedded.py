@@ -125,11 +125,17 @@ class NatsServer:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            ConnectError: the process ended, or did not accept connections within 20 seconds; the
-                message includes the end of its log.
+            ConnectError: another process listens on the port; or the process ended, or did not
+                accept connections within 20 seconds: the message includes the end of its log.
         """
         if self._process is not None:
             raise RuntimeError(f"could not start the server: {self!r} is running already")
+        if self._accepts_connections():
+            self._remove_store()
+            raise ConnectError(
+                f"could not start nats-server: another process listens on port {self.port}; choose "
+                f"another port"
+            )
         self.store.mkdir(parents=True, exist_ok=True)
         command = [self._binary, "-a", "127.0.0.1", "-p", str(self.port), "-js"]
         command += ["-sd", str(self.store), "-l", str(self.store / "server.log")]
@@ -148,9 +154,17 @@ class NatsServer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 log = self.log
                 self.kill()
+                self._remove_store()
                 raise ConnectError(f"could not start nats-server; its log:\n{log[-2000:]}")
             time.sleep(0.02)
         return self
+
+    def _accepts_connections(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def _accepts_clients(self) -> bool:
         # An open port is not sufficient: the server sends INFO only when it accepts clients.
@@ -205,6 +219,9 @@ class NatsServer:
     def stop(self) -> None:
         """Shut the process down; removes the store if it is temporary."""
         self.terminate()
+        self._remove_store()
+
+    def _remove_store(self) -> None:
         if self._temporary:
             shutil.rmtree(self.store, ignore_errors=True)
 

@@ -10,6 +10,7 @@ one would get the credentials, so it is refused. A comma separates URLs and is i
 from __future__ import annotations
 
 import contextlib
+import socket
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from urllib.parse import unquote, urlsplit
@@ -74,7 +75,7 @@ class ServerUrl:
             host, port = "", None
         if not host or port == 0 or scheme not in _SCHEMES:
             raise ConfigurationError(
-                f"invalid value for 'servers': {without_credentials(url)!r} is not an address like "
+                f"invalid value for 'servers': {_shown(url)!r} is not an address like "
                 f"nats://host:4222",
                 settings=("servers",),
             )
@@ -99,6 +100,23 @@ class ServerUrl:
         return f"{self.scheme}://{self.address}{self.path}"
 
 
+def split_list(text: str) -> tuple[str, ...]:
+    """The URLs of a list that is separated by commas; empty elements are skipped.
+
+    Raises:
+        ConfigurationError: some URLs have user information and others do not. The error does not
+            contain the text: a password with a comma would be cut into two elements.
+    """
+    urls = tuple(url for element in text.split(",") if (url := element.strip()))
+    if len({"@" in url for url in urls}) > 1:
+        raise ConfigurationError(
+            "invalid value for 'servers': some URLs of the list have user information and others "
+            "do not; give it to each of them, and write a comma of a password as %2C",
+            settings=("servers",),
+        )
+    return urls
+
+
 def tls_name(host: str) -> str:
     """The name of ``host`` in its certificate: without the final dot, or the zone of an address."""
     return host.rstrip(".").partition("%")[0]
@@ -109,6 +127,8 @@ def _host(name: str) -> str:
     # Resolvers that read /etc/hosts do not find `localhost.`.
     if host.count(".") == 1:
         host = host.rstrip(".")
+    with contextlib.suppress(OSError):  # not an IPv4 address; in short forms only for sockets
+        host = socket.inet_ntoa(socket.inet_aton(host))
     with contextlib.suppress(ValueError):  # not an IPv6 address
         host = str(IPv6Address(host).ipv4_mapped or host)
     return f"[{host}]" if ":" in host else host
@@ -126,11 +146,24 @@ def without_credentials(url: str) -> str:
     return f"{scheme}://{_split(url)[2]}"
 
 
+def _shown(url: str) -> str:
+    """An invalid URL for its error; without what is not a port, which may be a password."""
+    shown = without_credentials(url)
+    host, _, port = shown.rpartition(":")
+    return shown if port.startswith(("//", "]")) or port.isdigit() else f"{host}:…"
+
+
 def _split(url: str) -> tuple[str, str, str]:
     """User information, ``@`` or nothing, and the rest.
 
     Not by urlsplit: it may not be able to parse the URL, whose errors must not contain a password.
+    An ``@`` in the path of a websocket is a part of the path.
     """
     url = url.strip()
     scheme, separator, rest = url.partition("://")
-    return (rest if separator else scheme).rpartition("@")
+    if not separator:
+        return scheme.rpartition("@")
+    path = rest.find("/") if scheme.lower() in WEBSOCKET else -1
+    end = len(rest) if path < 0 else path
+    user_info, at, address = rest[:end].rpartition("@")
+    return user_info, at, address + rest[end:]

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.server_url import split_list
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.jetstream import subjects
 from nats_stream_source.jetstream.api import JetStream
@@ -44,7 +45,7 @@ async def connect(
         ConnectError: no server accepted the connection within ``connect_timeout``.
     """
     of_connection = ConnectionSettings(
-        servers=tuple(servers.split(",") if isinstance(servers, str) else servers),
+        servers=split_list(servers) if isinstance(servers, str) else tuple(servers),
         api_prefix=subjects.api_prefix(api_prefix, domain),
         **settings,
     )

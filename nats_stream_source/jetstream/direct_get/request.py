@@ -140,7 +140,8 @@ async def send_request(
     await connection.wait_connected(connection.settings.connect_timeout)
     wait_seconds = IDLE_TIMEOUT if idle_timeout is None else idle_timeout
     is_batch = request is not None and bool(request.get("batch") or request.get("multi_last"))
-    payload = b"" if request is None else json.dumps(request).encode()
+    # Not as ``\u`` escapes: a subject that is not ASCII would be up to three times as long.
+    payload = b"" if request is None else json.dumps(request, ensure_ascii=False).encode()
     full_subject = f"{connection.settings.api_prefix}.{subject}"
     reply_to = connection.client.new_inbox()
     reconnects = connection.reconnects

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.server_url import ServerUrl, UserInfo
+from nats_stream_source.connection.server_url import ServerUrl, UserInfo, split_list
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import AuthorizationError, ConfigurationError, ConnectError, TlsError
@@ -126,6 +126,9 @@ async def test_scheme_in_upper_case_requires_tls(every_address: dict[str, Any]) 
         "ws://h": "ws://h",
         "wss://h/path?a=b": "wss://h/path?a=b",
         "ws://h/ß": "ws://h/ß",
+        "ws://u:p@h/x@y": "ws://h/x@y",
+        "ws://127.1:80": "ws://127.0.0.1:80",
+        "nats://0x7f000001": "nats://127.0.0.1:4222",
     }.items(),
 )
 def test_url_parsed(url: str, expected: str) -> None:
@@ -136,7 +139,7 @@ def test_url_parsed(url: str, expected: str) -> None:
     "url",
     [
         "", "nats://", "nats://:1", "nats://h:0", "nats://h:x", "nats://a..b", "http://h", "::1",
-        "u:secret@nats://h",
+        "u:secret@nats://h", "nats://u:secret", "u:secret", "ws://u:secret/@h",
     ],
 )  # fmt: skip
 def test_url_invalid(url: str) -> None:
@@ -151,6 +154,14 @@ def test_url_invalid(url: str) -> None:
 def test_url_contains_comma(url: str) -> None:
     with pytest.raises(ConfigurationError, match="contains a comma; give each server") as caught:
         ServerUrl.parse(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_list_of_urls() -> None:
+    assert split_list("nats://a, b:1,,") == ("nats://a", "b:1")
+    assert split_list("nats://u:p@a,t@b") == ("nats://u:p@a", "t@b")
+    with pytest.raises(ConfigurationError, match="write a comma of a password as %2C") as caught:
+        split_list("nats://u:secret,word@h")
     assert "secret" not in str(caught.value)
 
 
