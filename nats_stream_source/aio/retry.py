@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -47,17 +46,14 @@ class Backoff:
     Attributes:
         first: the first pause, in seconds; each further one is twice as long.
         longest: the longest pause, in seconds.
-        jitter: the part of a pause that is random; otherwise many callers would retry at once.
     """
 
     first: float = 0.05
     longest: float = 1.0
-    jitter: float = 0.0
 
     def pause(self, retries: int) -> float:
         """Return the pause, in seconds, after ``retries`` earlier retries without success."""
-        pause = min(self.first * 2.0 ** min(retries, _MAX_DOUBLINGS), self.longest)
-        return pause * (1 - self.jitter * random.random())
+        return min(self.first * 2.0 ** min(retries, _MAX_DOUBLINGS), self.longest)
 
 
 _BACKOFF = Backoff()

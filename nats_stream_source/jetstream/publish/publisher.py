@@ -27,17 +27,22 @@ from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
-    AckLostError,
     AckTimeoutError,
     ApiError,
     ConfigurationError,
     ConnectError,
-    MessageTooLargeError,
     NoStreamError,
     ProtocolError,
+    PublishError,
 )
 from nats_stream_source.jetstream.publish.in_flight import MessagesInFlight
-from nats_stream_source.jetstream.publish.pub_ack import PubAck, no_stream_error, too_many_messages
+from nats_stream_source.jetstream.publish.pub_ack import (
+    PubAck,
+    lost_error,
+    no_stream_error,
+    too_large_error,
+    too_many_messages,
+)
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
@@ -50,7 +55,8 @@ IN_FLIGHT = 1000
 
 _PONG_TIMEOUT = 2.0  # seconds
 _MAX_LOOP_DELAY = 0.1  # seconds; a wait that ends later shows that the event loop was blocked
-_BACKOFF = Backoff(0.25, 0.25, jitter=0.5)  # as in NATS's own clients
+_BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
+_MAX_REPEATED = 16  # messages in flight that a stream has rejected before (429)
 _NO_STREAM_ATTEMPTS = 3
 
 _NO_SUBJECT = re.compile(r"[\s\ud800-\udfff]")  # the rest is left to the server, as by nats-py
@@ -70,6 +76,7 @@ class Publisher:
     def __init__(self, connection: Connection, in_flight: int = IN_FLIGHT) -> None:
         self._connection = connection
         self._in_flight = MessagesInFlight(in_flight, connection.settings.request_timeout)
+        self._repeated = asyncio.Semaphore(_MAX_REPEATED)
         self._start_lock = asyncio.Lock()
         self._prefix = ""
         self._template: PubAck | None = None  # of the stream that stored the last messages
@@ -95,20 +102,25 @@ class Publisher:
         If no stream receives the subject, the message was not stored, and the publisher retries
         twice: while a stream elects its leader, or a server starts, it is unavailable for a moment.
         While the stream has too many messages to store (429), it retries for ``request_timeout``,
-        without the time in which the message waits for others.
+        without the time in which the message waits for others. Few messages are repeated at a time:
+        a thousand would exceed again what the stream accepts.
 
         Raises: as :meth:`send`, and as the future that it returns.
         """
-        loop, waited = asyncio.get_running_loop(), 0.0
+        loop, waited, rejected = asyncio.get_running_loop(), 0.0, False
 
         async def publish_once() -> PubAck:
-            nonlocal waited
-            message = await self.send(subject, payload, headers=headers)
-            started = loop.time()
-            try:
-                return await message
-            finally:
-                waited += loop.time() - started + _BACKOFF.longest
+            nonlocal waited, rejected
+            async with self._repeated if rejected else contextlib.nullcontext():
+                message = await self.send(subject, payload, headers=headers)
+                started = loop.time()
+                try:
+                    return await message
+                except PublishError as error:
+                    rejected = too_many_messages(error)
+                    raise
+                finally:
+                    waited += loop.time() - started + _BACKOFF.longest
 
         retries_left = iter(range(_NO_STREAM_ATTEMPTS - 1))
 
@@ -162,10 +174,7 @@ class Publisher:
         if self._inbox is None:
             await self._start()
         if size > client.max_payload:
-            raise MessageTooLargeError(
-                f"could not publish to {subject!r}: the message has {size} bytes, more than the "
-                f"server's max_payload of {client.max_payload}"
-            )
+            raise too_large_error(subject, size, client.max_payload)
         if not subject or _NO_SUBJECT.search(subject):
             raise ConfigurationError(
                 f"could not publish to {subject!r}: expected a subject without wildcards, "
@@ -342,12 +351,8 @@ class Publisher:
         control_line = self._connection.control_line
         for serial in serials:
             subject = self._in_flight[serial].subject
-            error: Exception = AckLostError(
-                f"could not confirm a message on {subject!r}: {reason}; the message may or may not "
-                f"be stored"
-            )
-            if control_line.refused(subject):
-                error = control_line.error(subject)
+            refused = control_line.refused(subject)
+            error = control_line.error(subject) if refused else lost_error(subject, reason)
             self._in_flight.complete(serial, error)
 
     def _fail_overdue(self) -> None:

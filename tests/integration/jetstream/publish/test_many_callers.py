@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
+import pytest
+
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckLostError, ConnectError
 from nats_stream_source.jetstream import KeyValue, KeyValueConfig, ObjectStore, connect
@@ -20,34 +22,46 @@ async def outcomes(work: Sequence[Awaitable[object]]) -> Counter[type]:
 
 
 async def test_connection_closes_while_messages_wait_for_their_turn(
-    shared_server: NatsServer,
+    nats_server: NatsServer,
 ) -> None:
-    async with connect(shared_server.url) as jetstream:
+    async with connect(nats_server.url) as jetstream:
         bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("closed"))
         await bucket.put("first", b"")
         publisher = jetstream.connection.service(Publisher)
-        puts = [asyncio.create_task(bucket.put(f"k{i}", b"")) for i in range(3 * IN_FLIGHT)]
-        await wait_until_async(lambda: publisher._in_flight.slots.locked(), "all turns are taken")
-        await jetstream.connection.close()
-        ended = await outcomes(puts)
-    assert set(ended) == {AckLostError, ConnectError}
-    assert ended[ConnectError] >= IN_FLIGHT
+        nats_server.pause()
+        try:
+            puts = [asyncio.create_task(bucket.put(f"k{i}", b"")) for i in range(3 * IN_FLIGHT)]
+            slots = publisher._in_flight.slots
+            await wait_until_async(slots.locked, "all turns are taken")
+            await jetstream.connection.close()
+            ended = await outcomes(puts)
+        finally:
+            nats_server.resume()
+    assert ended == {AckLostError: IN_FLIGHT, ConnectError: 2 * IN_FLIGHT}
 
 
-async def test_server_is_away_while_messages_wait_for_their_turn() -> None:
+async def test_server_is_away_while_messages_wait_for_their_turn(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The callers wait side by side, not each thousand after the one before it."""
-    with NatsServer() as server:
-        async with connect(server.url, request_timeout=1.0) as jetstream:
-            bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("away"))
-            await bucket.put("first", b"")
-            await asyncio.to_thread(server.kill)
-            online = jetstream.connection.online
-            await wait_until_async(lambda: not online.is_set(), "the connection is lost")
-            started = asyncio.get_running_loop().time()
-            puts = [bucket.put(f"k{i}", b"") for i in range(20 * IN_FLIGHT)]
-            assert await outcomes(puts) == {ConnectError: 20 * IN_FLIGHT}
-            # One after the other, they take 20 times the timeout.
-            assert asyncio.get_running_loop().time() - started < 10
+    async with connect(nats_server.url, request_timeout=1.0) as jetstream:
+        connection = jetstream.connection
+        bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("away"))
+        await bucket.put("first", b"")
+        await asyncio.to_thread(nats_server.kill)
+        await wait_until_async(lambda: not connection.online.is_set(), "the connection is lost")
+        wait, remaining = connection.wait_connected, list[float]()
+
+        async def wait_connected(seconds: float, waited: float = 0.0) -> None:
+            remaining.append(seconds - waited)
+            await wait(seconds, waited)
+
+        monkeypatch.setattr(connection, "wait_connected", wait_connected)
+        puts = [bucket.put(f"k{i}", b"") for i in range(5 * IN_FLIGHT)]
+        assert await outcomes(puts) == {ConnectError: 5 * IN_FLIGHT}
+        assert len(remaining) == 5 * IN_FLIGHT
+        # The time in which they waited for the others counts.
+        assert max(remaining[IN_FLIGHT:]) < 1.0
 
 
 async def test_full_buffer_while_messages_wait_for_their_turn(tmp_path: Path) -> None:
