@@ -41,12 +41,12 @@ from nats_stream_source.delta.cdc.rules import ScdType, SequenceBy
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableArgument
 from nats_stream_source.delta.merge import merge_changes
-from nats_stream_source.delta.session import is_connect
 from nats_stream_source.delta.table import Deletes
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.progress import add_listener, start_metrics
+from nats_stream_source.spark.session import is_connect
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

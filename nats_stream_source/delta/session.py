@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.version import __version__ as spark_version
 
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
+from nats_stream_source.spark.session import is_connect
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -105,11 +106,6 @@ def missing(spark: SparkSession) -> str | None:
         if value not in (spark.conf.get(name, None) or ""):
             return f"the session's setting {name} lacks {value}"
     return None
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is a client of a Spark Connect server, without a JVM of its own."""
-    return not hasattr(spark, "_jvm")
 
 
 def default_filesystem(spark: SparkSession) -> str | None:

@@ -151,11 +151,23 @@ class JetStream:
     async def last_seq(self, stream: str, filters: Sequence[str]) -> int:
         """The sequence of the leader's last message that matches a filter (none: all); or 0."""
 
+        messages = await self.last_messages(stream, filters or (">",))
+        return max((message.seq for message in messages), default=0)
+
+    async def last_messages(
+        self, stream: str, subjects: Sequence[str], limit: int = MAX_CONCURRENT
+    ) -> list[StoredMessage]:
+        """The leader's last message of each subject or filter that has one, in their order.
+
+        Args:
+            limit: the maximum number of concurrent requests.
+        """
+
         async def last(subject: str) -> StoredMessage | None:
             return await self.message(stream, last_by_subj=subject)
 
-        messages = await gather_limited(last, filters or (">",))
-        return max((message.seq for message in messages if message is not None), default=0)
+        found = await gather_limited(last, subjects, limit)
+        return [message for message in found if message is not None]
 
     async def api_level(self) -> int:
         """The API level of the server: 0 before 2.11, 1 from 2.11 on, higher for later versions."""

@@ -21,6 +21,8 @@ KEY_PATTERN = r"[-/_=a-zA-Z0-9]+(?:\.[-/_=a-zA-Z0-9]+)*"
 
 _KEY = re.compile(KEY_PATTERN)
 
+_TOKEN_PATTERNS = {"*": r"[^.]+", ">": r".+"}
+
 RESERVED = "_kv"
 """Prefix of the keys that ADR-8 reserves for internal use."""
 
@@ -93,6 +95,15 @@ def covering(filters: Sequence[str]) -> str:
             return ".".join([*found, ">"])
         found.append(tokens[0] if len(set(tokens)) == 1 else "*")
     return ".".join(found)
+
+
+def filter_pattern(filters: Iterable[str]) -> str:
+    """The regular expression (RE2) of the subjects that match one of ``filters``."""
+    patterns = (
+        r"\.".join(_TOKEN_PATTERNS.get(token) or re.escape(token) for token in one.split("."))
+        for one in filters
+    )
+    return f"(?s)^(?:{'|'.join(patterns)})$"
 
 
 def stream_of(bucket: str) -> str:

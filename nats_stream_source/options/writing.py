@@ -229,6 +229,11 @@ class KvWriteOptions:
     common: CommonWriteOptions
     codec: KvCodec = NO_CODEC
 
+    @property
+    def target(self) -> str:
+        """The name of the bucket, for logs and metrics."""
+        return self.bucket
+
 
 @dataclass(frozen=True, slots=True)
 class StreamWriteOptions:
@@ -246,6 +251,11 @@ class StreamWriteOptions:
     subjects: tuple[str, ...]
     common: CommonWriteOptions
     fast_ingest: bool = False
+
+    @property
+    def target(self) -> str:
+        """The name of the stream, for logs and metrics."""
+        return self.stream
 
 
 _QUERY_OPTIONS = (

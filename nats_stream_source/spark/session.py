@@ -79,11 +79,16 @@ def warn_of_missing_settings(spark: SparkSession) -> None:
         )
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a client of a Spark Connect server, without a JVM of its own."""
+    return not hasattr(spark, "_jvm")
+
+
 def missing_settings(spark: SparkSession) -> dict[str, str]:
     """The settings of :data:`SETTINGS` that the session was started without."""
-    if hasattr(spark, "_jvm"):
+    if is_connect(spark):
+        started = {name: spark.conf.get(name, None) or "" for name in SETTINGS}
+    else:
         # Those that the JVM was started with: a session accepts later values without an effect.
         started = dict(spark.sparkContext.getConf().getAll())
-    else:
-        started = {name: spark.conf.get(name, None) or "" for name in SETTINGS}
     return {name: value for name, value in SETTINGS.items() if started.get(name) != value}

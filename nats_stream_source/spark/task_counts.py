@@ -23,6 +23,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from nats_stream_source.metrics.active import recorder
 from nats_stream_source.metrics.counts import Counts, take
+from nats_stream_source.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -75,7 +76,7 @@ _passed_on: weakref.WeakKeyDictionary[SparkContext, Counts] = weakref.WeakKeyDic
 
 def counted_source(spark: SparkSession, source: type[DataSource]) -> type[DataSource]:
     """The class to register for ``source``: with the accumulator of the session's process."""
-    if not hasattr(spark, "_jvm"):  # a client of Spark Connect
+    if is_connect(spark):
         return source
     context = spark.sparkContext
     if context not in _accumulators:

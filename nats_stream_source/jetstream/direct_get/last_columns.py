@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.page import DirectGetPage
 from nats_stream_source.jetstream.direct_get.request import (
     ATTEMPTS,
@@ -139,11 +139,7 @@ class _Reader:
         return is_current and len(reply.page) > 0 and reply.is_from_stream(self._info.name)
 
     async def _read_from_leader(self, subjects: list[str]) -> pa.RecordBatch:
-        async def last(subject: str) -> StoredMessage | None:
-            return await self._jetstream.message(self._info.name, last_by_subj=subject)
-
-        responses = await gather_limited(last, subjects, _MAX_LEADER_REQUESTS)
-        found = [message for message in responses if message is not None]
+        found = await self._jetstream.last_messages(self._info.name, subjects, _MAX_LEADER_REQUESTS)
         headers = pa.array([message.headers for message in found], pa.binary())
         return pa.record_batch(
             [

@@ -20,9 +20,8 @@ list the subjects (``STREAM.INFO`` with ``subjects_filter``) and return the last
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 
-from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
@@ -58,7 +57,7 @@ class LastMessages(AsyncIterator[StoredMessage]):
 
     def __init__(self, jetstream: JetStream, request: LastMessagesRequest) -> None:
         self.up_to_seq: int | None = None
-        self._messages = last_messages(jetstream, request, self._set_up_to_seq)
+        self._messages = self._read(jetstream, request)
 
     def __repr__(self) -> str:
         return f"<LastMessages up_to_seq={self.up_to_seq}>"
@@ -73,38 +72,27 @@ class LastMessages(AsyncIterator[StoredMessage]):
         """End the read early."""
         await self._messages.aclose()
 
-    def _set_up_to_seq(self, seq: int | None) -> None:
-        self.up_to_seq = seq
-
-
-async def last_messages(
-    jetstream: JetStream,
-    request: LastMessagesRequest,
-    set_up_to_seq: Callable[[int | None], None],
-) -> AsyncGenerator[StoredMessage, None]:
-    """The messages that :meth:`DirectGet.last_for` yields.
-
-    Args:
-        set_up_to_seq: called with the sequence of their point in time.
-    """
-    incomplete_reader = None
-    if not request.complete:
-        incomplete_reader = LastMessagesReader(jetstream, request)
-        async with contextlib.aclosing(incomplete_reader.pages()) as pages:
+    async def _read(
+        self, jetstream: JetStream, request: LastMessagesRequest
+    ) -> AsyncGenerator[StoredMessage, None]:
+        incomplete_reader = None
+        if not request.complete:
+            incomplete_reader = LastMessagesReader(jetstream, request)
+            async with contextlib.aclosing(incomplete_reader.pages()) as pages:
+                async for page in pages:
+                    self.up_to_seq = incomplete_reader.up_to_seq
+                    for message in page:
+                        yield message
+            if not incomplete_reader.incomplete:
+                self.up_to_seq = incomplete_reader.up_to_seq
+                return
+        reader = _CompleteReader(jetstream, request, incomplete_reader)
+        async with contextlib.aclosing(reader.complete_pages()) as pages:
             async for page in pages:
-                set_up_to_seq(incomplete_reader.up_to_seq)
+                self.up_to_seq = reader.up_to_seq
                 for message in page:
                     yield message
-        if not incomplete_reader.incomplete:
-            set_up_to_seq(incomplete_reader.up_to_seq)
-            return
-    reader = _CompleteReader(jetstream, request, incomplete_reader)
-    async with contextlib.aclosing(reader.complete_pages()) as pages:
-        async for page in pages:
-            set_up_to_seq(reader.up_to_seq)
-            for message in page:
-                yield message
-    set_up_to_seq(reader.up_to_seq)
+        self.up_to_seq = reader.up_to_seq
 
 
 class _CompleteReader(LastMessagesReader):
@@ -280,13 +268,8 @@ class _CompleteReader(LastMessagesReader):
             if len(names) > MAX_SUBJECTS:
                 raise too_many_subjects_error(request.stream, request.subjects)
 
-        async def last_message(name: str) -> StoredMessage | None:
-            return await self._jetstream.message(request.stream, last_by_subj=name)
-
         unseen = sorted(names - self._seen_subjects)
-        responses = await gather_limited(last_message, unseen, _MAX_IN_FLIGHT)
-        # None: the message was removed after the leader listed the subjects.
-        messages = [message for message in responses if message is not None]
+        messages = await self._jetstream.last_messages(request.stream, unseen, _MAX_IN_FLIGHT)
         return self._without_seen(sorted(messages, key=lambda message: message.seq))
 
 

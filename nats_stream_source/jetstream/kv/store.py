@@ -14,11 +14,9 @@ from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
     ApiError,
     BucketExistsError,
-    BucketNotFoundError,
     ConfigurationError,
     KeyExistsError,
     ServerTooOldError,
-    StreamNotFoundError,
     TtlNotSupportedError,
     WrongLastSequenceError,
 )
@@ -53,7 +51,6 @@ from nats_stream_source.jetstream.subjects import (
     RESERVED,
     is_literal,
     stream_of,
-    validate_bucket,
     validate_written_key,
 )
 from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
@@ -144,14 +141,8 @@ class KeyValue(ReadOnlyKeyValue):
         Raises:
             BucketNotFoundError: the bucket does not exist.
         """
-        stream = stream_of(validate_bucket(bucket))
-        try:
-            await jetstream.call(f"STREAM.DELETE.{stream}")
-        except StreamNotFoundError as error:
-            raise BucketNotFoundError(
-                f"could not delete bucket: bucket {bucket!r} does not exist; check 'bucket'",
-                settings=("bucket",),
-            ) from error
+        with bucket_errors(jetstream, bucket):
+            await jetstream.call(f"STREAM.DELETE.{stream_of(bucket)}")
 
     def read_only(self) -> ReadOnlyKeyValue:
         """The same bucket without the methods that write."""

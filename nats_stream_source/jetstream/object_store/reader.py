@@ -208,10 +208,9 @@ class ObjectReader:
         if (await self.jetstream.stream_info(self.stream)).last_seq > stream.last_seq:
             # An object that was replaced before its delivery is after the range now.
             subjects = await self.jetstream.subjects(self.stream, all_meta_subject(self.bucket))
-            for subject in sorted(filter(is_literal, subjects - infos.keys())):
-                message = await self.jetstream.message(self.stream, last_by_subj=subject)
-                if message is not None:
-                    infos[subject] = ObjectInfo.of(message)
+            missing = sorted(filter(is_literal, subjects - infos.keys()))
+            for message in await self.jetstream.last_messages(self.stream, missing):
+                infos[message.subject] = ObjectInfo.of(message)
         return sorted(infos.values(), key=lambda info: info.sequence)
 
     async def _get_link_target(self, link: ObjectInfo) -> bytes:

@@ -12,19 +12,17 @@ stream.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.jetstream.subjects import covering, is_literal
+from nats_stream_source.jetstream.subjects import covering, filter_pattern, is_literal
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.framing.frames import Frames
 
 _FIXED_IN = (2, 15)
-_TOKEN_PATTERNS = {"*": r"[^.]+", ">": r".+"}
 
 
 def needs_merged_filter(connection: Connection) -> bool:
@@ -46,9 +44,9 @@ class MergedFilter:
     def __init__(self, filters: Sequence[str]) -> None:
         self.subject = covering(filters)
         literals = [subject for subject in filters if is_literal(subject)]
-        patterns = [_pattern(subject) for subject in filters if not is_literal(subject)]
+        wild = [subject for subject in filters if not is_literal(subject)]
         self._literals = pa.array(literals, pa.string())
-        self._pattern = f"(?s)^(?:{'|'.join(patterns)})$" if patterns else None
+        self._pattern = filter_pattern(wild) if wild else None
 
     def __repr__(self) -> str:
         return f"<MergedFilter {self.subject}>"
@@ -62,10 +60,3 @@ class MergedFilter:
         if self._pattern is not None:
             mask = pc.or_(mask, pc.match_substring_regex(names, self._pattern))
         return frames.select(mask.to_numpy(zero_copy_only=False))
-
-
-def _pattern(subject: str) -> str:
-    """The regular expression of a filter with wildcards."""
-    return r"\.".join(
-        _TOKEN_PATTERNS.get(token) or re.escape(token) for token in subject.split(".")
-    )

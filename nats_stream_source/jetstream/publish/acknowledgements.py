@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import MessageTooLargeError, NatsSourceError
+from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.jetstream.publish.pub_ack import too_large_error
 from nats_stream_source.jetstream.publish.window import Window
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
@@ -73,10 +74,7 @@ class Acknowledgements(ABC):
         if int(sizes.max()) <= limit:
             return sizes
         first = int((sizes > limit).argmax())
-        raise MessageTooLargeError(
-            f"could not publish to {messages.subject(first)!r}: the message has {sizes[first]} "
-            f"bytes, more than the server's max_payload of {limit}"
-        )
+        raise too_large_error(messages.subject(first), int(sizes[first]), limit)
 
     @abstractmethod
     def process(self, frames: Frames) -> None:

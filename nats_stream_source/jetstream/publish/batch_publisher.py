@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import ApiError, ProtocolError, UnexpectedStreamError
+from nats_stream_source.errors import ApiError, ProtocolError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
-from nats_stream_source.jetstream.publish.pub_ack import PubAck, no_stream_error
+from nats_stream_source.jetstream.publish.pub_ack import (
+    PubAck,
+    no_stream_error,
+    unexpected_stream_error,
+)
 from nats_stream_source.jetstream.publish.rejection import (
     Rejection,
     is_transient_rejection,
@@ -119,10 +123,7 @@ class _PubAcks(Acknowledgements):
             self.failure = error
             return
         if ack.stream != self.stream:
-            self.failure = UnexpectedStreamError(
-                f"could not publish to stream {self.stream!r}: stream {ack.stream!r} has stored "
-                f"the message on {subject!r}; publish to a subject of {self.stream!r}"
-            )
+            self.failure = unexpected_stream_error(self.stream, ack.stream, subject)
             return
         new = self._add_stored(chunk, np.array([index]))
         if ack.duplicate:

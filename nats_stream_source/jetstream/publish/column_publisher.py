@@ -39,6 +39,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
+from nats_stream_source.jetstream.publish.pub_ack import lost_error
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.publish.frames import MessageColumns
 
@@ -262,10 +263,8 @@ class ColumnPublisher:
             self._acks.failure = denied_error(subject)
 
     def _lost_error(self) -> AckLostError:
-        return AckLostError(
-            f"could not confirm a message on {self._acks.window.first_subject()!r}: the connection "
-            f"was lost before the PubAck arrived; the message may or may not be stored"
-        )
+        subject = self._acks.window.first_subject()
+        return lost_error(subject, "the connection was lost before the PubAck arrived")
 
     def _timeout_error(self) -> AckTimeoutError:
         settings = self._connection.settings

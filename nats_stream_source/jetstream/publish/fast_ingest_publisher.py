@@ -30,13 +30,16 @@ from nats_stream_source.errors import (
     FastIngestNotSupportedError,
     NatsSourceError,
     ProtocolError,
-    UnexpectedStreamError,
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
-from nats_stream_source.jetstream.publish.pub_ack import no_stream_error, publish_error
+from nats_stream_source.jetstream.publish.pub_ack import (
+    no_stream_error,
+    publish_error,
+    unexpected_stream_error,
+)
 from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
 from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk
 from nats_stream_source.wire.framing.frames import Frames
@@ -118,10 +121,7 @@ class _BatchAcks(Acknowledgements):
         """Process a response to message ``index``; message ``start`` is the batch's first one."""
         subject = chunk.messages.subject(index)
         if response.stream not in (None, self.stream):
-            self.failure = UnexpectedStreamError(
-                f"could not publish to stream {self.stream!r}: stream {response.stream!r} has "
-                f"received the message on {subject!r}; publish to a subject of {self.stream!r}"
-            )
+            self.failure = unexpected_stream_error(self.stream, str(response.stream), subject)
         elif response.kind in (ResponseKind.ACK, ResponseKind.END):
             self._process_ack(chunk, start, response, current)
         elif current and response.kind is ResponseKind.GAP:

@@ -17,12 +17,14 @@ from nats_stream_source.err_codes import (
     WRONG_LAST_SEQUENCE_OF_OLD_SERVERS,
 )
 from nats_stream_source.errors import (
+    AckLostError,
     MessageTooLargeError,
     NoStreamError,
     ProtocolError,
     PublishError,
     StreamFullError,
     TtlNotSupportedError,
+    UnexpectedStreamError,
     WrongLastSequenceError,
 )
 
@@ -94,6 +96,30 @@ def publish_error(subject: str, error: Mapping[str, Any]) -> PublishError:
         last_seq = int(match[1]) if match else None
         return WrongLastSequenceError(message, code, err_code, last_seq)
     return _ERRORS_BY_CODE.get(err_code, PublishError)(message, code, err_code)
+
+
+def too_large_error(subject: str, size: int, limit: int) -> MessageTooLargeError:
+    """The error for a message on ``subject`` that exceeds the server's ``max_payload``."""
+    return MessageTooLargeError(
+        f"could not publish to {subject!r}: the message has {size} bytes, more than the server's "
+        f"max_payload of {limit}"
+    )
+
+
+def lost_error(subject: str, reason: str) -> AckLostError:
+    """The error for a message in flight whose PubAck cannot arrive any more."""
+    return AckLostError(
+        f"could not confirm a message on {subject!r}: {reason}; the message may or may not be "
+        f"stored"
+    )
+
+
+def unexpected_stream_error(expected: str, found: str, subject: str) -> UnexpectedStreamError:
+    """The error for a message on ``subject`` that another stream has stored."""
+    return UnexpectedStreamError(
+        f"could not publish to stream {expected!r}: stream {found!r} has stored the message on "
+        f"{subject!r}; publish to a subject of {expected!r}"
+    )
 
 
 def too_many_messages(error: BaseException) -> bool:

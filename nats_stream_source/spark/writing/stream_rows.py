@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pyarrow.compute as pc
 
 from nats_stream_source.errors import InvalidNameError
 from nats_stream_source.jetstream.publish.pub_ack import MSG_ID
+from nats_stream_source.jetstream.subjects import filter_pattern
 from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
@@ -40,7 +40,7 @@ class StreamRowEncoder(RowEncoder):
     ) -> None:
         super().__init__(f"stream {stream!r}", ids, max_message_size, unsendable)
         self._subject = subject
-        self._filters = _filter_pattern(filters) if filters else None
+        self._filters = filter_pattern(filters) if filters else None
         self._expected = ", ".join(repr(one) for one in filters)
 
     def encode(self, batch: pa.RecordBatch, position: Position) -> MessageColumns:
@@ -86,14 +86,3 @@ class StreamRowEncoder(RowEncoder):
         if ids is not None:
             fields.append(headers.field(MSG_ID, ids))
         return self._messages(subjects, "", payloads, fields, position)
-
-
-def _filter_pattern(filters: Sequence[str]) -> str:
-    patterns = []
-    for one in filters:
-        tokens = [
-            "[^.]+" if token == "*" else ".+" if token == ">" else re.escape(token)
-            for token in one.split(".")
-        ]
-        patterns.append(r"\.".join(tokens))
-    return f"^(?:{'|'.join(patterns)})$"

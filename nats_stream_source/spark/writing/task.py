@@ -93,9 +93,7 @@ def write_task(
             if changed := sink.encoder.changed_headers:
                 log.warning(
                     "headers that cannot be sent were changed",
-                    target=options.bucket
-                    if isinstance(options, KvWriteOptions)
-                    else options.stream,
+                    target=options.target,
                     headers=changed,
                     how=options.common.unsendable_headers.value,
                 )

@@ -31,12 +31,12 @@ from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import count, take
 from nats_stream_source.metrics.table import SINK_ACKS, SINK_CONFLICTS, SINK_DUPLICATES, SINK_ROWS
 from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
+from nats_stream_source.spark.task_counts import QUERY_ID, TaskCounts
 from nats_stream_source.spark.tasks import exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.spark.task_counts import TaskCounts
 
 log = field_logger(__name__)
 
@@ -45,7 +45,7 @@ STREAM_WRITER: Any = getattr(
 )
 """Spark's writer of streaming queries: since Spark 4.1, the one that passes record batches."""
 
-_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+_BATCH_ID = "streaming.sql.batchId"
 _ROWS = 10_000  # of a record batch that is collected from rows, as Spark's own
 
 
@@ -91,7 +91,7 @@ class NatsStreamWriter(STREAM_WRITER):  # type: ignore[misc]  # the base depends
         """Write the rows of one task; returns when each one has its PubAck."""
         context = TaskContext.get()
         assert context is not None, "Spark calls writers in tasks"
-        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
         # Without them (a vendor's Spark) the ids of a repeated micro-batch differ: rows are stored
         # twice, and none is lost.
         job = f"{query}.{batch}" if query and batch else uuid.uuid4().hex[:16]
@@ -101,7 +101,7 @@ class NatsStreamWriter(STREAM_WRITER):  # type: ignore[misc]  # the base depends
             return _write(self._options, batches, job)
         take()
         message = _write(self._options, batches, job)
-        target = _target(self._options)
+        target = self._options.target
         count(SINK_ROWS, target, amount=message.stored + message.skipped)
         count(SINK_ACKS, target, amount=message.stored)
         count(SINK_DUPLICATES, target, amount=message.duplicates)
@@ -137,10 +137,6 @@ def _record_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.Reco
         yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
 
 
-def _target(options: KvWriteOptions | StreamWriteOptions) -> str:
-    return options.bucket if isinstance(options, KvWriteOptions) else options.stream
-
-
 def _report(
     options: KvWriteOptions | StreamWriteOptions,
     messages: Sequence[WriterCommitMessage | None],
@@ -151,7 +147,7 @@ def _report(
     log.log(
         logging.WARNING if skipped else logging.DEBUG,
         "rows were skipped because of conflicts" if skipped else "rows were written",
-        target=_target(options),
+        target=options.target,
         batch=batch,
         stored=sum(message.stored for message in done),
         duplicates=sum(message.duplicates for message in done),

@@ -15,7 +15,7 @@ replies are split at their dots, all at once: :func:`with_acks`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -63,10 +63,6 @@ class AckTokens:
             f"<AckTokens {len(self)}, stream_seq {self.stream_seq[0]}..{self.stream_seq[-1]}, "
             f"consumer_seq {self.consumer_seq[0]}..{self.consumer_seq[-1]}>"
         )
-
-    def select(self, index: NDArray[np.bool_] | Integers | slice) -> AckTokens:
-        """Return the tokens of some frames; ``index`` as for :meth:`Frames.select`."""
-        return AckTokens(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 def is_delivery(frames: Frames) -> NDArray[np.bool_]:

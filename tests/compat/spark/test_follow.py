@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from nats_stream_source.delta import follow
-from nats_stream_source.delta.session import is_connect
+from nats_stream_source.spark.session import is_connect
 from tests.support.log_fields import parse_fields
 from tests.support.spark.scenario import Create, Put, Scene, play
 from tests.support.wait import wait_until

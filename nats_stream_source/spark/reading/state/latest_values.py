@@ -27,7 +27,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pyarrow as pa
 
 from nats_stream_source.aio.retry import retry_transient
-from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import (
     StoredMessage,
     as_delivered,
@@ -105,15 +104,10 @@ async def _missing_messages(
     for index in range(0, len(missing), size):
         some = missing[index : index + size]
 
-        async def last_messages(names: Sequence[str] = some) -> list[StoredMessage | None]:
-            jetstream = await connection.jetstream()
-            return await gather_limited(
-                lambda name: jetstream.message(stream, last_by_subj=name), names
-            )
+        async def last_messages(names: Sequence[str] = some) -> list[StoredMessage]:
+            return await (await connection.jetstream()).last_messages(stream, names)
 
-        responses = await retry_transient(last_messages, timeout)
-        messages = [message for message in responses if message is not None]
-        if messages:
+        if messages := await retry_transient(last_messages, timeout):
             delivered = [
                 as_delivered(message, headers_only=request.headers_only) for message in messages
             ]
