@@ -41,8 +41,9 @@ from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
 from benchmarks.support.machine import OtherProcesses, machine
 from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import RawConnection, drain, fill
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.connection.connection import Connection
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.kv.store import KeyValue
@@ -108,15 +109,10 @@ async def measure(rows: int, rounds: int) -> Outcome:
         fill_bucket(server.port, "bench", entries(rows, max(rows // 10, 1)), history=64)
         fill_bucket(server.port, "few", entries(few, max(few // 10, 1)), history=64)
         expected = await asyncio.to_thread(drain, server.port, "KV_bench", rows)
-        connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
-        client = await nats.connect(server.url)
-        try:
+        async with connect(server.url) as jetstream, await nats.connect(server.url) as client:
             results: list[Result] = []
-            for what, ways in _ways(server.port, rows, few, expected, connection, client).items():
+            for what, ways in _ways(server.port, rows, few, expected, jetstream, client).items():
                 results += await _alternate(what, ways, rounds)
-        finally:
-            await client.close()
-            await connection.close()
     return Outcome(results, others.as_dict())
 
 
@@ -138,10 +134,8 @@ async def _alternate(what: str, ways: dict[str, tuple[int, Way]], rounds: int) -
 
 
 def _ways(
-    port: int, rows: int, few: int, expected: int, connection: Connection, client: Client
+    port: int, rows: int, few: int, expected: int, jetstream: JetStream, client: Client
 ) -> dict[str, dict[str, tuple[int, Way]]]:
-    jetstream = JetStream(connection)
-
     async def bare_push() -> int:
         await asyncio.to_thread(drain, port, "KV_bench", rows, expected)
         return rows
@@ -166,7 +160,7 @@ def _ways(
         },
         "put": {
             BARE: (few, lambda: asyncio.to_thread(_bare_put, port, few)),
-            "Publisher": (few, lambda: _put(connection, few)),
+            "Publisher": (few, lambda: _put(jetstream.connection, few)),
             NATS_PY: (few, lambda: _nats_py_put(client, few)),
         },
     }

@@ -118,9 +118,10 @@ async def measure(
         create_bucket(server.port, "bench", history=64)
         fast = raw_publish.create_fast_stream(server.port, bucket_config("fast", 64))
         ways = [way for way in ways if fast or way not in _ALL_FAST]
-        connection = await Connection.open(ConnectionSettings(servers=(server.url,)))
-        client = await nats.connect(server.url)
-        try:
+        async with (
+            await Connection.open(ConnectionSettings(servers=(server.url,))) as connection,
+            await nats.connect(server.url) as client,
+        ):
             for turn in range(rounds + 1):
                 for way in ways:
                     task = _Task(server, connection, client, batches, f"{turn}-{way[:2]}", ids)
@@ -133,9 +134,6 @@ async def measure(
                     own, other = watch.own_cpu / count * 1e9, watch.other_cpu / count * 1e9
                     if turn:  # the first round warms up
                         runs.setdefault(way, []).append(Run(count / watch.wall, own, other))
-        finally:
-            await client.close()
-            await connection.close()
     medians = {
         way: Run(*(statistics.median(getattr(one, name) for one in found) for name in _FIELDS))
         for way, found in runs.items()

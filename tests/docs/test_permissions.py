@@ -369,8 +369,7 @@ CREATING = {
 async def use_keys(server: NatsServer, user: str, key: str = "a.own") -> None:
     """What a program does with single keys."""
     settings = connection_settings(parse(options(server, user), CONNECTION))
-    connection = await Connection.open(settings)
-    try:
+    async with await Connection.open(settings) as connection:
         kv = await KeyValue.open(JetStream(connection), "fleet")
         revision = await kv.put(key, b"1")
         assert (await kv.get(key, min_last_revision=revision)).value == b"1"
@@ -381,8 +380,6 @@ async def use_keys(server: NatsServer, user: str, key: str = "a.own") -> None:
             await kv.create(key, b"4")
         assert (await kv.get(key)).revision == created
         await kv.purge(key)
-    finally:
-        await connection.close()
 
 
 def test_key_value_program_permissions_suffice(server: NatsServer) -> None:

@@ -22,7 +22,7 @@ from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream import connect
 from tests.support.attack_target import PATIENCE, deadline, peak, read
 from tests.support.nats.certificates import Authority, Pair
 from tests.support.nats.rogue_server import Rogue, greeting, message
@@ -147,15 +147,12 @@ async def test_servers_that_are_announced_without_end() -> None:
     )
 
     async def work(url: str) -> int:
-        connection = await Connection.open(ConnectionSettings(servers=(url,)))
-        try:
+        async with await Connection.open(ConnectionSettings(servers=(url,))) as connection:
             while await connection.alive(60):
                 if len(connection.client._server_pool) >= 1000:
                     break
             await connection.alive(60)
             return len(connection.client._server_pool)
-        finally:
-            await connection.close()
 
     with Rogue(after_pong=many) as rogue, deadline():
         assert await work(rogue.url) == 1000
@@ -191,15 +188,12 @@ async def test_connection_survives_unreadable_info(
         return garbage.replace(b" 1 1\r", b" " + sid + b" 1\r")
 
     async def work(url: str) -> int:
-        connection = await Connection.open(ConnectionSettings(servers=(url,), request_timeout=3))
-        try:
+        async with connect(url, request_timeout=3) as jetstream:
             with contextlib.suppress(NatsSourceError):
-                await JetStream(connection).call("INFO")
-            await connection.wait_connected(60)
-            await retry_transient(lambda: JetStream(connection).call("INFO"), 60)
-            return connection.reconnects
-        finally:
-            await connection.close()
+                await jetstream.call("INFO")
+            await jetstream.connection.wait_connected(60)
+            await retry_transient(lambda: jetstream.call("INFO"), 60)
+            return jetstream.connection.reconnects
 
     with Proxy(shared_server.port, verdict) as proxy, deadline():
         assert await work(proxy.url) == 1
@@ -211,16 +205,13 @@ async def test_connection_survives_invalid_greeting(name: str) -> None:
     """At a reconnect: the next attempt is made, and the one after that."""
 
     async def work(rogue: Rogue) -> None:
-        connection = await Connection.open(ConnectionSettings(servers=(rogue.url,)))
-        try:
+        async with await Connection.open(ConnectionSettings(servers=(rogue.url,))) as connection:
             rogue.greets = GREETINGS[name]
             connection.reconnect()
             while len(rogue.received) < 4:  # noqa: ASYNC110  (another thread's)
                 await asyncio.sleep(0.01)
             rogue.greets = greeting()
             await connection.wait_connected(60)
-        finally:
-            await connection.close()
 
     with Rogue() as rogue, deadline():
         await work(rogue)
@@ -303,15 +294,12 @@ async def test_tls_connection_ignores_unencrypted_info(tmp_path: Path) -> None:
         settings = ConnectionSettings(
             servers=(url,), tls_ca_file=ca.path, connect_timeout=60, **WHO
         )
-        connection = await Connection.open(settings)
-        try:
+        async with await Connection.open(settings) as connection:
             for times in range(1, 6):  # nats-py picks one of those it knows
                 connection.reconnect()
                 await connection.wait_connected(60)
                 assert connection.reconnects == times
             return [one.uri.netloc for one in connection.client._server_pool]
-        finally:
-            await connection.close()
 
     with NatsServer(config=config) as real, Elsewhere(other) as elsewhere:
         lie = greeting(
@@ -331,11 +319,8 @@ async def test_plain_connection_follows_cluster_info() -> None:
         there = f"127.0.0.2:{other.port}"
 
         async def work(url: str) -> list[str]:
-            connection = await Connection.open(ConnectionSettings(servers=(url,)))
-            try:
+            async with await Connection.open(ConnectionSettings(servers=(url,))) as connection:
                 return [one.uri.netloc for one in connection.client._server_pool]
-            finally:
-                await connection.close()
 
         said = greeting(connect_urls=[there, "not an address", "[:::]:1"])
         with Rogue(said) as rogue, deadline():

@@ -42,11 +42,8 @@ def guarded(tmp_path: Path) -> Iterator[ChangingServer]:
 @asynccontextmanager
 async def opened(url: str, **more: Any) -> AsyncIterator[Connection]:
     more = {"connect_timeout": 20.0, "request_timeout": 3.0, **more}
-    connection = await Connection.open(ConnectionSettings(servers=(url,), **more))
-    try:
+    async with await Connection.open(ConnectionSettings(servers=(url,), **more)) as connection:
         yield connection
-    finally:
-        await connection.close()
 
 
 def as_me(guarded: ChangingServer, **more: Any) -> Any:

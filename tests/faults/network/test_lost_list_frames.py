@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream import KeyValue, connect
 from nats_stream_source.jetstream.ordered import reader
+from tests.integration.jetstream.kv.watches import opened
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.proxy.fault_proxy import Proxy, Twice
 from tests.support.proxy.verdicts import Share
@@ -28,12 +26,6 @@ def bucket(shared_server: NatsServer) -> str:
     return "long"
 
 
-@asynccontextmanager
-async def opened(proxy: Proxy, bucket: str) -> AsyncIterator[KeyValue]:
-    async with connect(proxy.url) as jetstream:
-        yield await KeyValue.open(jetstream, bucket)
-
-
 FAULTS = {
     "0.4 % lost": Share(0.004, seed=1),
     "1 % lost": Share(0.01, seed=2),
@@ -45,7 +37,7 @@ FAULTS = {
 async def test_watch_receives_every_key(shared_server: NatsServer, bucket: str, how: str) -> None:
     fault = FAULTS[how]
     with Proxy(shared_server.port, fault) as proxy:
-        async with opened(proxy, bucket) as kv:
+        async with opened(proxy.url, bucket) as kv:
             found: list[tuple[str, bytes, int]] = []
             async with kv.watch() as watch:
                 async for entry in watch:
@@ -67,7 +59,7 @@ async def test_few_rows_may_wait_in_memory(
     monkeypatch.setattr(reader, "_MAX_HELD_BYTES", 30_000)
     fault = Share(0.004, seed=4)
     with Proxy(shared_server.port, fault) as proxy:
-        async with opened(proxy, bucket) as kv:
+        async with opened(proxy.url, bucket) as kv:
             keys = await asyncio.wait_for(kv.keys(), 120)
         assert fault.done > 5
     assert sorted(keys) == sorted(f"k{i}" for i in range(KEYS))

@@ -29,6 +29,7 @@ from nats_stream_source.errors import (
     ServerTooOldError,
     StreamNotFoundError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig
 from nats_stream_source.jetstream.direct_get.client import DirectGet
@@ -82,6 +83,12 @@ class Place:
     owner: str
     settings: ConnectionSettings
 
+    @asynccontextmanager
+    async def jetstream(self) -> AsyncIterator[JetStream]:
+        """JetStream through the prefix."""
+        async with await Connection.open(self.settings) as connection:
+            yield JetStream(connection)
+
 
 def _imported(**variant: bool) -> Iterator[Place]:
     with adr19_server(object_store=True, **variant) as accounts:
@@ -114,15 +121,6 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield place
 
 
-@asynccontextmanager
-async def connected(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
-    connection = await Connection.open(settings)
-    try:
-        yield JetStream(connection)
-    finally:
-        await connection.close()
-
-
 async def read(place: Place, end: int = ROWS, **more: Any) -> tuple[list[int], OrderedReader]:
     """Read the bucket through the prefix: stream sequences, and the reader at its end."""
     link = ReusableConnection(place.settings)
@@ -140,7 +138,7 @@ async def read(place: Place, end: int = ROWS, **more: Any) -> tuple[list[int], O
 
 
 async def test_stream_info_and_messages(place: Place) -> None:
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         info = await jetstream.stream_info("KV_map")
         assert (info.name, info.last_seq) == ("KV_map", ROWS)
         message = await jetstream.message("KV_map", last_by_subj="$KV.map.k7")
@@ -152,7 +150,7 @@ async def test_stream_info_and_messages(place: Place) -> None:
 
 
 async def test_direct_get(place: Place) -> None:
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         direct = DirectGet(jetstream, "KV_map")
         assert (await direct.get(5)).subject == "$KV.map.k4"
         assert (await direct.last("$KV.map.k7")).seq == ROWS - 92
@@ -163,7 +161,7 @@ async def test_direct_get(place: Place) -> None:
 
 
 async def test_direct_get_of_many(place: Place) -> None:
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         direct = DirectGet(jetstream, "KV_map")
         batch = direct.batch("$KV.map.k7", batch=3)
         last = direct.last_for(["$KV.map.k7", "$KV.map.k9"])
@@ -185,7 +183,7 @@ async def test_key_value(place: Place) -> None:
     create_bucket(place.owner, "kv", history=5)
 
     try:
-        async with connected(place.settings) as jetstream:
+        async with place.jetstream() as jetstream:
             bucket = await KeyValue.open(jetstream, "kv")
             assert await bucket.put("a.b", b"1") == 1
             assert await bucket.create("c", b"1") == 2
@@ -212,7 +210,7 @@ async def test_key_value(place: Place) -> None:
 
 async def test_account_info(place: Place) -> None:
     """ADR-19, "Testing": the account that is reached, not that of the user."""
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         found = await jetstream.call("INFO")
     assert found["streams"] == api(place.owner, "INFO")["streams"] >= 1
     assert found.get("domain") == api(place.owner, "INFO").get("domain")
@@ -225,7 +223,7 @@ async def test_prefix_is_removed_on_arrival(place: Place) -> None:
     """
     create_bucket(place.owner, "bin")
     try:
-        async with nats_client(place.owner) as owner, connected(place.settings) as jetstream:
+        async with nats_client(place.owner) as owner, place.jetstream() as jetstream:
             heard = await owner.subscribe("$KV.bin.>")
             await flushed(owner)
             await owner.publish("$JS.API.$KV.bin.not", b"")
@@ -242,7 +240,7 @@ async def test_prefix_is_removed_on_arrival(place: Place) -> None:
 
 
 async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("made"))
         await bucket.put("k", b"v")
         await KeyValue.open(jetstream, "made")
@@ -252,7 +250,7 @@ async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
 
 async def test_rank_through_prefix(place: Place) -> None:
     """Without an import of several responses EOB does not arrive: a consumer is created instead."""
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         assert (await count_messages(jetstream, "KV_map", 1001, ("$KV.map.k7",))).messages == 10
         assert (await count_messages(jetstream, "KV_map", 1001, ())).messages == ROWS - 1000
     assert consumers(place.owner, "map") == []
@@ -269,7 +267,7 @@ async def test_ordered_reading(place: Place, request: pytest.FixtureRequest) -> 
 
 async def test_subscriptions(place: Place) -> None:
     """Where the import allows one response, a pull request receives one message."""
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         config = ConsumerConfig(ack_policy="none")
         async with await subscribe(jetstream, "$KV.map.k7", config=config) as push:
             assert [(await push.next(10)).metadata.stream_seq for _ in range(3)] == [8, 108, 208]
@@ -289,8 +287,7 @@ async def test_subscriptions(place: Place) -> None:
 
 async def test_account_i_has_no_jetstream_of_its_own() -> None:
     with adr19_server() as accounts:
-        settings = ConnectionSettings(servers=(accounts.importer,))
-        async with connected(settings) as jetstream:
+        async with connect(accounts.importer) as jetstream:
             with pytest.raises(JetStreamNotEnabledError):
                 await jetstream.stream_info("KV_map")
 
@@ -317,7 +314,7 @@ async def test_import_without_prefix_competes_with_own_jetstream(
     )
     with NatsServer(config=config) as server:
         create_bucket(with_user(server.url, "a"), "map")
-        async with connected(ConnectionSettings(servers=(with_user(server.url, "i"),))) as of_i:
+        async with connect(with_user(server.url, "i")) as of_i:
 
             async def found() -> bool:
                 try:
@@ -330,8 +327,7 @@ async def test_import_without_prefix_competes_with_own_jetstream(
 
 @pytest.mark.parametrize("prefix", ["fromB", "$JS.nowhere.API"])
 async def test_prefix_without_target(place: Place, prefix: str) -> None:
-    settings = ConnectionSettings(servers=place.settings.servers, api_prefix=prefix)
-    async with connected(settings) as jetstream:
+    async with connect(place.settings.servers, api_prefix=prefix) as jetstream:
         with pytest.raises(JetStreamNotEnabledError, match="'domain' or 'api_prefix'"):
             await jetstream.stream_info("KV_map")
 
@@ -339,8 +335,7 @@ async def test_prefix_without_target(place: Place, prefix: str) -> None:
 async def test_leaf_without_domain_uses_own_jetstream() -> None:
     with hub_and_leaf() as both:
         create_bucket(both.hub.url, "map")
-        settings = ConnectionSettings(servers=(both.leaf.url,))
-        async with connected(settings) as jetstream:
+        async with connect(both.leaf.url) as jetstream:
             with pytest.raises(StreamNotFoundError):
                 await jetstream.stream_info("KV_map")
 
@@ -380,7 +375,7 @@ async def test_reply_subjects_with_domain_and_account_hash(shared_server: NatsSe
 
 
 async def _one_reply_subject(place: Place) -> list[str]:
-    async with connected(place.settings) as jetstream:
+    async with place.jetstream() as jetstream:
         subscription = await jetstream.connection.client.subscribe("deliver")
         config = {"name": "look", "deliver_subject": "deliver", "ack_policy": "none"}
         await jetstream.add_consumer("KV_map", config)

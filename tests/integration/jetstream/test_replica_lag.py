@@ -17,7 +17,6 @@ from typing import Any
 import nats.errors
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConsumerNotFoundError,
@@ -25,6 +24,7 @@ from nats_stream_source.errors import (
     NatsSourceError,
     RequestTimeoutError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq, last_message_consumer
@@ -74,12 +74,8 @@ def put_entries(url: str, bucket: str, keys: range) -> None:
 
 @asynccontextmanager
 async def connected(url: str, request_timeout: float = 5.0) -> AsyncIterator[SharedConnection]:
-    settings = ConnectionSettings(servers=(url,), request_timeout=request_timeout)
-    connection = await Connection.open(settings)
-    try:
-        yield SharedConnection(connection)
-    finally:
-        await connection.close()
+    async with connect(url, request_timeout=request_timeout) as jetstream:
+        yield SharedConnection(jetstream.connection)
 
 
 def ordered(url: str, stream: str, end: int = ALL, **more: Any) -> Read:

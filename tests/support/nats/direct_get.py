@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.request import send_request
 from tests.support.event_loop import deadline
@@ -20,12 +20,8 @@ from tests.support.nats.cluster import Cluster
 @asynccontextmanager
 async def direct_get(url: str, stream: str, **settings: Any) -> AsyncIterator[DirectGet]:
     """A Direct Get of ``stream`` on a connection of its own; the block may take a minute."""
-    connection = await Connection.open(ConnectionSettings(servers=(url,), **settings))
-    try:
-        async with deadline(60):
-            yield DirectGet(JetStream(connection), stream)
-    finally:
-        await connection.close()
+    async with connect(url, **settings) as jetstream, deadline(60):
+        yield DirectGet(jetstream, stream)
 
 
 async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nats.js.errors import NoStreamResponseError
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from tests.support.event_loop import deadline
 from tests.support.nats.buckets import api, publish
@@ -75,9 +75,5 @@ def make_consumer(url: str, stream: str, name: str, **config: Any) -> dict[str, 
 @asynccontextmanager
 async def connected(url: str, **settings: Any) -> AsyncIterator[JetStream]:
     """JetStream over a connection of its own; the block fails when it takes too long."""
-    connection = await Connection.open(ConnectionSettings(servers=(url,), **settings))
-    try:
-        async with deadline(2 * DEADLINE):
-            yield JetStream(connection)
-    finally:
-        await connection.close()
+    async with connect(url, **settings) as jetstream, deadline(2 * DEADLINE):
+        yield jetstream

@@ -153,11 +153,8 @@ async def reconnected(connection: Connection) -> None:
 
 
 async def let_in(settings: ConnectionSettings) -> str:
-    connection = await Connection.open(settings)
-    try:
+    async with await Connection.open(settings) as connection:
         return await ask(connection)
-    finally:
-        await connection.close()
 
 
 def tls_server(pair: Callable[[World], Pair]) -> Way:

@@ -78,15 +78,12 @@ async def test_client_accepted_before_and_after_restart(
 ) -> None:
     at = running(way)
 
-    connection = await Connection.open(at.connection_settings())
-    try:
+    async with await Connection.open(at.connection_settings()) as connection:
         first = await ask(connection)
         await asyncio.to_thread(at.server.kill)
         await asyncio.to_thread(at.server.start)
         await reconnected(connection)
         assert (first, await ask(connection)) == ("let in", "let in")
-    finally:
-        await connection.close()
 
 
 async def test_encryption_is_real(running: Callable[[Way], Running]) -> None:
@@ -94,13 +91,10 @@ async def test_encryption_is_real(running: Callable[[Way], Running]) -> None:
     at = running(WAYS["TLS, left to the client"])
 
     async def work(settings: ConnectionSettings) -> bool:
-        connection = await Connection.open(settings)
-        try:
+        async with await Connection.open(settings) as connection:
             transport = connection.client._transport
             assert transport is not None
             return transport._io_writer.get_extra_info("cipher") is not None  # type: ignore[attr-defined]
-        finally:
-            await connection.close()
 
     assert await work(at.connection_settings())
     assert not await work(ConnectionSettings(servers=(at.server.url,)))

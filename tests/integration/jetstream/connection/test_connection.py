@@ -42,11 +42,8 @@ def settings(url: str, **more: Any) -> ConnectionSettings:
 
 
 async def info_of(url: str, stream: str = "none", **more: Any) -> Any:
-    connection = await Connection.open(settings(url, **more))
-    try:
+    async with await Connection.open(settings(url, **more)) as connection:
         return await JetStream(connection).stream_info(stream)
-    finally:
-        await connection.close()
 
 
 async def test_server_missing() -> None:
@@ -62,10 +59,8 @@ async def test_server_missing_without_retry() -> None:
     with pytest.raises(ConnectError, match=f"{urls[0]}, {urls[1]}: connection refused"):
         await asyncio.wait_for(Connection.open(ConnectionSettings(urls), retry=False), 8)
     with NatsServer() as server:
-        connection = await Connection.open(
-            ConnectionSettings((urls[0], server.url, urls[1])), retry=False
-        )
-        await connection.close()
+        some = ConnectionSettings((urls[0], server.url, urls[1]))
+        await (await Connection.open(some, retry=False)).close()
 
 
 async def test_port_open_without_responses() -> None:
@@ -120,11 +115,8 @@ async def test_server_second_in_list_is_used(shared_server: NatsServer) -> None:
         servers=(f"nats://127.0.0.1:{free_port()}", shared_server.url), connect_timeout=20.0
     )
 
-    connection = await Connection.open(both)
-    try:
+    async with await Connection.open(both) as connection:
         assert await connection.alive(20)
-    finally:
-        await connection.close()
 
 
 async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
@@ -136,11 +128,8 @@ async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
 
     async def work(url: str) -> bool:
         many = ConnectionSettings(servers=(*[dead] * 39, url), connect_timeout=20.0)
-        connection = await Connection.open(many)
-        try:
+        async with await Connection.open(many) as connection:
             return await connection.alive(20)
-        finally:
-            await connection.close()
 
     with Proxy(shared_server.port, upward=slowly) as proxy:
         assert await work(proxy.url)
@@ -255,10 +244,9 @@ async def test_close_of_dead_connection_raises_nothing(nats_server: NatsServer) 
 async def test_inbox_of_invalid_subject(shared_server: NatsServer) -> None:
     with pytest.raises(InvalidNameError, match=r"'inbox_prefix' is 'a\.\.b', expected a subject"):
         await Connection.open(settings(shared_server.url, inbox_prefix="a..b"))
-    connection = await Connection.open(settings(shared_server.url))
-    with pytest.raises(InvalidNameError, match=r"subscribe to 'a\.\.b': expected tokens"):
-        await connection.open_inbox("a..b")
-    await connection.close()
+    async with await Connection.open(settings(shared_server.url)) as connection:
+        with pytest.raises(InvalidNameError, match=r"subscribe to 'a\.\.b': expected tokens"):
+            await connection.open_inbox("a..b")
 
 
 async def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> None:

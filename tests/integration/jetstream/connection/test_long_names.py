@@ -251,16 +251,13 @@ async def test_setting_as_limit_of_server(strict: NatsServer) -> None:
 async def test_connection_recovers_after_error(
     server: NatsServer, frame: bytes, closes: bool
 ) -> None:
-    connection = await Connection.open(ConnectionSettings((server.url,)))
-    try:
+    async with await Connection.open(ConnectionSettings((server.url,))) as connection:
         await connection.writer.write(memoryview(frame))
         if closes:
             await wait_until_async(lambda: connection.reconnects == 1, "reconnected")
         assert await connection.alive(5)
         await put_first_key(JetStream(connection), "afterwards")
         assert connection.reconnects == int(closes)
-    finally:
-        await connection.close()
 
 
 LARGE: dict[str, Call] = {

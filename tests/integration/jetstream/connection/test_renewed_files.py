@@ -33,16 +33,15 @@ async def test_renewed_file_is_used_at_next_reconnect(
     write = Path(path).write_text
     seen: list[Exception] = []
 
-    connection = await Connection.open(at.connection_settings(credentials=path))
-    classify = connection._failures.classify
+    async with await Connection.open(at.connection_settings(credentials=path)) as connection:
+        classify = connection._failures.classify
 
-    def classifying(error: Exception) -> NatsSourceError | None:
-        if (permanent := classify(error)) is not None:
-            seen.append(permanent)
-        return permanent
+        def classifying(error: Exception) -> NatsSourceError | None:
+            if (permanent := classify(error)) is not None:
+                seen.append(permanent)
+            return permanent
 
-    connection._failures.classify = classifying
-    try:
+        connection._failures.classify = classifying
         write("")
         await asyncio.to_thread(at.server.kill)
         await asyncio.to_thread(at.server.start)
@@ -50,8 +49,6 @@ async def test_renewed_file_is_used_at_next_reconnect(
         write(world.operator.credentials())
         await reconnected(connection)
         assert await ask(connection) == "let in"
-    finally:
-        await connection.close()
     assert isinstance(seen[0], ConfigurationError)
 
 
@@ -70,8 +67,8 @@ async def test_renewed_client_certificate_is_used_at_next_reconnect(
 
     put(world.client)
     cert, key = map(str, mine)
-    connection = await Connection.open(at.connection_settings(tls_cert_file=cert, tls_key_file=key))
-    try:
+    settings = at.connection_settings(tls_cert_file=cert, tls_key_file=key)
+    async with await Connection.open(settings) as connection:
         put(world.stranger)
         # The same server, which trusts another authority from now on.
         at.config.write_text(other.config_text)
@@ -79,5 +76,3 @@ async def test_renewed_client_certificate_is_used_at_next_reconnect(
         await asyncio.to_thread(at.server.start)
         await reconnected(connection)
         assert await ask(connection) == "let in"
-    finally:
-        await connection.close()

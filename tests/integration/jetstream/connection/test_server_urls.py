@@ -42,16 +42,12 @@ HOSTS = (
 
 
 async def connects(url: str, **settings: Any) -> None:
-    connection = await Connection.open(
-        ConnectionSettings((url,), **{"connect_timeout": 5} | settings)
-    )
-    try:
+    all_settings = ConnectionSettings((url,), **{"connect_timeout": 5} | settings)
+    async with await Connection.open(all_settings) as connection:
         assert await connection.alive(5)
         connection.reconnect()
         await connection.wait_connected(10)
         assert await connection.alive(5)
-    finally:
-        await connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +209,7 @@ async def test_user_information_encoded(
         url = server.url.replace("//", f"//{user_info}@")
         dead = f"nats://{user_info}@127.0.0.1:{free_port()}"
         await connects(url)
-        connection = await Connection.open(ConnectionSettings((dead, url)))
-        await connection.close()
+        await (await Connection.open(ConnectionSettings((dead, url)))).close()
         async with connect(f"{dead}, {url}") as jetstream:
             assert await jetstream.connection.alive(5)
         with pytest.raises(AuthorizationError) as caught:
@@ -259,8 +254,7 @@ async def test_configured_server_hangs(every_address: dict[str, Any], scheme: st
         )
         ca = every_address["ca"] if scheme == "wss" else None
         settings = ConnectionSettings(servers, connect_timeout=8, tls_ca_file=ca)
-        connection = await Connection.open(settings)
-        await connection.close()
+        await (await Connection.open(settings)).close()
         assert mute.accepted == 1
 
 
@@ -337,16 +331,13 @@ async def test_websocket_hangs_after_upgrade(every_address: dict[str, Any], sche
     try:
         await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
         servers = tuple(f"{scheme}://127.0.0.1:{each}" for each in (port, every_address[scheme]))
-        connection = await Connection.open(ConnectionSettings(servers, **settings))
-        try:
+        async with await Connection.open(ConnectionSettings(servers, **settings)) as connection:
             assert upgraded == 1
             connection.client._server_pool.sort(key=lambda server: server.uri.port != port)
             connection.reconnect()
             await connection.wait_connected(8)
             assert await connection.alive(5)
             assert upgraded == 2
-        finally:
-            await connection.close()
     finally:
         await runner.cleanup()
 
@@ -389,16 +380,13 @@ async def test_user_information_serves_announced_servers(tmp_path: Path, scheme:
     with node(tmp_path, "b", nats_ports[1], routes[::-1], websockets[1]), first:
         url = f"{scheme}://m%40e:p%25%2F@127.0.0.1:{ports[0]}"
         settings = ConnectionSettings((url,), tls_ca_file=world.ca.path if world else None)
-        connection = await Connection.open(settings)
-        try:
+        async with await Connection.open(settings) as connection:
             await announced(connection, 1)
             first.stop()
             await wait_until_async(lambda: connection.reconnects == 1, "connected to b")
             assert await connection.alive(5)
             assert connection.client.connected_url is not None
             assert connection.client.connected_url.geturl() == f"{scheme}://127.0.0.1:{ports[1]}"
-        finally:
-            await connection.close()
 
 
 async def test_announced_servers_hang(tmp_path: Path) -> None:
@@ -412,8 +400,8 @@ async def test_announced_servers_hang(tmp_path: Path) -> None:
             stack.enter_context(node(tmp_path, f"m{index}", free_port(), own, text))
         server = stack.enter_context(node(tmp_path, "a", free_port(), routes))
         url = server.url.replace("//", "//m%40e:p%25%2F@")
-        connection = await Connection.open(ConnectionSettings((url,), connect_timeout=60))
-        try:
+        settings = ConnectionSettings((url,), connect_timeout=60)
+        async with await Connection.open(settings) as connection:
             await announced(connection, 4)
             for count in range(1, 6):
                 connection.reconnect()
@@ -425,8 +413,6 @@ async def test_announced_servers_hang(tmp_path: Path) -> None:
             server.start()
             await connection.wait_connected(50)
             assert sum(mute.accepted for mute in mutes) == 1
-        finally:
-            await connection.close()
 
 
 async def test_get_and_watch_while_announced_servers_hang(tmp_path: Path) -> None:
@@ -434,8 +420,7 @@ async def test_get_and_watch_while_announced_servers_hang(tmp_path: Path) -> Non
     with contextlib.ExitStack() as stack:
         mutes = [stack.enter_context(Mute()) for _ in range(4)]
         server = stack.enter_context(NatsServer(store=tmp_path / "store", port=free_port()))
-        connection = await Connection.open(ConnectionSettings((server.url,)))
-        try:
+        async with await Connection.open(ConnectionSettings((server.url,))) as connection:
             fleet = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("fleet"))
             await fleet.put("a", b"1")
             info = {"connect_urls": [f"127.0.0.1:{mute.port}" for mute in mutes]}
@@ -453,5 +438,3 @@ async def test_get_and_watch_while_announced_servers_hang(tmp_path: Path) -> Non
                 assert entry is not None
                 assert entry.value == b"2"
             assert sum(mute.accepted for mute in mutes) <= tried + 1
-        finally:
-            await connection.close()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import connect
 from tests.support.wait import wait_until_async
 
 
-async def opened(url: str) -> Connection:
-    return await Connection.open(ConnectionSettings(servers=(url,)))
-
-
 async def test_frames_follow_buffer_of_client(shared_server: NatsServer) -> None:
-    connection = await opened(shared_server.url)
-    client = connection.client
-    try:
+    async with connect(shared_server.url) as jetstream:
+        connection = jetstream.connection
+        client = connection.client
         received = await client.subscribe("a")
         client._pending.append(b"PUB a 1\r\n1\r\n")
         client._pending_data_size += 1
@@ -24,16 +20,12 @@ async def test_frames_follow_buffer_of_client(shared_server: NatsServer) -> None
         await client.publish("a", b"4")
         found = [(await received.next_msg(timeout=5)).data for _ in range(4)]
         assert found == [b"1", b"2", b"3", b"4"]
-    finally:
-        await connection.close()
 
 
 async def test_lost_connection_is_os_error(nats_server: NatsServer) -> None:
-    connection = await opened(nats_server.url)
-    try:
+    async with connect(nats_server.url) as jetstream:
+        connection = jetstream.connection
         nats_server.kill()
         await wait_until_async(lambda: not connection.online.is_set(), "the connection is lost")
         with pytest.raises(OSError, match="not connected"):
             await connection.writer.write(memoryview(b"PUB a 0\r\n\r\n"))
-    finally:
-        await connection.close()

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.direct_get.count import count_messages
 from tests.support.nats.buckets import api, consumers, create_bucket, put_many, stream_state
 
@@ -16,14 +15,10 @@ pytestmark = pytest.mark.servers
 
 
 async def counts(url: str, bucket: str, *asked: tuple[int, tuple[str, ...]]) -> list[int]:
-    connection = await Connection.open(ConnectionSettings(servers=(url,)))
-    try:
-        jetstream = JetStream(connection)
+    async with connect(url) as jetstream:
         return [
             (await count_messages(jetstream, f"KV_{bucket}", seq, f)).messages for seq, f in asked
         ]
-    finally:
-        await connection.close()
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "by consumer"])
@@ -72,15 +67,14 @@ async def test_partial_mirror_never_counts_for_stream(shared_server: NatsServer)
             break
     assert api(url, "STREAM.INFO.PART")["state"]["messages"] == 50
 
-    connection = await Connection.open(ConnectionSettings(servers=(url,)))
-    try:
+    async with connect(url) as jetstream:
         names = set()
         for _ in range(60):
-            answer = await connection.request("$JS.API.DIRECT.GET.KV_whole", b'{"seq": 1}')
+            answer = await jetstream.connection.request(
+                "$JS.API.DIRECT.GET.KV_whole", b'{"seq": 1}'
+            )
             names.add((answer.headers or {})["Nats-Stream"])
         assert names == {"KV_whole", "PART"}
-    finally:
-        await connection.close()
     assert set(await counts(url, "whole", *[(1, ())] * 40)) == {100}
     assert set(await counts(url, "whole", *[(90, ("$KV.whole.b.>",))] * 40)) == {6}
     assert stream_state(url, "whole")["last_seq"] == 100

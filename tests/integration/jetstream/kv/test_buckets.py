@@ -18,9 +18,10 @@ from nats_stream_source.errors import (
     StreamFullError,
     UnsupportedStreamError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig, Republish
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import api, flushed, server_version
 
 pytestmark = pytest.mark.servers
@@ -120,7 +121,7 @@ async def test_properties_on_server(shared_server: NatsServer, config: KeyValueC
 
 
 async def test_create_twice_open_update_delete(shared_server: NatsServer) -> None:
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         config = KeyValueConfig("life", history=2)
         with pytest.raises(BucketNotFoundError, match="'life' does not exist"):
             await KeyValue.open(js, "life")
@@ -169,7 +170,7 @@ async def test_update_resets_omitted_settings(shared_server: NatsServer) -> None
 async def test_bucket_name_invalid(shared_server: NatsServer) -> None:
     api(shared_server.url, "STREAM.CREATE.KV_x1", {"name": "KV_x1", "subjects": ["x1.>"]})
 
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         with pytest.raises(UnsupportedStreamError, match="is not a bucket"):
             await KeyValue.open(js, "x1")
         with pytest.raises(InvalidNameError):

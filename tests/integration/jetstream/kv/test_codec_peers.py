@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream
 from tests.support.codec_peers import CODECS, Peer, chain_of, codec_peer, written_keys
 from tests.support.nats.buckets import create_bucket
 from tests.support.query_driver.batch import read_batch
@@ -36,7 +36,7 @@ async def test_entries_of_peer_are_read(
     rows = await asyncio.to_thread(lambda: read_batch(url, bucket=bucket, **given))
     assert {row["key"]: row["value"] for row in rows} == {**expected, deleted: None}
     del expected[deleted]
-    async with jetstream(url) as js:
+    async with connect(url) as js:
         kv = await KeyValue.open(
             js, bucket, key_codec=key_codec or None, value_codec=value_codec or None
         )
@@ -51,7 +51,7 @@ async def test_peer_reads_entries(
 ) -> None:
     url, bucket = shared_server.url, bucket_name("ours", key_codec, value_codec)
     expected = written_keys(chain_of(key_codec))
-    async with jetstream(url) as js:
+    async with connect(url) as js:
         kv = await KeyValue.create_bucket(
             js,
             KeyValueConfig(bucket, history=3),

@@ -17,11 +17,11 @@ from nats_stream_source.errors import (
     UndecodableError,
     WrongLastSequenceError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.codec import Codecs
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream
 from tests.support.nats.buckets import create_bucket, put
 
 BASE64: Codecs = {"key_codec": "base64", "value_codec": "base64"}
@@ -30,7 +30,7 @@ PATH: Codecs = {"key_codec": "path,base64"}
 
 async def test_calls_take_and_return_decoded_entries(shared_server: NatsServer) -> None:
     config = KeyValueConfig("decoded", history=5)
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         kv = await KeyValue.create_bucket(js, config, **BASE64)
         raw = await KeyValue.open(js, "decoded")
         assert await kv.put("user:1.name", b"Ann") == 1
@@ -69,7 +69,7 @@ async def test_calls_take_and_return_decoded_entries(shared_server: NatsServer) 
 
 
 async def test_keys_of_paths(shared_server: NatsServer) -> None:
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         kv = await KeyValue.create_bucket(js, KeyValueConfig("paths"), **PATH)
         for key in ("/", "/etc/host name", "/etc/hosts/a", "etc/b"):
             await kv.put(key, key.encode())
@@ -93,7 +93,7 @@ async def test_keys_of_paths(shared_server: NatsServer) -> None:
 
 
 async def test_watch_of_decoded_entries(shared_server: NatsServer) -> None:
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         kv = await KeyValue.create_bucket(js, KeyValueConfig("watched", history=3), **BASE64)
         for value in (b"1", b"2"):
             await kv.put("a b.c", value)
@@ -116,7 +116,7 @@ async def test_undecodable_entries_fail_or_are_skipped(
     create_bucket(url, "mixed", 3)
     for key, value in (("YQ", b"MQ"), ("plain", b"Mg"), ("Yg", b"?"), ("Yg", b"Mw")):
         put(url, "mixed", key, value)
-    async with jetstream(url) as js:
+    async with connect(url) as js:
         kv = await KeyValue.open(js, "mixed", **BASE64)
         with pytest.raises(UndecodableError, match="the key of entry 'plain' of bucket 'mixed', r"):
             await kv.keys()

@@ -8,9 +8,10 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyExistsError, WrongLastSequenceError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import create_bucket
 from tests.support.proxy.fault_proxy import Proxy
 
@@ -70,7 +71,7 @@ async def test_create_with_and_without_sequence_in_refusal(
         return head + b" %d\r\n" % len(payload) + payload + b"\r\n"
 
     with Proxy(nats_server.port, verdict) as proxy:
-        async with jetstream(proxy.url) as js:
+        async with connect(proxy.url) as js:
             kv = await KeyValue.open(js, "b")
             await kv.put("a", b"1")
             await kv.delete("a")

@@ -10,11 +10,12 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyNotFoundError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import create_bucket, publish
 from tests.support.proxy.fault_proxy import Proxy
 
@@ -61,7 +62,7 @@ async def test_keys_are_complete_though_they_are_overwritten_meanwhile(
                 await publisher.publish("$KV.b.k0", b"", headers={"KV-Operation": "DEL"})
             return info
 
-    async with jetstream(nats_server.url) as js:
+    async with connect(nats_server.url) as js:
         kv = await KeyValue.open(js, "b")
         kv.jetstream = Overwriting(js.connection)
         assert sorted(await kv.keys()) == sorted(names[1:])
@@ -76,7 +77,7 @@ async def test_reads_without_values_transfer_no_value(shared_server: NatsServer)
     publish(shared_server.url, [*values, ("$KV.large.other", b"", None)])
 
     with Proxy(shared_server.port) as proxy:
-        async with jetstream(proxy.url) as js:
+        async with connect(proxy.url) as js:
             kv = await KeyValue.open(js, "large")
             assert sorted(await kv.keys(*names)) == names
             assert await kv.keys("k1", "none") == ["k1"]
@@ -109,7 +110,7 @@ async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) 
             told = ("deliver_policy", "opt_start_seq", "filter_subject", "headers_only")
             return {name: config[name] for name in told if config.get(name)}
 
-        async with jetstream(proxy.url) as js:
+        async with connect(proxy.url) as js:
             kv = await KeyValue.open(js, "consumed")
             assert len(await kv.history("a")) == 2
             history = created()
@@ -137,7 +138,7 @@ async def test_reads_without_values_of_bucket_that_limits_its_consumers(
 ) -> None:
     name = f"limited{limit}"
     create_bucket(shared_server.url, name, max_consumers=limit)
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         kv = await KeyValue.open(js, name)
         await kv.put("a", b"1")
         assert await kv.keys("a") == ["a"]

@@ -8,11 +8,12 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyExistsError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.subjects import api_prefix
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.topology import HubAndLeaf, hub_and_leaf
 from tests.support.wait import wait_until_async
 
@@ -52,7 +53,7 @@ async def test_mirror_reads_and_writes_upstream_bucket(shared_server: NatsServer
 
 
 async def test_sources(shared_server: NatsServer) -> None:
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         for name in ("one", "two"):
             kv = await KeyValue.create_bucket(js, KeyValueConfig(name))
             await kv.put(f"from.{name}", name.encode())
@@ -80,7 +81,7 @@ async def test_mirror_and_sources_in_other_domain() -> None:
     """The bucket is at the hub, its replicas at a leaf node."""
 
     async def whole(both: HubAndLeaf) -> None:
-        async with jetstream(both.hub.url) as hub, jetstream(both.leaf.url) as leaf:
+        async with connect(both.hub.url) as hub, connect(both.leaf.url) as leaf:
             main = await KeyValue.create_bucket(hub, KeyValueConfig("main", history=3))
             assert await main.put("a", b"1") == 1
             upstream = ExternalSource("main", domain="hub")
@@ -113,7 +114,7 @@ async def test_mirror_and_sources_in_other_domain() -> None:
 
                 await wait_until_async(there, "there")
                 assert (await sourced.get("b")).value == b"2"
-        async with jetstream(both.hub.url, api_prefix=api_prefix(domain="leaf")) as js:
+        async with connect(both.hub.url, api_prefix=api_prefix(domain="leaf")) as js:
             mirror = await KeyValue.open(js, "copy")
             revision = await mirror.put("c", b"1")
             assert (await mirror.get("c", min_last_revision=revision)).value == b"1"
@@ -141,8 +142,8 @@ async def test_bucket_through_api_prefix(tmp_path: Path) -> None:
     with NatsServer(config=config) as server:
         url = server.url
         async with (
-            jetstream(url, user="a", password="a") as inside,
-            jetstream(
+            connect(url, user="a", password="a") as inside,
+            connect(
                 url, user="i", password="i", api_prefix="fromA", inbox_prefix="forI"
             ) as outside,
         ):

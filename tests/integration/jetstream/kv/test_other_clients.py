@@ -9,9 +9,10 @@ from nats.js.kv import KeyValue as TheirBucket
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyDeletedError, WrongLastSequenceError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import with_client
 
 pytestmark = pytest.mark.servers
@@ -63,7 +64,7 @@ async def test_entries_of_nats_py_are_read(shared_server: NatsServer) -> None:
         await theirs.purge("d")
 
     with_client(shared_server.url, write)
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         kv = await KeyValue.open(js, "theirs")
         entry = await kv.get("a.b")
         assert (entry.value, entry.revision, entry.operation) == (b"2", 2, "PUT")

@@ -9,10 +9,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ApiError, KeyNotFoundError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import create_bucket, publish
 
 pytestmark = pytest.mark.servers
@@ -51,7 +52,7 @@ async def test_purge_deletes_spares_key_that_is_written_meanwhile(
 
     kv: KeyValue
 
-    async with jetstream(nats_server.url) as js:
+    async with connect(nats_server.url) as js:
         kv = await KeyValue.open(js, "b")
         await kv.put("a", b"old")
         await kv.delete("a")

@@ -14,10 +14,11 @@ from nats_stream_source.errors import (
     KeyDeletedError,
     KeyNotFoundError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import api, create_bucket, publish, put
 
 pytestmark = pytest.mark.servers
@@ -169,7 +170,7 @@ async def test_put_repeated_with_message_id(shared_server: NatsServer) -> None:
 async def test_gets_without_direct_get(shared_server: NatsServer) -> None:
     create_bucket(shared_server.url, "leader", history=3, allow_direct=False)
 
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         kv = await KeyValue.open(js, "leader")
         await kv.put("a", b"1")
         revision = await kv.put("a", b"2")

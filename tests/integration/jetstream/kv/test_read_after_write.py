@@ -9,9 +9,10 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 
 pytestmark = pytest.mark.servers
 
@@ -20,7 +21,7 @@ async def test_min_last_revision_that_is_too_high_and_then_reached(
     shared_server: NatsServer,
 ) -> None:
     """The document's own test: 412, then the write that reaches it, then the same read again."""
-    async with jetstream(shared_server.url, request_timeout=0.5) as js:
+    async with connect(shared_server.url, request_timeout=0.5) as js:
         kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", history=5))
         last = await kv.put("a", b"1")
         reads: list[Callable[[int], Coroutine[Any, Any, Any]]] = [

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyExistsError, KeyNotFoundError, WrongLastSequenceError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream
 
 pytestmark = pytest.mark.servers
 
@@ -98,7 +98,7 @@ def test_bucket_equals_model(
             model.purge_deletes()
 
     async def whole() -> None:
-        async with jetstream(shared_server.url) as js:
+        async with connect(shared_server.url) as js:
             kv = await KeyValue.create_bucket(
                 js, KeyValueConfig("model", history=history, storage="memory")
             )

@@ -13,9 +13,10 @@ from nats_stream_source.errors import (
     ServerTooOldError,
     TtlNotSupportedError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import jetstream, new_bucket
+from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import publish
 from tests.support.wait import wait_until_async
 
@@ -39,7 +40,7 @@ async def test_ttl_of_bucket(shared_server: NatsServer) -> None:
 
 async def test_ttl_of_entry_and_its_marker(shared_server: NatsServer) -> None:
     """A value that expires leaves a marker, which get, history, keys and watch read alike."""
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         config = KeyValueConfig("ttl", history=3, limit_marker_ttl=2)
         try:
             kv = await KeyValue.create_bucket(js, config)
@@ -125,7 +126,7 @@ async def test_ttl_in_bucket_without_ttls(shared_server: NatsServer) -> None:
 
 async def test_marker_with_ttl_removes_key_that_is_not_utf8(shared_server: NatsServer) -> None:
     """As docs/troubleshooting.md describes it: requests, which are JSON, cannot name the key."""
-    async with jetstream(shared_server.url) as js:
+    async with connect(shared_server.url) as js:
         if await js.api_level() == 0:
             return
         kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", limit_marker_ttl=1))

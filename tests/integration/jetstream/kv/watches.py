@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.kv.watch import Watch
 from tests.support.nats.buckets import consumers, create_bucket
@@ -18,11 +17,8 @@ FAST = 0.1  # seconds between heartbeats
 
 @asynccontextmanager
 async def opened(url: str, name: str, **more: Any) -> AsyncIterator[KeyValue]:
-    connection = await Connection.open(ConnectionSettings(servers=(url,), **more))
-    try:
-        yield await KeyValue.open(JetStream(connection), name)
-    finally:
-        await connection.close()
+    async with connect(url, **more) as jetstream:
+        yield await KeyValue.open(jetstream, name)
 
 
 @asynccontextmanager

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.object_store.store import ObjectStore
 from tests.support.nats.buckets import api
 
@@ -18,13 +17,8 @@ MEGABYTE = bytes(range(256)) * 4096
 async def opened_store(
     url: str, bucket: str = "b", request_timeout: float = 2.0, **settings: Any
 ) -> AsyncIterator[ObjectStore]:
-    connection = await Connection.open(
-        ConnectionSettings(servers=(url,), request_timeout=request_timeout, **settings)
-    )
-    try:
-        yield ObjectStore(JetStream(connection), bucket)
-    finally:
-        await connection.close()
+    async with connect(url, request_timeout=request_timeout, **settings) as jetstream:
+        yield ObjectStore(jetstream, bucket)
 
 
 def left(url: str, stream: str = "OBJ_b") -> dict[str, int]:

@@ -27,15 +27,12 @@ pytestmark = pytest.mark.servers
 
 async def test_writers_of_one_object_at_same_time_leave_no_chunks_behind(url: str) -> None:
     async with opened_store(url) as store:
-        connection = await Connection.open(store.jetstream.connection.settings)
-        try:
+        async with await Connection.open(store.jetstream.connection.settings) as connection:
             stores = [store, ObjectStore(JetStream(connection), "b")] * 3
             for _ in range(3):
                 writes = [one.put("a", bytes([i]) * 300_000) for i, one in enumerate(stores)]
                 done = await asyncio.gather(*writes, stores[1].delete("a"), return_exceptions=True)
                 assert not [one for one in done if isinstance(one, WrongLastSequenceError)]
-        finally:
-            await connection.close()
         last = await store.info("a", deleted=True)
         expected = {meta_subject("b", "a")}
         if not last.deleted:

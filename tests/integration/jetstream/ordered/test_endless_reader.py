@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, MinLastSequenceError, StreamNotFoundError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
@@ -38,25 +38,15 @@ UNHEARD = 30.0
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
-    connection = await Connection.open(ConnectionSettings(servers=(url,)))
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
 async def following(
     url: str, server: NatsServer, **request: Any
 ) -> AsyncIterator[tuple[OrderedReader, AsyncIterator[Frames]]]:
     """An endless, eager reader of the bucket ``b``, and its batches."""
     created = stream_info(server.url, "b")["created"]
     request = {"start": 0, "end": ENDLESS, "eager": True, "heartbeat": 0.1, **request}
-    async with connected(url) as connection:
-        reader = OrderedReader(
-            SharedConnection(connection), RangeRequest("KV_b", created, **request)
-        )
+    async with connect(url) as jetstream:
+        link = SharedConnection(jetstream.connection)
+        reader = OrderedReader(link, RangeRequest("KV_b", created, **request))
         async with aclosing(reader.batches()) as batches, deadline(DEADLINE):
             yield reader, batches
 
@@ -245,8 +235,8 @@ async def test_readers_survive_connection_closed_by_one(
     created = stream_info(url, "b")["created"]
 
     async def whole() -> None:
-        async with connected(url) as connection:
-            link = SharedConnection(connection)
+        async with connect(url) as jetstream:
+            link = SharedConnection(jetstream.connection)
             request = RangeRequest("KV_b", created, 0, ENDLESS, eager=True, heartbeat=0.1)
             readers = [OrderedReader(link, request) for _ in range(2)]
             async with aclosing(readers[0].batches()) as one, aclosing(readers[1].batches()) as two:
@@ -257,7 +247,7 @@ async def test_readers_survive_connection_closed_by_one(
                 await link.drop()
                 put(url, "b", "k", b"w")
                 assert [await rows(one, 1), await rows(two, 1)] == [[2], [2]]
-                assert connection.reconnects == 1
+                assert jetstream.connection.reconnects == 1
         with pytest.raises(ConnectError):
             await link.connection()
 

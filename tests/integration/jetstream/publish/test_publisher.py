@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     AckLostError,
@@ -28,6 +27,7 @@ from nats_stream_source.errors import (
     StreamFullError,
     WrongLastSequenceError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -39,18 +39,9 @@ from tests.support.proxy.fault_proxy import Proxy
 
 
 @asynccontextmanager
-async def connected(url: str, **settings: Any) -> AsyncIterator[Connection]:
-    connection = await Connection.open(ConnectionSettings(servers=(url,), **settings))
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
 async def publishing(url: str, **settings: Any) -> AsyncIterator[Publisher]:
-    async with connected(url, **settings) as connection:
-        yield connection.service(Publisher)
+    async with connect(url, **settings) as jetstream:
+        yield jetstream.connection.service(Publisher)
 
 
 def create_stream(url: str, name: str, **config: Any) -> None:
@@ -117,8 +108,8 @@ async def test_messages_many_in_flight(shared_server: NatsServer) -> None:
 async def test_room_for_one(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "one")
 
-    async with connected(shared_server.url) as connection:
-        publisher = Publisher(connection, in_flight=1)
+    async with connect(shared_server.url) as jetstream:
+        publisher = Publisher(jetstream.connection, in_flight=1)
         try:
             first = await publisher.send("one.a")
             second = await publisher.send("one.a")
@@ -306,7 +297,8 @@ async def test_connection_late(nats_server: NatsServer) -> None:
 
 
 async def test_publisher_closed(shared_server: NatsServer) -> None:
-    async with connected(shared_server.url) as connection:
+    async with connect(shared_server.url) as jetstream:
+        connection = jetstream.connection
         publisher = connection.service(Publisher)
         assert connection.service(Publisher) is publisher
         await connection.client.subscribe("silence")
@@ -320,8 +312,8 @@ async def test_publisher_closed(shared_server: NatsServer) -> None:
 async def test_waiter_cancelled_frees_its_place(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "away")
 
-    async with connected(shared_server.url) as connection:
-        publisher = Publisher(connection, in_flight=1)
+    async with connect(shared_server.url) as jetstream:
+        publisher = Publisher(jetstream.connection, in_flight=1)
         try:
             (await publisher.send("away.a")).cancel()
             waiting = asyncio.create_task(publisher.publish("away.a"))

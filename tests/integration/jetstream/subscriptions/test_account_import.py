@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckError, SingleResponseError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
@@ -24,26 +24,16 @@ from tests.support.wait import wait_until_async
 
 
 @asynccontextmanager
-async def connected(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
-    connection = await Connection.open(settings)
-    try:
-        yield JetStream(connection)
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
 async def importing(**exports: bool) -> AsyncIterator[tuple[str, JetStream]]:
     """The exporter's address, and account I's JetStream; the stream S has the subjects ``s.>``."""
     with adr19_server(**exports) as accounts:
         api(accounts.exporter, "STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
-        settings = ConnectionSettings(
-            servers=(accounts.importer,),
+        async with connect(
+            accounts.importer,
             api_prefix=ADR19_API_PREFIX,
             inbox_prefix=ADR19_INBOX_PREFIX,
             request_timeout=2.0,
-        )
-        async with connected(settings) as jetstream:
+        ) as jetstream:
             yield accounts.exporter, jetstream
 
 
@@ -106,8 +96,7 @@ async def test_acknowledgements_that_are_denied(
         'permissions: { publish: { deny: "$JS.ACK.>" } } }] }'
     )
     with NatsServer(config=config) as server:
-        settings = ConnectionSettings(servers=(server.url,), user="u", password="p")
-        async with connected(settings) as jetstream:
+        async with connect(server.url, user="u", password="p") as jetstream:
             await jetstream.call("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
             await jetstream.connection.service(Publisher).publish("s.1")
             await jetstream.connection.service(Publisher).publish("s.2")

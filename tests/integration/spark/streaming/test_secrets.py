@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.connection.credentials import Credentials
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream import connect
 from tests.support.nats import buckets
 from tests.support.nats.certificates import Authority
 from tests.support.nats.jwt_operator import Operator
@@ -22,15 +21,9 @@ JOB = "tests.integration.spark.streaming.secrets_job"
 
 
 async def make_bucket(url: str, content: str) -> None:
-    connection = await Connection.open(
-        ConnectionSettings(servers=(url,), credentials_content=content)
-    )
-    try:
-        jetstream = JetStream(connection)
+    async with connect(url, credentials_content=content) as jetstream:
         await jetstream.call("STREAM.CREATE.KV_fleet", buckets.bucket_config("fleet"))
-        await connection.request("$KV.fleet.a", b"1")
-    finally:
-        await connection.close()
+        await jetstream.connection.request("$KV.fleet.a", b"1")
 
 
 def test_secrets_are_nowhere_in_what_spark_shows(tmp_path: Path) -> None:
