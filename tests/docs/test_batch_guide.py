@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.runner import close_cached_runners
-from tests.support.nats.buckets import api, create_bucket, delete, publish, put_many
+from tests.support.nats.buckets import create_bucket, delete, publish, put_many
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.query_driver.batch import read_batch
 
@@ -29,7 +30,7 @@ def test_examples_run(
     )
     delete(url, "fleet", "plane.2")
     put_many(url, "fleet", [("ship.1", b"HAM")])
-    api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    create_stream(url, "ORDERS", "orders.>")
     publish(url, [(f"orders.{where}.1", b"", None) for where in ("eu", "us", "eu", "us")])
     moment = max(row["created"] for row in read_batch(url, bucket="fleet")).isoformat()
     close_cached_runners()

@@ -34,6 +34,7 @@ from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamData
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -79,8 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         buckets.create_bucket(url, "fleet")
         filled = ((f"a.{i}", bytes(SIZE)) for i in range(ENTRIES))
         buckets.put_many(url, "fleet", filled)
-        orders = {"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}
-        buckets.api(url, "STREAM.CREATE.ORDERS", orders)
+        create_stream(url, "ORDERS", "orders.>", allow_direct=True)
         buckets.publish(url, [(f"orders.{i % 3}", bytes(SIZE), None) for i in range(ENTRIES)])
         yield server
 
@@ -130,7 +130,7 @@ def follow(source: DataSource) -> int:
 
 def compare(server: NatsServer, user: str) -> tuple[int, int]:
     """The requests of ``reconcile``: how many of two rows are removed, and the last sequence."""
-    info = buckets.stream_info(as_user(server, "admin"), "fleet")
+    info = buckets.bucket_info(as_user(server, "admin"), "fleet")
     created = nanoseconds(info["created"]) // 1000
     rows = [TableRow("a.1", created, 2), TableRow("never.there", created, 2)]
     settings = connection_settings(parse(options(server, user), CONNECTION))

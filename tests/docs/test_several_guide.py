@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from tests.docs.test_streams_guide import rows
-from tests.support.nats.buckets import api, create_bucket, publish, put
+from tests.support.nats.buckets import create_bucket, publish, put
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/several.md").read_text()
@@ -21,7 +22,7 @@ def test_queries(spark: SparkSession, nats_server: NatsServer, tmp_path: Path) -
     create_bucket(url, "site-1")
     put(url, "site-1", "k", b"v")
     for name in ("ORDERS", "RETURNS", "AUDIT"):
-        api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+        create_stream(url, name)
         publish(url, [(f"{name}.x", b"", None)] * 18)
     names: dict[str, Any] = {"spark": spark}
     for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]:

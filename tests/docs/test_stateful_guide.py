@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api, create_bucket, delete, publish, put_many
+from tests.support.nats.buckets import create_bucket, delete, publish, put_many
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import begin, run_to_the_end
 from tests.support.wait import wait_until
@@ -29,7 +30,7 @@ def examples(spark: SparkSession, shared_server: NatsServer) -> Iterator[dict[st
     url = shared_server.url
     create_bucket(url, "fleet", 10)
     for name in ("ORDERS", "PAYMENTS"):
-        api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name.lower()}.>"]})
+        create_stream(url, name, f"{name.lower()}.>")
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
     for long, short in {"nats://127.0.0.1:4222": url, **SHORTER}.items():
         assert long in code

@@ -9,7 +9,8 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api, create_bucket, publish, put, stream_state
+from tests.support.nats.buckets import bucket_state, create_bucket, publish, put
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import run_to_the_end
 from tests.support.wait import wait_until
@@ -19,7 +20,7 @@ PAGE = (ROOT / "docs/streams.md").read_text()
 
 def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path) -> None:
     url = shared_server.url
-    api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    create_stream(url, "ORDERS", "orders.>")
     publish(
         url,
         [
@@ -33,7 +34,7 @@ def test_examples(spark: SparkSession, shared_server: NatsServer, tmp_path: Path
     sources = [{"name": "KV_fleet", "subject_transforms": [transform]}]
     create_bucket(url, "all-sites", sources=sources)
     put(url, "fleet", "v1", b"")
-    wait_until(lambda: stream_state(url, "all-sites")["messages"] == 1, "the sourced entry")
+    wait_until(lambda: bucket_state(url, "all-sites")["messages"] == 1, "the sourced entry")
     first, traced, everywhere, looked_up, replayed = re.findall(
         r"```python\n(.*?)```", PAGE, re.DOTALL
     )

@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import publish
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/values.md").read_text()
@@ -45,8 +46,7 @@ def test_recipes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = shared_server.url
-    counters = {"name": "HITS", "subjects": ["hits.>"], "allow_msg_counter": True}
-    api(url, "STREAM.CREATE.HITS", counters)
+    create_stream(url, "HITS", "hits.>", allow_msg_counter=True)
     additions = [("hits.a", "+1"), ("hits.b", "+2"), ("hits.a", "+5"), ("hits.b", "-3")]
     publish(url, [(subject, b"", {"Nats-Incr": added}) for subject, added in additions])
     (tmp_path / "order_pb2.py").write_text(ORDER_PB2)
@@ -64,7 +64,7 @@ def test_recipes(
 
     # The micro-batch is repeated.
     names["keep"](names["json"].withColumn("bad", names["bad"]), 0)
-    assert api(url, "STREAM.INFO.BAD")["state"]["messages"] == 3
+    assert stream_state(url, "BAD")["messages"] == 3
     assert spark.read.format("delta").load(f"{tmp_path}/bad_cars").count() == 3
     good = spark.read.format("delta").load(f"{tmp_path}/cars").select("key", "plate", "km")
     assert sorted(map(tuple, good.collect())) == [

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.paths import ROOT
 from tests.support.query_driver.batch import read_batch
 
@@ -24,7 +24,7 @@ def test_examples(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = shared_server.url
-    api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    create_stream(url, "ORDERS", "orders.>")
     names: dict[str, Any] = {
         "spark": spark,
         "checkpoint": str(tmp_path / "checkpoint"),
@@ -38,7 +38,6 @@ def test_examples(
         assert values == {
             row["key"]: bytes(row["value"]) for row in read_batch(url, bucket=copy)
         }, copy
-    orders = api(url, "STREAM.INFO.ORDERS")["state"]
-    assert orders["messages"] == 10_001
+    assert stream_state(url, "ORDERS")["messages"] == 10_001
     printed = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert capsys.readouterr().out == printed[-1]

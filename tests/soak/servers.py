@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import nats.errors
 
 from nats_stream_source.embedded import NatsServer, free_port
-from tests.support.nats.buckets import api, bucket_config
+from tests.support.nats.buckets import api, create_bucket
 from tests.support.nats.cluster import SYSTEM_ACCOUNT, Cluster
+from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
 from tests.support.oracle.expiry import MARKER_TTL
 from tests.support.proxy.fault_proxy import Proxy, Verdict
@@ -93,13 +94,10 @@ class Servers(Cluster):
         replicas = {"num_replicas": self._size}
         ttl = {"allow_msg_ttl": True, "subject_delete_marker_ttl": MARKER_TTL * 10**9}
         for bucket, history in BUCKETS.items():
-            config = bucket_config(bucket, history, **replicas, **ttl)
-            api(self.url, f"STREAM.CREATE.KV_{bucket}", config)
-        config = {"name": "EVENTS", "subjects": ["events.>"], **replicas}
-        api(self.url, "STREAM.CREATE.EVENTS", config)
-        config = {"name": COPY, "subjects": [f"{COPY_PREFIX}>"], **replicas}
-        config["duplicate_window"] = _DUPLICATE_WINDOW
-        api(self.url, f"STREAM.CREATE.{COPY}", config)
+            create_bucket(self.url, bucket, history, **replicas, **ttl)
+        create_stream(self.url, "EVENTS", "events.>", **replicas)
+        window = {"duplicate_window": _DUPLICATE_WINDOW}
+        create_stream(self.url, COPY, f"{COPY_PREFIX}>", **replicas, **window)
 
     @property
     def urls(self) -> list[str]:

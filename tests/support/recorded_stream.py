@@ -35,6 +35,7 @@ from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.spark.formats import base
 from tests.support.background_writer import Writing
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.oracle.row_check import check_all_read, check_batches, check_rows
 from tests.support.oracle.rows import Marker, Row, Written, message
 from tests.support.query_driver.driver import DEADLINE, OffsetJson, QueryDriver
@@ -144,8 +145,7 @@ class RecordedStream:
             self.history = config["max_msgs_per_subject"]
             buckets.create_bucket(self.url, self.name, **config)
         else:
-            wanted = {"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True}
-            buckets.api(self.url, f"STREAM.CREATE.{self.name}", {**wanted, **config})
+            create_stream(self.url, self.name, **{"allow_direct": True, **config})
         return self
 
     def state(self, url: str | None = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.spark.streaming_query import run_to_the_end
 
 BUCKET, STREAM = "plant", "ORDERS"
@@ -95,14 +96,12 @@ def write(url: str, first: int) -> None:
 def create(url: str) -> None:
     """The bucket and the stream."""
     buckets.create_bucket(url, BUCKET, history=5)
-    config = {"name": STREAM, "subjects": ["orders.>"], "allow_direct": True}
-    buckets.api(url, f"STREAM.CREATE.{STREAM}", config)
+    create_stream(url, STREAM, "orders.>", allow_direct=True)
 
 
 def state_of(url: str, case: Case) -> dict[str, Any]:
     """The state of what a case reads."""
-    stream = case.options.get("stream") or f"KV_{BUCKET}"
-    return dict(buckets.api(url, f"STREAM.INFO.{stream}")["state"])
+    return stream_state(url, case.options.get("stream") or f"KV_{BUCKET}")
 
 
 def stored(url: str, case: Case, after: int, initial: int = 0) -> list[list[Any]]:

@@ -16,7 +16,8 @@ from examples.pipeline.project import prepare, start_update, update
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.compat import ADMISSION_CONTROL
 from tests.compat.spark.conftest import PLACE
-from tests.support.nats.buckets import DEL, api, create_bucket, publish
+from tests.support.nats.buckets import DEL, create_bucket, publish
+from tests.support.nats.streams import create_stream
 from tests.support.spark.session import program_environment
 from tests.support.wait import wait_until
 
@@ -42,7 +43,7 @@ def test_update_killed_and_repeated(
         monkeypatch.setenv(name, value)
     url = shared_server.url
     create_bucket(url, "fleet", 64)
-    api(url, "STREAM.CREATE.REPORTS", {"name": "REPORTS", "subjects": ["report"]})
+    create_stream(url, "REPORTS", "report")
     publish(
         url,
         (

@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api
+from tests.support.nats.streams import stream_state
 from tests.support.query_driver.batch import read_batch
 from tests.support.spark.scenario import KV, STREAM
 from tests.support.wait import wait_until
@@ -130,7 +130,7 @@ def test_speculative_attempt_wins(
     others = ROWS - ROWS // PARTITIONS
 
     def messages() -> int:
-        return int(api(url, f"STREAM.INFO.{stream}")["state"]["messages"])
+        return int(stream_state(url, stream)["messages"])
 
     def let_go() -> int:
         """The second attempt begins to write when the first one has rows in the stream."""

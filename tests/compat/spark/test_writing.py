@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.compat import ADMISSION_CONTROL
-from tests.support.nats.buckets import api, create_bucket, put_many
+from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.nats.streams import stream_state
 from tests.support.spark.scenario import KV, STREAM
 
 pytestmark = [pytest.mark.sparks]
@@ -34,7 +35,7 @@ def frame_for(kind: str, frame: DataFrame) -> DataFrame:
 
 def stored(server: NatsServer, kind: str) -> int:
     name = "KV_to_kv" if kind == KV else "TO_STREAM"
-    return int(api(server.url, f"STREAM.INFO.{name}")["state"]["messages"])
+    return int(stream_state(server.url, name)["messages"])
 
 
 @pytest.fixture(params=[KV, STREAM])

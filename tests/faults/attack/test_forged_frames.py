@@ -19,7 +19,8 @@ from nats_stream_source.wire.framing.frames import Framer
 from tests.faults.attack.forged_frames import Once, bomb, token, with_block, with_reply, with_size
 from tests.support import attack_target
 from tests.support.attack_target import FORMATS, attacked, peak, read
-from tests.support.nats.buckets import api, create_bucket, publish, put_many
+from tests.support.nats.buckets import create_bucket, publish, put_many
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import wait_for_seq
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_header
 
@@ -248,13 +249,13 @@ def test_subject_with_every_legal_byte_is_read(shared_server: NatsServer) -> Non
 def test_subjects_with_control_characters(shared_server: NatsServer) -> None:
     """A client can publish them: a stream stays readable, by a consumer and without."""
     bytes_ = bytes(one for one in range(256) if one not in b"\t\n\r .*>")
-    api(shared_server.url, "STREAM.CREATE.control", {"name": "control", "subjects": ["ctl.>"]})
+    create_stream(shared_server.url, "control", "ctl.>")
     with socket.create_connection(("127.0.0.1", shared_server.port)) as line:
         line.sendall(b"CONNECT {}\r\n")
         line.sendall(b"".join(b"PUB ctl.%c 1\r\n.\r\n" % one for one in bytes_))
         # A PONG does not say that the stream has stored what came before the PING.
         wait_for_seq(shared_server.url, "control", len(bytes_))
-    count = api(shared_server.url, "STREAM.INFO.control")["state"]["messages"]
+    count = stream_state(shared_server.url, "control")["messages"]
     assert count == len(bytes_)
     for start in (1, count - 5):
         rows = read(shared_server.url, "nats_stream", stream="control", startSequence=start)

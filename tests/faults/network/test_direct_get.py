@@ -14,7 +14,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, MessageNotFoundError, ProtocolError
 from nats_stream_source.jetstream.direct_get import request
 from nats_stream_source.jetstream.direct_get.request import send_request
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import publish
 from tests.support.nats.cluster import Cluster, paused
 from tests.support.nats.direct_get import (
     direct_get,
@@ -23,6 +23,7 @@ from tests.support.nats.direct_get import (
     seqs,
     some_unanswered,
 )
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
@@ -40,8 +41,7 @@ WHOLE = list(range(1, COUNT + 1))
 
 
 def fill(url: str, name: str = "S", **config: Any) -> None:
-    wanted = {"name": name, "subjects": [f"{name.lower()}.>"], "allow_direct": True, **config}
-    api(url, f"STREAM.CREATE.{name}", wanted)
+    create_stream(url, name, f"{name.lower()}.>", allow_direct=True, **config)
     publish(url, [(f"{name.lower()}.{n % 4}", b"v%d" % n, None) for n in WHOLE])
 
 
@@ -219,8 +219,7 @@ async def test_single_read_without_upstream_of_mirror(proxy: Proxy) -> None:
     fill(proxy.url, "UP")
     make_mirror(proxy.url, "DOWN", "UP", allow_direct=True, mirror_direct=True)
     wait_until(
-        lambda: bool(api(proxy.url, "STREAM.INFO.DOWN")["state"]["last_seq"] == COUNT),
-        "the mirror at the end",
+        lambda: bool(stream_state(proxy.url, "DOWN")["last_seq"] == COUNT), "the mirror at the end"
     )
     proxy.verdict = lambda frame: not (b"\r\nNats-Stream: UP\r\n" in frame or is_of_leader(frame))
 
@@ -362,6 +361,6 @@ async def test_mirror_lags() -> None:
         finally:
             pair.line.release()
         wait_until(
-            lambda: bool(api(pair.leaf.url, "STREAM.INFO.FAR")["state"]["last_seq"] == COUNT + 1),
+            lambda: bool(stream_state(pair.leaf.url, "FAR")["last_seq"] == COUNT + 1),
             "the mirror at the end",
         )

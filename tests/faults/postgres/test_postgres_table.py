@@ -31,6 +31,7 @@ from examples.postgres.engine import Engine, build
 from examples.postgres.local_postgres import LocalPostgres, MissingProgramError
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats import buckets
+from tests.support.nats.streams import stream_state
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 from tests.support.writer_thread import WriterThread
@@ -239,7 +240,7 @@ def test_rows_deleted_between_snapshots_are_deleted(
 
 def _published(server: NatsServer) -> int:
     with contextlib.suppress(RuntimeError):  # the stream does not exist yet
-        return int(buckets.api(server.url, "STREAM.INFO.SHOP")["state"]["messages"])
+        return int(stream_state(server.url, "SHOP")["messages"])
     return 0
 
 

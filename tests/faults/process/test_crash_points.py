@@ -26,7 +26,8 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from tests.support.leak_check import consumers
-from tests.support.nats.buckets import api, create_bucket, publish
+from tests.support.nats.buckets import create_bucket, publish
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.spark.daemons import standalone
 from tests.support.wait import wait_until
@@ -157,8 +158,7 @@ def rows(directory: Path) -> list[list[Any]]:
 
 def create(url: str, place: str) -> None:
     create_bucket(url, place, history=64, max_msgs_per_subject=-1)
-    config = {"name": place.upper(), "subjects": [f"{place}.>"], "allow_direct": True}
-    api(url, f"STREAM.CREATE.{place.upper()}", config)
+    create_stream(url, place.upper(), f"{place}.>", allow_direct=True)
     write(url, place, 0, COUNTS[place])
 
 

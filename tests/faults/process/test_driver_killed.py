@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import create_bucket, put, stream_state
+from tests.support.nats.buckets import bucket_state, create_bucket, put
 from tests.support.spark.driver_process import driver_process
 from tests.support.spark.scenario import (
     ExpectRows,
@@ -129,7 +129,7 @@ def crashed(
 def put_numbered(url: str, bucket: str, keys: tuple[str, ...]) -> None:
     """Put each key's revision as its value."""
     for key in keys:
-        put(url, bucket, key, b"%d" % (stream_state(url, bucket)["last_seq"] + 1))
+        put(url, bucket, key, b"%d" % (bucket_state(url, bucket)["last_seq"] + 1))
 
 
 @pytest.mark.parametrize("name", CRASHES)

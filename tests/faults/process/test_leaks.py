@@ -23,6 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nats_stream_source.embedded import NatsServer
 from tests.support.leak_check import DEADLINE, Held, connections, consumers, descendants
 from tests.support.nats.buckets import api, create_bucket, publish
+from tests.support.nats.streams import create_stream
 from tests.support.spark.blocked_task import PER_SPLIT, SIZE, BlockedTask, session
 from tests.support.spark.streaming_query import begin, run_to_the_end
 from tests.support.spark.worker_processes import connections_to, open_files
@@ -69,8 +70,7 @@ class Place:
         """Create a stream, in the place of the one that has its name."""
         if stream in (api(self.server.url, "STREAM.NAMES").get("streams") or []):
             api(self.server.url, f"STREAM.DELETE.{stream}")
-        config = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True}
-        api(self.server.url, f"STREAM.CREATE.{stream}", config)
+        create_stream(self.server.url, stream, allow_direct=True)
         publish(self.server.url, ((f"{stream}.k{i}", bytes(size), None) for i in range(count)))
 
     def starts(

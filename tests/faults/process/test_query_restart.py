@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from tests.support.nats.buckets import consumers, create_bucket, put, put_many, stream_state
+from tests.support.nats.buckets import bucket_state, consumers, create_bucket, put, put_many
 from tests.support.spark.scenario import (
     Create,
     Delete,
@@ -227,7 +227,7 @@ def test_available_now_ends_under_steady_writes(scene: Scene) -> None:
         ExpectBatches((2, 2, 1)),
         ExpectRows(*(f"{i} PUT a={i} initial" for i in range(1, 6))),
     )
-    written = stream_state(scene.url, scene.bucket)["last_seq"]
+    written = bucket_state(scene.url, scene.bucket)["last_seq"]
     assert written > 5
     play(
         scene,
@@ -306,7 +306,7 @@ def test_limit_counts_rows_not_sequences(
     else:
         entries = [(key, b"1") for _ in range(40) for key in kept]
     put_many(scene.url, scene.bucket, entries)
-    state = stream_state(scene.url, scene.bucket)
+    state = bucket_state(scene.url, scene.bucket)
     assert (state["messages"], state["last_seq"]) == (45, len(entries))
     limit = 10
     options: dict[str, Any] = {"maxRowsPerTrigger": limit} | ({"keys": keys} if keys else {})

@@ -19,6 +19,7 @@ from tests.faults.process.in_process_planner import batch_row_counts, open_files
 from tests.support.attack_target import peak, resident
 from tests.support.leak_check import connections, consumers, descendants, nothing_left
 from tests.support.nats.buckets import api, create_bucket, publish, put, put_many
+from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import Proxy, subject_of
 from tests.support.spark.streaming_query import run_to_the_end
 from tests.support.wait import wait_until
@@ -36,7 +37,7 @@ def drip(server: NatsServer, kind: str) -> Iterator[str]:
     if kind == "kv":
         create_bucket(server.url, "drip", history=2)
     else:
-        api(server.url, "STREAM.CREATE.DRIP", {"name": "DRIP", "subjects": ["drip.>"]})
+        create_stream(server.url, "DRIP", "drip.>")
     publish(server.url, [(f"{SUBJECTS[kind]}0", b"first", None)])
     yield SUBJECTS[kind]
     api(server.url, f"STREAM.DELETE.{'KV_drip' if kind == 'kv' else 'DRIP'}")
@@ -136,7 +137,7 @@ def test_queries_by_hundred_do_not_grow(
     The formats alternate: the one entry of a bucket, and all messages of a stream.
     """
     create_bucket(server.url, "many")
-    api(server.url, "STREAM.CREATE.MANY", {"name": "MANY", "subjects": ["many.>"]})
+    create_stream(server.url, "MANY", "many.>")
     published: list[bytes] = []
     held: dict[int, tuple[int, int, int]] = {}
     for number in range(1, 101):

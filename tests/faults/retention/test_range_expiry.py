@@ -18,6 +18,7 @@ from nats_stream_source.spark.formats.stream import StreamFormat
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.one_stream import OneStreamPlanner
 
 MANY = 12_000  # more than one batch of rows
@@ -32,7 +33,7 @@ def no_connection_left() -> Iterator[None]:
 
 
 def make_stream(url: str, name: str, messages: int, **config: Any) -> None:
-    buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+    create_stream(url, name, **config)
     buckets.publish(url, [(f"{name}.{n % 7}", b"%d" % n, None) for n in range(messages)])
 
 
@@ -62,7 +63,7 @@ def test_expiry_behind_reader_is_not_loss(shared_server: NatsServer) -> None:
     batches = read_splits((plan,), StreamFormat(stream_options(given)))
     found = next(batches)["sequence"].to_pylist()
     buckets.publish(url, [("BEHIND.x", b"", None)] * 3000)
-    first_seq = buckets.api(url, "STREAM.INFO.BEHIND")["state"]["first_seq"]
+    first_seq = stream_state(url, "BEHIND")["first_seq"]
     assert 1 < first_seq <= found[-1]
     for batch in batches:
         found += batch["sequence"].to_pylist()
@@ -126,7 +127,7 @@ def test_messages_after_hole_are_not_counted(shared_server: NatsServer) -> None:
     batches = read_splits((plan,), StreamFormat(stream_options(given)))
     found = next(batches)["sequence"].to_pylist()
     buckets.publish(url, [(f"{name}.x", b"", None)] * 3000)
-    assert 100 < buckets.api(url, f"STREAM.INFO.{name}")["state"]["first_seq"] < found[-1]
+    assert 100 < stream_state(url, name)["first_seq"] < found[-1]
     with pytest.raises(DataLossError, match="sequences 100 to 100 aged out"):
         found.extend(seq for batch in batches for seq in batch["sequence"].to_pylist())
     assert found == [*range(1, 100), *range(101, MANY + 1)]

@@ -9,13 +9,8 @@ from typing import Any
 
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from tests.faults.writing.publishing import (
-    AtPubAck,
-    PubAcks,
-    create_stream,
-    publish_all,
-    publishing,
-)
+from tests.faults.writing.publishing import AtPubAck, PubAcks, publish_all, publishing
+from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import Proxy, subject_of
 
 FLOW = 500

@@ -11,13 +11,8 @@ from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from tests.faults.writing.fast_ingest import AtResponse, Responses
-from tests.faults.writing.publishing import (
-    AtPubAck,
-    Messages,
-    PubAcks,
-    create_stream,
-    publish_all,
-)
+from tests.faults.writing.publishing import AtPubAck, Messages, PubAcks, publish_all
+from tests.support.nats.streams import create_stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from tests.support.nats.buckets import api, with_client
+from tests.support.nats.buckets import with_client
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import FrameFault
 from tests.support.wait import wait_until
@@ -112,17 +112,6 @@ def stored(url: str, stream: str, first_seq: int = 1) -> list[tuple[str, int]]:
 
     wait_until(told, f"the messages of {stream}")
     return complete[0]
-
-
-def create_stream(url: str, name: str, **config: Any) -> None:
-    """A stream with the subjects ``<name>.>``."""
-    wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
-    api(url, f"STREAM.CREATE.{name}", wanted)
-
-
-def stream_state(url: str, name: str) -> dict[str, Any]:
-    state: dict[str, Any] = api(url, f"STREAM.INFO.{name}")["state"]
-    return state
 
 
 @contextlib.asynccontextmanager

@@ -19,12 +19,11 @@ from tests.faults.writing.publishing import (
     Messages,
     PubAcks,
     Sending,
-    create_stream,
     publish,
     publishing,
     sendings,
-    stream_state,
 )
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.proxy.fault_proxy import CutAt, Proxy
 from tests.support.wait import wait_until_async
 

@@ -28,16 +28,9 @@ from tests.faults.writing.fast_ingest import (
     publish_all_fast,
     responses,
 )
-from tests.faults.writing.publishing import (
-    Messages,
-    Sending,
-    number_of,
-    publish,
-    sendings,
-    stored,
-    stream_state,
-)
+from tests.faults.writing.publishing import Messages, Sending, number_of, publish, sendings, stored
 from tests.support.nats.buckets import api
+from tests.support.nats.streams import stream_state
 from tests.support.proxy.fault_proxy import After, Delay, Outcome, Proxy, Twice, subject_of
 from tests.support.wait import wait_until_async
 

@@ -14,13 +14,13 @@ from tests.faults.writing.publishing import (
     Messages,
     PubAcks,
     Sending,
-    create_stream,
     is_pub_ack,
     publish,
     publish_all,
     publishing,
     sendings,
 )
+from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import After, Outcome, Proxy, Twice
 
 COUNT = 1000

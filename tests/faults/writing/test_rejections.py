@@ -29,14 +29,13 @@ from tests.faults.writing.kv_rows import open_bucket, puts, write
 from tests.faults.writing.publishing import (
     AtPubAck,
     Messages,
-    create_stream,
     publish,
     publish_all,
     publishing,
     stored,
-    stream_state,
 )
 from tests.support.nats.buckets import api, create_bucket, delete_bucket
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.tmpfs import small_disk
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
@@ -130,7 +129,7 @@ async def test_subjects_belong_to_other_stream(shared_server: NatsServer) -> Non
 
     def replace() -> None:
         api(url, "STREAM.DELETE.OLD")
-        create_stream(url, "NEW", subjects=["OLD.>"])
+        create_stream(url, "NEW", "OLD.>")
 
     replaced = AtPubAck(AT, replace)
     with Proxy(shared_server.port, replaced) as proxy:

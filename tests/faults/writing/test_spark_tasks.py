@@ -22,8 +22,9 @@ from nats_stream_source.options.writing import stream_write_options
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import TaskResult, write_task
 from tests.faults.writing import sink_driver
-from tests.faults.writing.publishing import AtPubAck, create_stream, stored, stream_state
+from tests.faults.writing.publishing import AtPubAck, stored
 from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.spark.blocked_task import BlockedTask, session
 from tests.support.spark.driver_process import driver_process
@@ -108,7 +109,7 @@ def test_killed_driver(
     create_bucket(url, "source", 64)
     put_many(url, "source", ((f"k{i % 70}", b"%d" % i) for i in range(ROWS)))
     options = {"stream": "OUT", "messageId": message_id}
-    create_stream(url, "OUT", subjects=["out.>"])
+    create_stream(url, "OUT", "out.>")
     request: dict[str, Any] = {
         "servers": url,
         "bucket": "source",

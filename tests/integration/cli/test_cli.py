@@ -17,6 +17,7 @@ from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
 from tests.integration.cli.command import command, objects
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.unit.test_without_spark import HIDE
 
@@ -38,7 +39,7 @@ def filled(shared_server: NatsServer) -> NatsServer:
     entries = [("needle", b"here"), *((f"straw{i}", b"") for i in range(3000))]
     buckets.put_many(url, "hay", entries)
     buckets.create_bucket(url, "empty", 1)
-    buckets.api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+    create_stream(url, "ORDERS", "orders.>")
     buckets.publish(url, [(f"orders.{'a' if i % 3 else 'b'}", b"%d" % i, None) for i in range(30)])
     return shared_server
 
@@ -143,11 +144,11 @@ def test_letters_that_terminal_lacks(at: list[str]) -> None:
 
 
 def test_bench_reads_only(at: list[str], filled: NatsServer) -> None:
-    before = buckets.stream_info(filled.url, "holes")["state"]
+    before = buckets.bucket_state(filled.url, "holes")
     rounds = objects(command("bench", "--json", "--rounds", "2", "--bucket", "holes", *at)[0])
     assert [one["rows"] for one in rounds] == [7, 7]
     assert all(float(str(one["rows_per_second"])) > 0 for one in rounds)
-    assert buckets.stream_info(filled.url, "holes")["state"] == before
+    assert buckets.bucket_state(filled.url, "holes") == before
     text = command("bench", "--rounds", "1", "-n", "10", "--stream", "ORDERS", *at)[0]
     assert [line.split()[0] for line in text.splitlines()] == ["rows", "10"]
 

@@ -19,6 +19,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.integration.cli.command import COMMAND
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.wait import DEADLINE, wait_until
 
@@ -127,7 +128,7 @@ def test_follow_start_positions(
 
 def test_stream_empty(shared_server: NatsServer) -> None:
     url, name = shared_server.url, f"S{next(_serial)}"
-    buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+    create_stream(url, name)
     with following("--json", "--subject", f"{name}.a", "--servers", url) as peek:
         wait_until(
             lambda: buckets.api(url, f"CONSUMER.NAMES.{name}").get("consumers"),

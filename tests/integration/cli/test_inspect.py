@@ -16,6 +16,7 @@ from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.formats.offsets import Offset
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.query_driver.one_stream import moved
 from tests.support.scrape import Samples, parsed, value
@@ -79,8 +80,7 @@ class Live:
     def stream(self, messages: int = 0, **config: Any) -> str:
         """The name of a new stream."""
         name = f"S{next(_serial)}"
-        wanted = {"name": name, "subjects": [f"{name}.>"], **config}
-        buckets.api(self.url, f"STREAM.CREATE.{name}", wanted)
+        create_stream(self.url, name, **config)
         self.publish(name, messages)
         return name
 
@@ -313,7 +313,7 @@ def test_metrics_of_checkpoint(live: Live) -> None:
         assert main(words) == status
         return parsed(live.capsys.readouterr().out)
 
-    now, state = samples(), buckets.stream_state(live.url, live.bucket)
+    now, state = samples(), buckets.bucket_state(live.url, live.bucket)
     of = {"source": 0, "stream": f"KV_{live.bucket}"}
     assert value(now, "offsets_behind_latest", **of) == 3
     assert value(now, "max_offsets_behind_latest", source=0) == 3

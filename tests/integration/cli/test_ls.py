@@ -15,6 +15,7 @@ from nats_stream_source.cli.output import text_width
 from nats_stream_source.embedded import NatsServer
 from tests.integration.cli.command import COMMAND, command, objects
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 
 _HOUR = 3_600_000_000_000  # nanoseconds
@@ -32,7 +33,7 @@ def server() -> Iterator[NatsServer]:
         buckets.put(url, "plant", "door", b"open")
         buckets.delete(url, "plant", "hall.fan")
         buckets.create_bucket(url, "empty")
-        buckets.api(url, "STREAM.CREATE.ORDERS", {"name": "ORDERS", "subjects": ["orders.>"]})
+        create_stream(url, "ORDERS", "orders.>")
         yield server
 
 
@@ -63,7 +64,7 @@ def test_buckets(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_buckets_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     empty, plant = objects(capsys.readouterr().out)
-    state = buckets.stream_info(url, "plant")
+    state = buckets.bucket_info(url, "plant")
     assert plant.pop("last_update") == state["state"]["last_ts"]
     assert plant == {
         "bucket": "plant",

@@ -67,7 +67,7 @@ class Bucket:
         return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
 
     def state(self) -> dict[str, Any]:
-        return buckets.stream_state(self.url, self.name)
+        return buckets.bucket_state(self.url, self.name)
 
 
 Reconciled = Callable[..., ReconcileResult]

@@ -23,7 +23,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.conftest import ENGINES
 from tests.support.delta import rows_of
-from tests.support.nats.buckets import api, create_bucket, publish
+from tests.support.nats.buckets import create_bucket, publish
+from tests.support.nats.streams import create_stream
 
 pytestmark = pytest.mark.delta
 
@@ -101,7 +102,7 @@ def url() -> Iterator[str]:
     """A server with a bucket and a stream."""
     with NatsServer() as server:
         create_bucket(server.url, "fleet", history=5)
-        api(server.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+        create_stream(server.url, "S", "s.>")
         publish(
             server.url,
             [
@@ -162,7 +163,7 @@ def test_rows_that_are_written(session: SparkSession, url: str, tmp_path: Path) 
     latest = session.read.format("nats_kv").options(servers=url, bucket="fleet").load()
     columns = latest.withColumn("expected_revision", F.lit(0)).drop("bucket")
     columns.write.format("nats_kv").options(servers=url, bucket=name).mode("append").save()
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+    create_stream(url, name)
     changes = session.readStream.format("nats_kv").options(servers=url, bucket="fleet").load()
     rows = changes.select(
         F.concat(F.lit(f"{name}."), F.col("key")).alias("subject"), F.col("value").alias("data")

@@ -46,6 +46,8 @@ from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import (
     api,
+    bucket_info,
+    bucket_state,
     consumers,
     create_bucket,
     delete_bucket,
@@ -53,8 +55,6 @@ from tests.support.nats.buckets import (
     put,
     put_many,
     server_version,
-    stream_info,
-    stream_state,
 )
 from tests.support.nats.buckets import (
     connected as nats_client,
@@ -125,7 +125,7 @@ async def read(place: Place, end: int = ROWS, **more: Any) -> tuple[list[int], O
     """Read the bucket through the prefix: stream sequences, and the reader at its end."""
     link = ReusableConnection(place.settings)
     try:
-        created = stream_info(place.owner, "map")["created"]
+        created = bucket_info(place.owner, "map")["created"]
         asked = {"heartbeat": 0.1, **more}
         request = RangeRequest("KV_map", created, 0, end, **asked)
         reader = OrderedReader(link, request)
@@ -234,7 +234,7 @@ async def test_prefix_is_removed_on_arrival(place: Place) -> None:
             message = await heard.next_msg(60)
             assert (message.subject, message.data) == ("$KV.bin.put", b"hello world")
             assert json.loads(answer.data)["seq"] == 1
-            assert stream_state(place.owner, "bin")["last_seq"] == 1
+            assert bucket_state(place.owner, "bin")["last_seq"] == 1
     finally:
         delete_bucket(place.owner, "bin")
 
@@ -244,7 +244,7 @@ async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
         bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("made"))
         await bucket.put("k", b"v")
         await KeyValue.open(jetstream, "made")
-        assert stream_info(place.owner, "made")["config"]["subjects"] == ["$KV.made.>"]
+        assert bucket_info(place.owner, "made")["config"]["subjects"] == ["$KV.made.>"]
         await KeyValue.delete_bucket(jetstream, "made")
 
 
@@ -371,7 +371,7 @@ async def test_reply_subjects_with_domain_and_account_hash(shared_server: NatsSe
 
         assert rows == list(range(1, ROWS + 1))
         assert reader.cursor.rebuilds == []
-        assert stream_state(place.owner, "map")["consumer_count"] == 0
+        assert bucket_state(place.owner, "map")["consumer_count"] == 0
 
 
 async def _one_reply_subject(place: Place) -> list[str]:

@@ -35,7 +35,7 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from tests.support.nats.buckets import consumers, create_bucket, put_many, stream_info
+from tests.support.nats.buckets import bucket_info, bucket_state, consumers, create_bucket, put_many
 from tests.support.nats.cluster import Cluster, Lagging, lagging
 from tests.support.nats.topology import (
     HubAndLeaf,
@@ -80,7 +80,7 @@ async def connected(url: str, request_timeout: float = 5.0) -> AsyncIterator[Sha
 
 def ordered(url: str, stream: str, end: int = ALL, **more: Any) -> Read:
     """An ordered consumer over ``(0, end]``."""
-    created = stream_info(url, stream.removeprefix("KV_"))["created"]
+    created = bucket_info(url, stream.removeprefix("KV_"))["created"]
     request = RangeRequest(stream, created, 0, end, heartbeat=0.1, **more)
 
     async def read(link: SharedConnection) -> list[int]:
@@ -260,7 +260,7 @@ async def test_follower_paused(cluster: Cluster) -> None:
     bucket = new_bucket(cluster)
     cluster.wait_current(f"KV_{bucket}")
     leader, follower = cluster.leader_of(f"KV_{bucket}"), cluster.followers_of(f"KV_{bucket}")[0]
-    created = stream_info(leader.url, bucket)["created"]
+    created = bucket_info(leader.url, bucket)["created"]
     request = RangeRequest(f"KV_{bucket}", created, 0, ALL, heartbeat=0.1)
 
     async def work() -> None:
@@ -329,8 +329,8 @@ async def test_mirror_behind_fails_read(domains: HubAndLeaf, mirrored: str) -> N
     url = domains.leaf.url
 
     # The mirror leads its own stream: what it lacks is what the hub has.
-    assert stream_info(url, mirrored)["state"]["last_seq"] == OLD
-    assert stream_info(domains.hub.url, mirrored)["state"]["last_seq"] == ALL
+    assert bucket_state(url, mirrored)["last_seq"] == OLD
+    assert bucket_state(domains.hub.url, mirrored)["last_seq"] == ALL
     async with connected(url, request_timeout=1.0) as link:
         with pytest.raises(MinLastSequenceError) as caught:
             await watched(mirrored, min_last_revision=ALL)(link)

@@ -13,8 +13,9 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MessageTooLargeError, NameTooLongError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.writing.task import write_task
-from tests.support.nats.buckets import api, create_bucket, put
+from tests.support.nats.buckets import create_bucket, put
 from tests.support.nats.limits import limited_server
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query
 
@@ -33,9 +34,7 @@ def url() -> Iterator[str]:
     with NatsServer() as server:
         create_bucket(server.url, "b", history=5)
         put(server.url, "b", "other", b"v")
-        api(
-            server.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"], "allow_batched": True}
-        )
+        create_stream(server.url, "S", allow_batched=True)
         yield server.url
 
 

@@ -64,14 +64,14 @@ def delete_bucket(url: str, name: str) -> None:
     api(url, f"STREAM.DELETE.KV_{name}")
 
 
-def stream_info(url: str, name: str) -> dict[str, Any]:
+def bucket_info(url: str, name: str) -> dict[str, Any]:
     """``STREAM.INFO`` of the bucket's stream."""
     return api(url, f"STREAM.INFO.KV_{name}")
 
 
-def stream_state(url: str, name: str) -> dict[str, Any]:
+def bucket_state(url: str, name: str) -> dict[str, Any]:
     """``state`` of the bucket's stream: ``first_seq``, ``last_seq``, ``messages``, …"""
-    state: dict[str, Any] = stream_info(url, name)["state"]
+    state: dict[str, Any] = bucket_info(url, name)["state"]
     return state
 
 

@@ -23,6 +23,7 @@ from nats.aio.client import Client
 
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.support.nats.buckets import api, with_client
+from tests.support.nats.streams import stream_state
 from tests.support.nats.topology import (
     NO_ANSWER,
     Line,
@@ -331,7 +332,7 @@ def lagging(cluster: Cluster, bucket: str) -> Iterator[Lagging]:
     cluster.wait_current(stream)
     (follower,) = (one for one in cluster.servers.values() if one not in (leader, third))
     line = cluster.line(leader, follower)
-    has = api(third.url, f"STREAM.INFO.{stream}")["state"]["last_seq"]
+    has = stream_state(third.url, stream)["last_seq"]
     line.hold()
     try:
         yield Lagging(bucket, leader, follower, third, has, line)

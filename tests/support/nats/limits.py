@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api, create_bucket
+from tests.support.nats.buckets import create_bucket
+from tests.support.nats.streams import create_stream
 
 _CONFIG = """
 jetstream {}
@@ -29,6 +30,5 @@ def limited_server() -> Iterator[str]:
         config.write_text(_CONFIG)
         with NatsServer(config=config) as server:
             create_bucket(server.url, "b")
-            stream = {"name": "S", "subjects": ["S.>"], "allow_batched": True}
-            api(server.url, "STREAM.CREATE.S", stream)
+            create_stream(server.url, "S", allow_batched=True)
             yield server.url

@@ -13,6 +13,7 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from tests.support.event_loop import deadline
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream
 from tests.support.wait import wait_until
 
 DEADLINE = 60.0
@@ -26,7 +27,7 @@ def make_stream(url: str, count: int = 0, size: int = 10, **config: Any) -> str:
     The messages go to ten subjects in turn and hold their number.
     """
     name = f"T{next(_serial)}"
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+    create_stream(url, name, **config)
     first = 0
     if config.get("num_replicas", 1) > 1 and count:
         # In a cluster, the connected server learns of the stream's subjects after the response.

@@ -26,6 +26,7 @@ import nats.errors
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.support.event_loop import ThreadServer, until_one_ends
 from tests.support.nats.buckets import api
+from tests.support.nats.streams import stream_state
 from tests.support.wait import wait_until
 
 DEADLINE = 60.0
@@ -258,7 +259,7 @@ def wait_for_seq(url: str, stream: str, seq: int) -> None:
 
     def there() -> bool:
         try:
-            return bool(api(url, f"STREAM.INFO.{stream}")["state"]["last_seq"] >= seq)
+            return bool(stream_state(url, stream)["last_seq"] >= seq)
         except NO_ANSWER:
             return False  # of a server that has just come back
 

@@ -27,9 +27,10 @@ from nats_stream_source.jetstream import (
     connect,
     subscribe,
 )
-from tests.support.nats.buckets import api, create_bucket
+from tests.support.nats.buckets import create_bucket
 from tests.support.nats.jwt_operator import Operator
 from tests.support.nats.limits import limited_server
+from tests.support.nats.streams import create_stream
 from tests.support.wait import wait_until_async
 
 LONG = "k" * 4096
@@ -94,11 +95,7 @@ CALLS: dict[str, Call] = {
 def server() -> Any:
     with NatsServer() as running:
         create_bucket(running.url, "b", history=5)
-        api(
-            running.url,
-            "STREAM.CREATE.S",
-            {"name": "S", "subjects": ["S.>"], "allow_direct": True, "allow_batched": True},
-        )
+        create_stream(running.url, "S", allow_direct=True, allow_batched=True)
         yield running
 
 
@@ -209,7 +206,7 @@ def strict(tmp_path: Path) -> Any:
     config.write_text("max_control_line: 1024\n")
     with NatsServer(config=config) as running:
         create_bucket(running.url, "b")
-        api(running.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
+        create_stream(running.url, "S")
         yield running
 
 
@@ -313,7 +310,7 @@ async def test_reconnect_to_server_with_lower_max_payload(tmp_path: Path) -> Non
     store = tmp_path / "store"
     large = NatsServer(store=store)
     with large:
-        api(large.url, "STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
+        create_stream(large.url, "S")
         async with (
             connect(large.url, connect_timeout=20) as jetstream,
             BatchPublisher(jetstream, "S") as publisher,

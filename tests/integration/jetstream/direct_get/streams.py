@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from nats_stream_source.jetstream.api import StoredMessage
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import publish
+from tests.support.nats.streams import create_stream
 
 
 async def listed(messages: AsyncIterator[StoredMessage]) -> list[StoredMessage]:
     return [message async for message in messages]
 
 
-def make(url: str, name: str, count: int = 10, **config: Any) -> None:
+def make(url: str, name: str, count: int = 10, *, allow_direct: bool = True, **config: Any) -> None:
     """A stream with ``count`` messages: ``<name>.<n % 4>``, payload ``v<n>``, from n = 1."""
-    wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
-    api(url, f"STREAM.CREATE.{name}", wanted)
+    create_stream(url, name, allow_direct=allow_direct, **config)
     publish(url, [(f"{name}.{n % 4}", b"v%d" % n, None) for n in range(1, count + 1)])

@@ -9,7 +9,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.direct_get.count import count_messages
-from tests.support.nats.buckets import api, consumers, create_bucket, put_many, stream_state
+from tests.support.nats.buckets import api, bucket_state, consumers, create_bucket, put_many
+from tests.support.nats.streams import stream_state
 
 pytestmark = pytest.mark.servers
 
@@ -63,9 +64,9 @@ async def test_partial_mirror_never_counts_for_stream(shared_server: NatsServer)
     }
     api(url, "STREAM.CREATE.PART", mirror)
     for _ in range(500):
-        if api(url, "STREAM.INFO.PART")["state"]["messages"] == 50:
+        if stream_state(url, "PART")["messages"] == 50:
             break
-    assert api(url, "STREAM.INFO.PART")["state"]["messages"] == 50
+    assert stream_state(url, "PART")["messages"] == 50
 
     async with connect(url) as jetstream:
         names = set()
@@ -77,4 +78,4 @@ async def test_partial_mirror_never_counts_for_stream(shared_server: NatsServer)
         assert names == {"KV_whole", "PART"}
     assert set(await counts(url, "whole", *[(1, ())] * 40)) == {100}
     assert set(await counts(url, "whole", *[(90, ("$KV.whole.b.>",))] * 40)) == {6}
-    assert stream_state(url, "whole")["last_seq"] == 100
+    assert bucket_state(url, "whole")["last_seq"] == 100

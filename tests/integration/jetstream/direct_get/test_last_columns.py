@@ -17,6 +17,7 @@ from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.last_columns import LAST_MESSAGES, last_columns
 from tests.support.nats.buckets import api, create_bucket, delete, purge, put_many, server_version
 from tests.support.nats.direct_get import direct_get
+from tests.support.nats.streams import stream_state
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.servers
@@ -111,13 +112,11 @@ async def test_mirrors_do_not_respond_for_stream(shared_server: NatsServer) -> N
     api(url, "STREAM.CREATE.FULL", {**full, **mirrored})
     for name, count in (("PART", 1), ("FULL", 3)):
         wait_until(
-            lambda name=name, count=count: (
-                api(url, f"STREAM.INFO.{name}")["state"]["messages"] == count
-            ),
+            lambda name=name, count=count: stream_state(url, name)["messages"] == count,
             "the mirror",
         )
     put_many(url, "whole", [("b.1", b"2"), ("a.1", b"2")])
-    wait_until(lambda: api(url, "STREAM.INFO.PART")["state"]["last_seq"] == 5, "the mirror")
+    wait_until(lambda: stream_state(url, "PART")["last_seq"] == 5, "the mirror")
     wanted = {"$KV.whole.a.1": b"2", "$KV.whole.b.1": b"2", "$KV.whole.b.2": b"1"}
     async with direct_get(url, "KV_whole") as get:
         for _ in range(40):

@@ -16,6 +16,7 @@ from tests.support.nats.buckets import (
     skip_before,
 )
 from tests.support.nats.direct_get import direct_get, seqs
+from tests.support.nats.streams import stream_state
 
 pytestmark = pytest.mark.servers
 
@@ -41,9 +42,9 @@ async def test_partial_mirror_never_responds_for_stream(
     for mirror, count in ((part, 25), (late, 30)):
         api(url, f"STREAM.CREATE.{mirror['name']}", mirror)
         for _ in range(500):
-            if api(url, f"STREAM.INFO.{mirror['name']}")["state"]["messages"] == count:
+            if stream_state(url, mirror["name"])["messages"] == count:
                 break
-        assert api(url, f"STREAM.INFO.{mirror['name']}")["state"]["messages"] == count
+        assert stream_state(url, mirror["name"])["messages"] == count
 
     async with direct_get(url, "KV_whole") as get:
         asked = [
@@ -95,7 +96,7 @@ async def test_mirror_may_respond_without_completeness(shared_server: NatsServer
     }
     api(url, "STREAM.CREATE.DOWN", mirror)
     for _ in range(500):
-        if api(url, "STREAM.INFO.DOWN")["state"]["messages"] == 10:
+        if stream_state(url, "DOWN")["messages"] == 10:
             break
 
     async with direct_get(url, "UP") as get:

@@ -32,6 +32,7 @@ from tests.support.nats.direct_get import (
     pause_a_responder,
     seqs,
 )
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -40,9 +41,8 @@ pytestmark = pytest.mark.servers
 Read = Callable[[DirectGet, int, float], Awaitable[list[int]]]
 
 
-def make(url: str, name: str, count: int = 3, **config: Any) -> None:
-    wanted = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, **config}
-    api(url, f"STREAM.CREATE.{name}", wanted)
+def make(url: str, name: str, count: int = 3, *, allow_direct: bool = True, **config: Any) -> None:
+    create_stream(url, name, allow_direct=allow_direct, **config)
     publish(url, [(f"{name}.a", b"v%d" % n, None) for n in range(1, count + 1)])
 
 
@@ -254,10 +254,7 @@ async def test_mirror_response_does_not_prove_freshness(nats_server: NatsServer)
         "discard": "new",
     }
     api(url, "STREAM.CREATE.STUCK", stuck)
-    wait_until(
-        lambda: bool(api(url, "STREAM.INFO.STUCK")["state"]["messages"] == 3),
-        "the mirror has 3",
-    )
+    wait_until(lambda: bool(stream_state(url, "STUCK")["messages"] == 3), "the mirror has 3")
     (least,) = publish(url, [("SRC.a", b"new", None)])
 
     async with direct_get(url, "SRC") as get:

@@ -23,8 +23,9 @@ from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.direct_get.streams import listed, make
-from tests.support.nats.buckets import api, server_version
+from tests.support.nats.buckets import server_version
 from tests.support.nats.direct_get import direct_get, seqs
+from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
 from tests.support.proxy.fault_proxy import Proxy
 
@@ -273,8 +274,7 @@ async def test_allow_direct_is_off_unless_requested(shared_server: NatsServer) -
     """No released server sets it because of ``max_msgs_per_subject``; where off, 503 at once."""
     url = shared_server.url
     for name, more in (("ASKED", {"allow_direct": True}), ("UNASKED", {})):
-        wanted = {"name": name, "subjects": [f"{name}.>"], "max_msgs_per_subject": 1, **more}
-        config = api(url, f"STREAM.CREATE.{name}", wanted)["config"]
+        config = create_stream(url, name, max_msgs_per_subject=1, **more)["config"]
         assert bool(config.get("allow_direct")) == bool(more)
 
     async with direct_get(url, "UNASKED") as get:

@@ -22,7 +22,7 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig, Republish
 from nats_stream_source.jetstream.kv.store import KeyValue
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.buckets import api, flushed, server_version
+from tests.support.nats.buckets import api, bucket_state, flushed, server_version
 
 pytestmark = pytest.mark.servers
 
@@ -52,7 +52,7 @@ async def test_server_configuration_equals_document(shared_server: NatsServer) -
 async def test_names_of_buckets(shared_server: NatsServer, name: str) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig(name)) as kv:
         await kv.put("a", b"1")
-        assert api(shared_server.url, f"STREAM.INFO.KV_{name}")["state"]["messages"] == 1
+        assert bucket_state(shared_server.url, name)["messages"] == 1
 
 
 async def test_server_stores_64_revisions(shared_server: NatsServer) -> None:

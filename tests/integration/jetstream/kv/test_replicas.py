@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.buckets import stream_info
+from tests.support.nats.buckets import bucket_info
 from tests.support.nats.cluster import Cluster
 
 
@@ -16,7 +16,7 @@ async def test_replicas_and_storage_are_those_of_stream(cluster: Cluster) -> Non
                 cluster.wait_ready(f"KV_{name}")
             assert await kv.put("a", b"1") == 1
             assert (await kv.get("a", min_last_revision=1)).value == b"1"
-            info = stream_info(cluster.url, name)
+            info = bucket_info(cluster.url, name)
             assert (info["config"]["num_replicas"], info["config"]["storage"]) == (replicas, "file")
             assert len(info["cluster"].get("replicas") or ()) == replicas - 1
             assert (await kv.status()).config.replicas == replicas

@@ -17,7 +17,8 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.object_store.info import Digest, ObjectInfo, meta_subject
 from nats_stream_source.jetstream.object_store.store import ObjectStore
 from tests.integration.jetstream.object_store.stores import MEGABYTE, left, opened_store
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import publish
+from tests.support.nats.streams import stream_state
 
 pytestmark = pytest.mark.servers
 
@@ -83,7 +84,7 @@ async def test_put_refused_leaves_nothing(url: str) -> None:
 )
 async def test_meta_message_invalid(url: str, payload: bytes) -> None:
     publish(url, [(meta_subject("b", "a"), payload, None)])
-    seq = api(url, "STREAM.INFO.OBJ_b")["state"]["last_seq"]  # 2 where a reconnect published twice
+    seq = stream_state(url, "OBJ_b")["last_seq"]  # 2 where a reconnect published twice
     error = f"could not parse the object meta message at sequence {seq}"
     for read in (lambda store: store.get("a"), lambda store: store.list()):
         async with opened_store(url) as store:

@@ -20,13 +20,14 @@ from nats_stream_source.jetstream.object_store.info import ObjectInfo, chunk_sub
 from nats_stream_source.jetstream.object_store.store import ObjectStore
 from nats_stream_source.jetstream.object_store.upload import _split_chunks
 from tests.integration.jetstream.object_store.stores import MEGABYTE, left, opened_store
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import publish
+from tests.support.nats.streams import stream_state
 
 pytestmark = pytest.mark.servers
 
 
 def consumer_count(url: str) -> int:
-    return api(url, "STREAM.INFO.OBJ_b")["state"]["consumer_count"]
+    return stream_state(url, "OBJ_b")["consumer_count"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 131_072, 131_073, 1_000_000])

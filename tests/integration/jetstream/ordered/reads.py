@@ -11,7 +11,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
-from tests.support.nats.buckets import stream_info
+from tests.support.nats.buckets import bucket_info
 
 Between = Callable[[OrderedReader], Coroutine[Any, Any, None]]
 
@@ -37,7 +37,7 @@ async def read(reader: OrderedReader, between: Between | None = None) -> list[in
 
 
 def request_for(url: str, bucket: str, end: int, start: int = 0, **more: Any) -> RangeRequest:
-    created = stream_info(url, bucket)["created"]
+    created = bucket_info(url, bucket)["created"]
     more = {"heartbeat": 0.1, **more}
     return RangeRequest(f"KV_{bucket}", created, start, end, **more)
 

@@ -21,12 +21,12 @@ from nats_stream_source.wire.framing.frames import Frames
 from tests.support.event_loop import deadline
 from tests.support.nats.buckets import (
     api,
+    bucket_info,
     consumers,
     create_bucket,
     delete_bucket,
     put,
     put_many,
-    stream_info,
 )
 from tests.support.proxy.fault_proxy import Proxy, is_delivery
 from tests.support.wait import wait_until_async
@@ -42,7 +42,7 @@ async def following(
     url: str, server: NatsServer, **request: Any
 ) -> AsyncIterator[tuple[OrderedReader, AsyncIterator[Frames]]]:
     """An endless, eager reader of the bucket ``b``, and its batches."""
-    created = stream_info(server.url, "b")["created"]
+    created = bucket_info(server.url, "b")["created"]
     request = {"start": 0, "end": ENDLESS, "eager": True, "heartbeat": 0.1, **request}
     async with connect(url) as jetstream:
         link = SharedConnection(jetstream.connection)
@@ -232,7 +232,7 @@ async def test_readers_survive_connection_closed_by_one(
     """A shared connection reconnects and is not closed; a paused server does not end readers."""
     url = nats_server.url
     create_bucket(url, "b", history=5)
-    created = stream_info(url, "b")["created"]
+    created = bucket_info(url, "b")["created"]
 
     async def whole() -> None:
         async with connect(url) as jetstream:

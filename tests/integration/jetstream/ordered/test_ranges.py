@@ -17,12 +17,12 @@ from tests.integration.jetstream.ordered.reads import (
 )
 from tests.support.nats.buckets import (
     api,
+    bucket_state,
     consumers,
     create_bucket,
     delete,
     put,
     put_many,
-    stream_state,
 )
 
 pytestmark = pytest.mark.servers
@@ -143,4 +143,4 @@ async def test_markers_and_headers_come_through(nats_server: NatsServer) -> None
     assert found[0][1] == b"1"
     assert b"KV-Operation: DEL" in found[1][0]
     assert found[2] == (b"", b"\r\nMSG x 1 5\r\nhello\r\n")
-    assert stream_state(nats_server.url, "b")["last_seq"] == 3
+    assert bucket_state(nats_server.url, "b")["last_seq"] == 3

@@ -14,7 +14,7 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.integration.jetstream.ordered.reads import ALL, UNHEARD, linked, read_range, request_for
-from tests.support.nats.buckets import api, consumers, create_bucket, put_many, stream_info
+from tests.support.nats.buckets import api, bucket_info, consumers, create_bucket, put_many
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
 from tests.support.proxy.verdicts import Sequences
 
@@ -206,7 +206,7 @@ async def test_flow_control_that_never_gets_through_is_given_up(tmp_path: Any) -
         owner = server.url.replace("//", "//a:a@")
         create_bucket(owner, "b", history=64)
         put_many(owner, "b", ((f"k{i % 100}", b"x" * 4000) for i in range(3000)))
-        created = stream_info(owner, "b")["created"]
+        created = bucket_info(owner, "b")["created"]
         rows, reader = await read_range(
             server.url,
             RangeRequest("KV_b", created, 0, 3000, heartbeat=0.1),

@@ -26,15 +26,11 @@ from nats_stream_source.jetstream.publish.batch_publisher import (
     Rejection,
 )
 from nats_stream_source.wire.publish.headers import blocks, field
-from tests.support.nats.buckets import api
-
-
-def create(url: str, name: str, **config: Any) -> None:
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+from tests.support.nats.streams import create_stream, stream_state
 
 
 def count(url: str, name: str) -> int:
-    return int(api(url, f"STREAM.INFO.{name}")["state"]["messages"])
+    return int(stream_state(url, name)["messages"])
 
 
 def columns(
@@ -69,7 +65,7 @@ async def stored(jetstream: JetStream, stream: str, count: int) -> list[tuple[st
 @pytest.mark.parametrize("max_in_flight", [1, 7, 4096])
 async def test_messages_are_stored_in_order(shared_server: NatsServer, max_in_flight: int) -> None:
     url, name = shared_server.url, f"order{max_in_flight}"
-    create(url, name)
+    create_stream(url, name)
     async with publishing(url, name, max_in_flight=max_in_flight) as (jetstream, publisher):
         await publisher.send(columns(name, [b"%d" % i for i in range(60)]))
         await publisher.send(columns(name, []))
@@ -84,7 +80,7 @@ async def test_pieces_and_windows_smaller_than_message(
 ) -> None:
     """Large messages are sent alone, also those that exceed every limit on bytes."""
     url, name = shared_server.url, "pieces"
-    create(url, name)
+    create_stream(url, name)
     monkeypatch.setattr(column_publisher, "_CHUNK_BYTES", 3000)
     monkeypatch.setattr(window, "_PIECE_BYTES", 500)
     monkeypatch.setattr(window, "MAX_BYTES", 1500)
@@ -96,7 +92,7 @@ async def test_pieces_and_windows_smaller_than_message(
 
 async def test_duplicates_count_as_stored(shared_server: NatsServer) -> None:
     url, name = shared_server.url, "dup"
-    create(url, name)
+    create_stream(url, name)
     async with publishing(url, name) as (_, publisher):
         ids = [f"id{i}" for i in range(20)]
         for _ in range(2):
@@ -107,7 +103,7 @@ async def test_duplicates_count_as_stored(shared_server: NatsServer) -> None:
 
 async def test_rejections(shared_server: NatsServer) -> None:
     url, name = shared_server.url, "reject"
-    create(url, name)
+    create_stream(url, name)
     expected = field("Nats-Expected-Last-Subject-Sequence", pa.array([None, 5, 3, 7, 0]))
     messages = MessageColumns(
         columns(name, [b"v"] * 5).subjects, pa.array([b"v"] * 5), blocks([expected])
@@ -124,7 +120,7 @@ async def test_rejections(shared_server: NatsServer) -> None:
 
 async def test_stream_full(shared_server: NatsServer) -> None:
     url, name = shared_server.url, "full"
-    create(url, name, max_msgs=10, discard="new")
+    create_stream(url, name, max_msgs=10, discard="new")
     async with publishing(url, name) as (_, publisher):
         with pytest.raises(StreamFullError, match=rf"'{name}\.10'.*maximum messages exceeded"):
             await publish(publisher, columns(name, [b"v"] * 20))
@@ -133,7 +129,7 @@ async def test_stream_full(shared_server: NatsServer) -> None:
 
 async def test_messages_too_large(shared_server: NatsServer) -> None:
     url, name = shared_server.url, "large"
-    create(url, name, max_msg_size=100)
+    create_stream(url, name, max_msg_size=100)
     async with publishing(url, name) as (jetstream, publisher):
         limit = jetstream.connection.client.max_payload
         with pytest.raises(MessageTooLargeError, match=rf"'{name}\.1': .*max_payload of {limit}"):
@@ -145,8 +141,8 @@ async def test_messages_too_large(shared_server: NatsServer) -> None:
 
 async def test_subject_of_other_stream(shared_server: NatsServer) -> None:
     url = shared_server.url
-    create(url, "mine")
-    create(url, "theirs")
+    create_stream(url, "mine")
+    create_stream(url, "theirs")
     async with publishing(url, "mine") as (_, publisher):
         with pytest.raises(UnexpectedStreamError, match=r"'theirs' has stored .*'theirs\.0'"):
             await publish(publisher, columns("theirs", [b""]))
@@ -166,7 +162,7 @@ async def test_subject_denied(tmp_path: Any) -> None:
     )
     with NatsServer(config=config) as server:
         url = server.url.replace("nats://", "nats://a:a@")
-        create(url, "S")
+        create_stream(url, "S")
         async with (
             connect(server.url, user="u", password="p") as jetstream,
             BatchPublisher(jetstream, "S") as publisher,
@@ -177,8 +173,8 @@ async def test_subject_denied(tmp_path: Any) -> None:
 
 async def test_publishers_share_connection(shared_server: NatsServer) -> None:
     url = shared_server.url
-    create(url, "one")
-    create(url, "two")
+    create_stream(url, "one")
+    create_stream(url, "two")
     async with publishing(url, "one") as (jetstream, first):
         async with BatchPublisher(jetstream, "two") as second:
             for _ in range(3):

@@ -34,7 +34,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     PubAck,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from tests.support.nats.buckets import api
+from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import Proxy
 
 
@@ -42,11 +42,6 @@ from tests.support.proxy.fault_proxy import Proxy
 async def publishing(url: str, **settings: Any) -> AsyncIterator[Publisher]:
     async with connect(url, **settings) as jetstream:
         yield jetstream.connection.service(Publisher)
-
-
-def create_stream(url: str, name: str, **config: Any) -> None:
-    """A stream with the subjects ``<name>.>``."""
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
 
 
 ANSWERS: list[tuple[bytes, PubAck]] = [

@@ -15,6 +15,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
@@ -27,7 +28,7 @@ from tests.support.wait import wait_until_async
 async def importing(**exports: bool) -> AsyncIterator[tuple[str, JetStream]]:
     """The exporter's address, and account I's JetStream; the stream S has the subjects ``s.>``."""
     with adr19_server(**exports) as accounts:
-        api(accounts.exporter, "STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+        create_stream(accounts.exporter, "S", "s.>")
         async with connect(
             accounts.importer,
             api_prefix=ADR19_API_PREFIX,

@@ -20,14 +20,14 @@ from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
 from tests.support.nats.buckets import (
     api,
+    bucket_info,
+    bucket_state,
     create_bucket,
     delete,
     publish,
     purge,
     put,
     put_many,
-    stream_info,
-    stream_state,
     with_client,
 )
 from tests.support.query_driver.batch import (
@@ -256,7 +256,7 @@ def test_entry_older_than_age_limit(nats_server: NatsServer, bucket: str) -> Non
     url = nats_server.url
     create_bucket(url, bucket, 5, max_age=1_000_000_000, duplicate_window=1_000_000_000)
     put_many(url, bucket, [("old", b"1"), ("a", b"1")])
-    wait_until(lambda: stream_state(url, bucket)["messages"] == 0, "entries removed by age")
+    wait_until(lambda: bucket_state(url, bucket)["messages"] == 0, "entries removed by age")
     put_many(url, bucket, [("b", b"1"), ("b", b"2")])
     with pytest.raises(DataLossError, match="without a trace \\(max_age\\)"):
         read_batch(url, bucket=bucket, asOfSequence=3)
@@ -266,7 +266,7 @@ def test_age_limit_not_reached(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2, max_age=3_600_000_000_000)
     put_many(url, bucket, [("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"1")])
-    assert stream_state(url, bucket)["first_seq"] == 2
+    assert bucket_state(url, bucket)["first_seq"] == 2
     assert [row["revision"] for row in read_batch(url, bucket=bucket, asOfSequence=3)] == [3]
 
 
@@ -282,7 +282,7 @@ def test_age_limit_reached_after_plan(
     only = {"keys": keys} if keys else {}
     reader = batch_reader(url, bucket=bucket, asOfSequence=2, **only)
     (task,) = tasks_of(reader)
-    wait_until(lambda: stream_state(url, bucket)["messages"] == 0, "both are gone")
+    wait_until(lambda: bucket_state(url, bucket)["messages"] == 0, "both are gone")
     with pytest.raises(DataLossError, match=r"without a trace \(max_age\)"):
         list(rows_of_task(reader, task))
 
@@ -303,7 +303,7 @@ def test_bucket_created_by_nats_py(shared_server: NatsServer, bucket: str) -> No
     """It allows TTLs, used or not: no message has expired only where no sequence is missing."""
     url = shared_server.url
     with_client(url, lambda client: client.jetstream().create_key_value(bucket=bucket, history=2))
-    assert stream_info(url, bucket)["config"]["allow_msg_ttl"]
+    assert bucket_info(url, bucket)["config"]["allow_msg_ttl"]
     put_many(url, bucket, [(key, b"1") for key in "abcdd"])
     put(url, bucket, "d", b"3")
     assert [row["key"] for row in read_batch(url, bucket=bucket, asOfSequence=3)] == ["a", "b", "c"]
@@ -394,5 +394,5 @@ def test_bucket_empty_or_emptied(shared_server: NatsServer, bucket: str) -> None
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("a", b"2")])
     api(url, f"STREAM.PURGE.KV_{bucket}")
-    assert stream_info(url, bucket)["state"]["last_seq"] == 2
+    assert bucket_state(url, bucket)["last_seq"] == 2
     assert read_batch(url, bucket=bucket, asOfSequence=1) == []

@@ -15,13 +15,13 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import (
+    bucket_state,
     consumers,
     create_bucket,
     delete,
     purge,
     put,
     put_many,
-    stream_state,
 )
 from tests.support.nats.cluster import Cluster, lagging
 from tests.support.nats.topology import (
@@ -133,7 +133,7 @@ def test_splits_of_history(shared_server: NatsServer, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [(f"k{i % 700}", b"%d" % i) for i in range(2000)])
     expected = revisions(read_batch(url, bucket=bucket, includeHistory=True))
-    assert len(expected) == stream_state(url, bucket)["messages"]
+    assert len(expected) == bucket_state(url, bucket)["messages"]
     reader = batch_reader(url, bucket=bucket, includeHistory=True, minPartitions=4)
     tasks = tasks_of(reader)
     assert len(tasks) == 4

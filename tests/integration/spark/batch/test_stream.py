@@ -24,6 +24,7 @@ from nats_stream_source.spark.planning import batch_planner
 from nats_stream_source.spark.planning.start_position import resolve_start
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
 
 _serial = itertools.count(1)
@@ -33,11 +34,6 @@ _serial = itertools.count(1)
 def stream() -> Iterator[str]:
     yield f"S{next(_serial)}"
     close_cached_runners()
-
-
-def create(url: str, name: str, **config: Any) -> None:
-    """A stream of the subjects ``<name>.>``."""
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
 
 
 def fill(url: str, name: str, subjects: str) -> list[int]:
@@ -83,7 +79,7 @@ POLICIES: dict[str, tuple[dict[str, Any], list[int]]] = {
 def test_deliver_policy_selects_messages(shared_server: NatsServer, stream: str, case: str) -> None:
     options, expected = POLICIES[case]
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "abab" + "ac")
     options = {name: str(value).replace("NAME", stream) for name, value in options.items()}
     assert read(url, stream, **options) == expected
@@ -94,7 +90,7 @@ def test_deliver_policy_selects_messages(shared_server: NatsServer, stream: str,
 
 def test_columns(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     publish(url, [(f"{stream}.a", b"x", {"Colour": "red"})])
     (row,) = read_batch(url, stream=stream, includeHeaders=True)
     assert (row["stream"], row["subject"], row["data"]) == (stream, f"{stream}.a", b"x")
@@ -105,7 +101,7 @@ def test_columns(shared_server: NatsServer, stream: str) -> None:
 
 def test_ranges_of_time_adjoin(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     for one in "abcdef":
         fill(url, stream, one)
     times = [row["timestamp"].isoformat() for row in read_batch(url, stream=stream)]
@@ -122,7 +118,7 @@ def test_range_outside_stream(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
     with pytest.raises(StreamNotFoundError, match="'stream'"):
         read(url, stream)
-    create(url, stream)
+    create_stream(url, stream)
     assert read(url, stream) == []
     assert read(url, stream, deliverPolicy="last_per_subject") == []
     assert read(url, stream, deliverPolicy="last") == []
@@ -139,14 +135,14 @@ def test_range_outside_stream(shared_server: NatsServer, stream: str) -> None:
     with pytest.raises(MinLastSequenceError):
         read(url, stream, minLastSequence=3, requestTimeout=1)
     assert read(url, stream, minLastSequence=2, endSequence=2) == [1, 2]
-    create(url, f"{stream}w", retention="workqueue")
+    create_stream(url, f"{stream}w", retention="workqueue")
     with pytest.raises(UnsupportedStreamError, match="retention"):
         read(url, f"{stream}w")
 
 
 def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "ab" * 500)
     for seq in (1, 2, 500, 501, 1000):
         api(url, f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
@@ -165,7 +161,7 @@ def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
 def test_messages_written_after_planning(shared_server: NatsServer, stream: str) -> None:
     """A batch ends with the last message at planning; last messages may be newer."""
     url = shared_server.url
-    create(url, stream, max_msgs_per_subject=1)
+    create_stream(url, stream, max_msgs_per_subject=1)
     fill(url, stream, "abc")
     reader = batch_reader(url, stream=stream, deliverPolicy="last_per_subject")
     (last,) = tasks_of(reader)
@@ -187,7 +183,7 @@ def test_message_written_while_planned(
     expected: list[int],
 ) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "abad")
 
     async def after_a_write(*args: Any) -> int:
@@ -206,7 +202,7 @@ def test_messages_aged_out_before_read(
     shared_server: NatsServer, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "abc" * 20)
     reader = batch_reader(url, stream=stream)
     (task,) = tasks_of(reader)
@@ -232,12 +228,12 @@ def test_messages_aged_out_before_read(
 
 def test_stream_recreated_while_read(shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "abc" * 20)
     reader = batch_reader(url, stream=stream, failOnDataLoss=False)
     (task,) = tasks_of(reader)
     api(url, f"STREAM.DELETE.{stream}")
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "abc" * 30)
     with pytest.raises(DataLossError, match="re-created"):
         list(rows_of_task(reader, task))
@@ -248,7 +244,7 @@ def test_stream_recreated_while_read(shared_server: NatsServer, stream: str) -> 
 
 def test_spark_reads(spark: SparkSession, shared_server: NatsServer, stream: str) -> None:
     url = shared_server.url
-    create(url, stream)
+    create_stream(url, stream)
     fill(url, stream, "abab")
     options = {"servers": url, "stream": stream, "startSequence": "2", "minPartitions": "2"}
     frame = spark.read.format("nats_stream").options(**options).load()

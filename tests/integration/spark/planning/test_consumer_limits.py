@@ -15,6 +15,7 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.spark.formats import base
 from nats_stream_source.spark.reading import small_range
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query, sequences
 from tests.support.wait import wait_until
 
@@ -35,8 +36,7 @@ def consumers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(server: NatsServer, stream: str, **config: Any) -> str:
-    wanted = {"name": stream, "subjects": [f"{stream}.>"], **config}
-    api(server.url, f"STREAM.CREATE.{stream}", wanted)
+    create_stream(server.url, stream, **config)
     publish(server.url, ((f"{stream}.{i % 5}", b"%d" % i, None) for i in range(COUNT)))
     return server.url
 

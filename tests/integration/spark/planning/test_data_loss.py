@@ -10,10 +10,10 @@ from nats_stream_source.embedded import NatsServer
 from tests.integration.spark.planning.planners import go_on, planning, read_all
 from tests.support.nats.buckets import (
     api,
+    bucket_state,
     create_bucket,
     put,
     put_many,
-    stream_state,
 )
 
 pytestmark = pytest.mark.servers
@@ -34,7 +34,7 @@ async def test_healthy_stream_is_not_rolled_back(
         api(nats_server.url, "STREAM.MSG.DELETE.KV_b", {"seq": 10})
     getattr(nats_server, how)()
     nats_server.start()
-    assert stream_state(nats_server.url, "b")["last_seq"] == 10
+    assert bucket_state(nats_server.url, "b")["last_seq"] == 10
     assert await go_on(nats_server.url, start) == (start, [])
     put(nats_server.url, "b", "later", b"v")
     end, _ = await go_on(nats_server.url, start)
@@ -70,7 +70,7 @@ async def test_logged_first_batch_is_read_from_its_origin(ten: str) -> None:
 async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
     api(ten, "STREAM.CREATE.KV_copy", {"name": "KV_copy", "mirror": {"name": "KV_b"}})
     for _ in range(500):
-        if stream_state(ten, "copy")["last_seq"] == 10:
+        if bucket_state(ten, "copy")["last_seq"] == 10:
             break
 
     async with planning(ten, "copy") as planner:

@@ -9,7 +9,14 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
-from tests.support.nats.buckets import api, bucket_config, create_bucket, publish, put_many
+from tests.support.nats.buckets import (
+    api,
+    bucket_config,
+    bucket_state,
+    create_bucket,
+    publish,
+    put_many,
+)
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query
 from tests.support.wait import wait_until
@@ -24,9 +31,7 @@ def create_with_source(url: str, **source: Any) -> None:
     config = bucket_config("b", sources=[{"name": "KV_origin", **source}])
     api(url, "STREAM.CREATE.KV_b", config)
     put_many(url, "b", [("own", b"4")])
-    wait_until(
-        lambda: api(url, "STREAM.INFO.KV_b")["state"]["messages"] == 4, "the sourced messages"
-    )
+    wait_until(lambda: bucket_state(url, "b")["messages"] == 4, "the sourced messages")
 
 
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
@@ -57,9 +62,7 @@ def test_further_subject_is_reported(
     if mirrored:
         mirror = {"name": "KV_m", "mirror": {"name": "KV_b"}, "max_msgs_per_subject": 1}
         api(url, "STREAM.CREATE.KV_m", mirror)
-        wait_until(
-            lambda: api(url, "STREAM.INFO.KV_m")["state"]["messages"] == 3, "the mirrored messages"
-        )
+        wait_until(lambda: bucket_state(url, "m")["messages"] == 3, "the mirrored messages")
     assert len(read_batch(url, bucket=bucket)) == 1
     (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
     assert f"stream=KV_{bucket} messages=2" in record.getMessage()

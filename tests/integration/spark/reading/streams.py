@@ -1,4 +1,4 @@
-"""Create, fill and read streams, for the tests of ``nats_stream`` without Spark."""
+"""Fill and read streams, for the tests of ``nats_stream`` without Spark."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from tests.support.nats.buckets import api, publish
 from tests.support.query_driver.driver import Record, new_query
 
 
-def create(url: str, name: str, **config: Any) -> dict[str, Any]:
-    wanted = {"name": name, "subjects": [f"{name}.>"], **config}
-    return api(url, f"STREAM.CREATE.{name}", wanted)
-
-
 def fill(url: str, name: str, count: int, subjects: int = 3) -> None:
     publish(url, ((f"{name}.{i % subjects}", b"%d" % i, None) for i in range(1, count + 1)))
 
@@ -20,11 +15,6 @@ def fill(url: str, name: str, count: int, subjects: int = 3) -> None:
 def erase(url: str, name: str, *found: int) -> None:
     for seq in found:
         api(url, f"STREAM.MSG.DELETE.{name}", {"seq": seq})
-
-
-def state(url: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = api(url, f"STREAM.INFO.{name}")["state"]
-    return found
 
 
 def read(url: str, stream: str | None, **options: Any) -> list[Record]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.reading import small_range
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.driver import QueryDriver, Record, new_query, sequences
 from tests.support.wait import wait_until
 from tests.unit.wire.test_header_maps import block, plainly
@@ -44,10 +45,7 @@ def publish_raw(server: NatsServer, prefix: str, messages: list[Raw]) -> None:
 def stored(server: NatsServer, stream: str, prefix: str) -> None:
     """Wait until the stream has all that was published before."""
     last = buckets.publish(server.url, [(f"{prefix}end", b"", None)])[0]
-    wait_until(
-        lambda: buckets.api(server.url, f"STREAM.INFO.{stream}")["state"]["last_seq"] >= last,
-        "all messages",
-    )
+    wait_until(lambda: stream_state(server.url, stream)["last_seq"] >= last, "all messages")
 
 
 def both_ways(make: Any) -> list[Record]:
@@ -107,7 +105,7 @@ MANY = settings(
 def test_streams(shared_server: NatsServer, messages: list[Raw], headers_only: bool) -> None:
     name = next(_names)
     url = shared_server.url
-    buckets.api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+    create_stream(url, name)
     publish_raw(shared_server, f"{name}.", messages)
     stored(shared_server, name, f"{name}.")
     found = both_ways(

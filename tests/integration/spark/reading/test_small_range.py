@@ -52,7 +52,7 @@ def bucket(shared_server: NatsServer) -> str:
 
 def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **request: Any) -> Split:
     """A split of all that the bucket has."""
-    info = buckets.stream_info(url, name)
+    info = buckets.bucket_info(url, name)
     prefix = f"$KV.{name}."
     filters = tuple(prefix + key for key in keys)
     whole = RangeRequest(f"KV_{name}", info["created"], 0, info["state"]["last_seq"], filters)

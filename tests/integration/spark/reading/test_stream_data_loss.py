@@ -8,8 +8,9 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from tests.integration.spark.reading.streams import create, fill, read, state
+from tests.integration.spark.reading.streams import fill, read
 from tests.support.nats.buckets import api
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.driver import new_query, sequences
 
 
@@ -19,7 +20,7 @@ def test_messages_aged_out_before_first_row(
 ) -> None:
     """What came after the query's beginning is not history, though nothing was read yet."""
     url = shared_server.url
-    create(url, name, max_msgs=4)
+    create_stream(url, name, max_msgs=4)
     fill(url, name, 3 if policy == "new" else 0)
     with new_query(url, stream=name, deliverPolicy=policy) as query:
         offset = query.offset
@@ -34,7 +35,7 @@ def test_messages_aged_out_before_first_row(
 def test_history_removed_before_it_is_read(shared_server: NatsServer, name: str) -> None:
     """A stream at its limit removes its first messages while a query starts."""
     url = shared_server.url
-    create(url, name, max_msgs=10)
+    create_stream(url, name, max_msgs=10)
     fill(url, name, 20)
     with new_query(url, stream=name) as query:
         assert query.offset["initial_through"] == 20
@@ -45,7 +46,7 @@ def test_history_removed_before_it_is_read(shared_server: NatsServer, name: str)
 def test_start_aged_out(shared_server: NatsServer, name: str) -> None:
     """Who names a sequence wants it."""
     url = shared_server.url
-    create(url, name, max_msgs=4)
+    create_stream(url, name, max_msgs=4)
     fill(url, name, 10)
     with pytest.raises(DataLossError, match="sequences 3 to 6 aged out"):
         read(url, name, startSequence=3)
@@ -56,7 +57,7 @@ def test_start_aged_out(shared_server: NatsServer, name: str) -> None:
 def test_data_loss_after_last_per_subject(shared_server: NatsServer, name: str, kept: int) -> None:
     """Every later message counts, unless the stream itself drops what is superseded."""
     url = shared_server.url
-    create(url, name, max_msgs_per_subject=kept)
+    create_stream(url, name, max_msgs_per_subject=kept)
     fill(url, name, 6, subjects=2)
     with new_query(url, stream=name, deliverPolicy="last_per_subject") as query:
         assert sequences(query.read_new()) == [5, 6]
@@ -75,13 +76,13 @@ def test_filter_covering_stream_detects_loss(
 ) -> None:
     """With a narrower one, the stream does not show whether it was a loss."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     for subject in (f"{name}.>", f"{name}.1"):
         fill(url, name, 6)
         with new_query(url, subject=subject) as query:
             query.read_new()
             fill(url, name, 6)
-            api(url, f"STREAM.PURGE.{name}", {"seq": state(url, name)["last_seq"]})
+            api(url, f"STREAM.PURGE.{name}", {"seq": stream_state(url, name)["last_seq"]})
             if subject.endswith(">"):
                 with pytest.raises(DataLossError, match="aged out"):
                     query.read_new()
@@ -94,13 +95,13 @@ def test_filter_covering_stream_detects_loss(
 def test_stream_recreated_while_waiting(shared_server: NatsServer, name: str) -> None:
     """A query that waits for a sequence to come does not wait in another stream."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     with new_query(url, stream=name, startSequence=5) as query:
         assert query.read_new() == []
         fill(url, name, 3)
         assert query.read_new() == []
         api(url, f"STREAM.DELETE.{name}")
-        create(url, name)
+        create_stream(url, name)
         fill(url, name, 7)
         with pytest.raises(DataLossError, match="deleted and re-created"):
             query.read_new()

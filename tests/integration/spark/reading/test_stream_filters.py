@@ -6,14 +6,15 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, NoMatchingStreamError, OffsetError
-from tests.integration.spark.reading.streams import create, fill, read
+from tests.integration.spark.reading.streams import fill, read
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query, sequences
 
 
 def test_looked_up(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name, subjects=[f"{name}.a.>", f"{name}.b"])
+    create_stream(url, name, f"{name}.a.>", f"{name}.b")
     publish(url, [(f"{name}.a.1", b"", None), (f"{name}.b", b"", None)])
     assert sequences(read(url, None, subject=f"{name}.a.1")) == [1]
     assert sequences(read(url, None, subject=f"{name}.*")) == [2]
@@ -21,7 +22,7 @@ def test_looked_up(shared_server: NatsServer, name: str) -> None:
     with pytest.raises(NoMatchingStreamError, match="no stream has it") as none:
         read(url, None, subject=f"{name}.c")
     assert "'stream'" in str(none.value)
-    create(url, f"{name}X", subjects=[f"{name}.x"])
+    create_stream(url, f"{name}X", f"{name}.x")
     with pytest.raises(NoMatchingStreamError, match=f"2 streams have it .{name}, {name}X"):
         read(url, None, subject=f"{name}.>")
 
@@ -29,13 +30,13 @@ def test_looked_up(shared_server: NatsServer, name: str) -> None:
 def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> None:
     """Another stream has the subject by now: the offset is of the first one."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 2)
     with new_query(url, subject=f"{name}.1") as query:
         query.read_new()
         offset = query.offset
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.2"]})
-    create(url, f"{name}B", subjects=[f"{name}.1"])
+    create_stream(url, f"{name}B", f"{name}.1")
     with (
         pytest.raises(OffsetError, match=f"of stream {name}, the query reads {name}B"),
         new_query(url, offset=offset, subject=f"{name}.1") as query,
@@ -47,7 +48,7 @@ def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> No
 
 def test_filters(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     publish(url, [(f"{name}.{one}", b"", None) for one in ("a", "a.b", "c.d", "a", "e.f.g")])
     for filters, expected in {
         f"{name}.a": [1, 4],
@@ -63,7 +64,7 @@ def test_filters(shared_server: NatsServer, name: str) -> None:
 def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
     """Messages of a former subject are read by a filter that matches it, and by no other."""
     url = shared_server.url
-    create(url, name, subjects=[f"{name}.old.*"])
+    create_stream(url, name, f"{name}.old.*")
     fill(url, name, 0)
     publish(url, ((f"{name}.old.{i % 2}", b"", None) for i in range(40)))
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new.*"]})
@@ -85,7 +86,7 @@ def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
 def test_last_message_of_former_subject_expires(shared_server: NatsServer, name: str) -> None:
     """Nothing is wrong with a query that has read it, nor with its restart."""
     url = shared_server.url
-    create(url, name, subjects=[f"{name}.old"])
+    create_stream(url, name, f"{name}.old")
     publish(url, [(f"{name}.old", b"", None)])
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new"]})
     given = {"filterSubjects": f"{name}.old"}
@@ -109,7 +110,7 @@ def test_last_message_of_former_subject_expires(shared_server: NatsServer, name:
 
 def test_filter_outside_stream(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     with pytest.raises(
         ConfigurationError, match=r"'elsewhere\.\*' of stream .* has no subject that it matches"
     ):

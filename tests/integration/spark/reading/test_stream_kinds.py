@@ -8,10 +8,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import StreamNotFoundError, UnsupportedStreamError
-from tests.integration.spark.reading.streams import create, fill, read, state
+from tests.integration.spark.reading.streams import fill, read
 from tests.integration.spark.reading.test_headers import both_ways
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import hub_and_leaf, make_mirror, wait_for_seq
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import Record, new_query, sequences
@@ -23,7 +24,7 @@ from tests.support.wait import wait_until
 def test_messages_removed_by_read(shared_server: NatsServer, name: str, retention: str) -> None:
     """Refused, and nothing consumed; a mirror of it is read."""
     url = shared_server.url
-    create(url, name, retention=retention)
+    create_stream(url, name, retention=retention)
     if retention == "interest":
         config = {"name": "keep", "durable_name": "keep", "ack_policy": "explicit"}
         request = {"stream_name": name, "config": config}
@@ -34,7 +35,7 @@ def test_messages_removed_by_read(shared_server: NatsServer, name: str, retentio
         match=f"retention is '{retention}', expected 'limits'.* read a mirror",
     ):
         read(url, name)
-    assert state(url, name)["messages"] == 4
+    assert stream_state(url, name)["messages"] == 4
     if retention == "workqueue":
         make_mirror(url, f"{name}M", name)
         assert sequences(read(url, f"{name}M", filterSubjects=f"{name}.1")) == [1, 4]
@@ -43,7 +44,7 @@ def test_messages_removed_by_read(shared_server: NatsServer, name: str, retentio
 def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
     """Its sequences are those of its origin, also where it has a part only."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 9)
     make_mirror(url, f"{name}M", name)
     api(
@@ -54,7 +55,7 @@ def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
             "mirror": {"name": name, "opt_start_seq": 4, "filter_subject": f"{name}.1"},
         },
     )
-    wait_until(lambda: state(url, f"{name}P")["messages"] == 2, "the part")
+    wait_until(lambda: stream_state(url, f"{name}P")["messages"] == 2, "the part")
     with new_query(url, stream=f"{name}M", maxRowsPerTrigger=4) as query:
         assert sequences(query.read_new()) == list(range(1, 10))
         publish(url, [(f"{name}.x", b"", None)])
@@ -66,7 +67,7 @@ def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
 def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
     """Subjects of elsewhere: the stream has the subjects of a filter for them."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 6)
     sources = [
         {
@@ -74,11 +75,11 @@ def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
             "subject_transforms": [{"src": f"{name}.*", "dest": "moved.{{wildcard(1)}}"}],
         }
     ]
-    create(url, f"{name}A", sources=sources)
+    create_stream(url, f"{name}A", sources=sources)
     transform = {"src": f"{name}B.*", "dest": "changed.{{wildcard(1)}}"}
-    create(url, f"{name}B", subjects=[f"{name}B.*"], subject_transform=transform)
+    create_stream(url, f"{name}B", f"{name}B.*", subject_transform=transform)
     publish(url, [(f"{name}A.own", b"", None), (f"{name}B.x", b"", None)])
-    wait_until(lambda: state(url, f"{name}A")["messages"] == 7, "the sourced messages")
+    wait_until(lambda: stream_state(url, f"{name}A")["messages"] == 7, "the sourced messages")
     found = {row["subject"] for row in read(url, f"{name}A")}
     assert found == {"moved.0", "moved.1", "moved.2", f"{name}A.own"}
     assert len(read(url, f"{name}A", filterSubjects="moved.1")) == 2
@@ -91,13 +92,13 @@ def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
 def test_origin_of_sourced_messages(shared_server: NatsServer, name: str) -> None:
     """The stream that the source copied from, also where that one is an aggregate itself."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 3)
-    create(url, f"{name}A", sources=[{"name": name, "filter_subject": f"{name}.2"}])
-    wait_until(lambda: state(url, f"{name}A")["messages"] == 1, "the sourced message")
+    create_stream(url, f"{name}A", sources=[{"name": name, "filter_subject": f"{name}.2"}])
+    wait_until(lambda: stream_state(url, f"{name}A")["messages"] == 1, "the sourced message")
     publish(url, [(f"{name}A.own", b"", {"Trace": "x"})])
-    create(url, f"{name}B", sources=[{"name": f"{name}A"}])
-    wait_until(lambda: state(url, f"{name}B")["messages"] == 2, "the sourced messages")
+    create_stream(url, f"{name}B", sources=[{"name": f"{name}A"}])
+    wait_until(lambda: stream_state(url, f"{name}B")["messages"] == 2, "the sourced messages")
 
     def origins(stream: str) -> list[tuple[str | None, int | None]]:
         return [_origin(row) for row in read(url, stream, includeOrigin=True, headersOnly=True)]
@@ -123,7 +124,7 @@ def test_origin_of_entries_of_aggregate_bucket(shared_server: NatsServer, name: 
         for site in ("de", "us")
     ]
     buckets.create_bucket(url, name, history=5, sources=sources)
-    wait_until(lambda: state(url, f"KV_{name}")["messages"] == 5, "the sourced entries")
+    wait_until(lambda: stream_state(url, f"KV_{name}")["messages"] == 5, "the sourced entries")
     buckets.put(url, name, "own", b"3")
     expected = {
         ("de.a", "DEL", f"KV_{name}de", 3),
@@ -147,12 +148,16 @@ def _origin(row: Record) -> tuple[str | None, int | None]:
 
 def test_stream_of_other_domain() -> None:
     with hub_and_leaf() as two:
-        create(two.hub.url, "FAR")
+        create_stream(two.hub.url, "FAR")
         fill(two.hub.url, "FAR", 50)
         assert sequences(read(two.leaf.url, "FAR", domain="hub")) == list(range(1, 51))
         assert len(read(two.leaf.url, None, subject="FAR.1", domain="hub")) == 17
-        create(two.leaf.url, "ALL", sources=[{"name": "FAR", "external": {"api": "$JS.hub.API"}}])
-        wait_until(lambda: state(two.leaf.url, "ALL")["messages"] == 50, "the sourced messages")
+        create_stream(
+            two.leaf.url, "ALL", sources=[{"name": "FAR", "external": {"api": "$JS.hub.API"}}]
+        )
+        wait_until(
+            lambda: stream_state(two.leaf.url, "ALL")["messages"] == 50, "the sourced messages"
+        )
         (origin, _), *_ = map(_origin, read(two.leaf.url, "ALL", includeOrigin=True))
         assert re.fullmatch(r"FAR:\w{8}", origin or "")  # with a hash of the API prefix
         with pytest.raises(StreamNotFoundError, match="'stream', 'servers' and 'domain'"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.integration.spark.reading.streams import create, erase, fill
+from tests.integration.spark.reading.streams import erase, fill
 from tests.support.nats.buckets import publish
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query, sequences
 
 
@@ -14,7 +15,7 @@ from tests.support.query_driver.driver import new_query, sequences
 def test_limits_in_stream_of_holes(shared_server: NatsServer, name: str, direct: bool) -> None:
     """With Direct Get and, as streams have it by default, without."""
     url = shared_server.url
-    create(url, name, allow_direct=direct)
+    create_stream(url, name, allow_direct=direct)
     fill(url, name, 300, subjects=4)
     erase(url, name, *(seq for seq in range(1, 301) if seq % 5))
     kept = list(range(5, 301, 5))
@@ -35,7 +36,7 @@ def test_limits_in_stream_of_holes(shared_server: NatsServer, name: str, direct:
 
 def test_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     publish(url, ((f"{name}.a", bytes(1000), None) for _ in range(100)))
     with new_query(url, stream=name, maxBytesPerTrigger="20k") as query:
         batches = [batch.records for batch in query.drain()]
@@ -45,7 +46,7 @@ def test_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
 
 def test_splits(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 400)
     with new_query(url, stream=name, minPartitions=4) as query:
         assert query.plan()

@@ -10,9 +10,10 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.spark.reading import small_range
-from tests.integration.spark.reading.streams import create, read, state
+from tests.integration.spark.reading.streams import read
 from tests.support.nats import buckets
 from tests.support.nats.buckets import publish
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import wait_for_seq
 from tests.support.wait import wait_until
 
@@ -29,7 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_row_of_message(shared_server: NatsServer, name: str, way: str) -> None:
     url = shared_server.url
-    created = create(url, name)["created"]
+    created = create_stream(url, name)["created"]
     publish(url, [(f"{name}.a.b", b"\x00\xff", None), (f"{name}.c", b"", {"A": "1"})])
     first, second = read(url, name)
     now = datetime.now(timezone.utc)
@@ -47,7 +48,7 @@ def test_row_of_message(shared_server: NatsServer, name: str, way: str) -> None:
 
 def test_headers_only(shared_server: NatsServer, name: str, way: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     publish(url, [(f"{name}.a", b"12345", None), (f"{name}.b", b"", {"A": "1"})])
     found = read(url, name, headersOnly=True, includeHeaders=True)
     assert [row["data"] for row in found] == [None, None]
@@ -65,7 +66,7 @@ SUBJECTS = [b"x.a", "x.ü.日".encode(), b"x.\xff\xfe", b"x.>", b"x.*", b"x.a>b"
 def test_unusual_subjects(shared_server: NatsServer, name: str, pattern: str | None) -> None:
     """Whatever the server takes can be read, and both ways of reading give the same."""
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     _publish_raw(shared_server, name.encode(), SUBJECTS)
     wait_for_seq(url, name, 1)
     wait_until(lambda: _settled(url, name), "all that the server takes")
@@ -91,4 +92,4 @@ def _publish_raw(server: NatsServer, prefix: bytes, subjects: list[bytes]) -> No
 def _settled(url: str, name: str) -> bool:
     """Whether the stream has all earlier messages: its last message shows it."""
     publish(url, [(f"{name}.end", b"", None)])
-    return bool(state(url, name)["messages"] > 1)
+    return bool(stream_state(url, name)["messages"] > 1)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.integration.spark.reading.streams import create, erase, fill, read, state
+from tests.integration.spark.reading.streams import erase, fill, read
 from tests.support.nats.buckets import api, publish
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.driver import new_query, sequences
 
 BEGINNINGS: dict[str, tuple[dict[str, Any], list[int]]] = {
@@ -43,10 +44,10 @@ FILTERED: dict[str, list[int]] = {
 def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: str) -> None:
     """A stream with holes at its begin and in the middle, and one message that comes later."""
     url = shared_server.url
-    create(url, name, storage=storage)
+    create_stream(url, name, storage=storage)
     fill(url, name, 8)  # subjects 1, 2, 0, 1, 2, 0, 1, 2
     erase(url, name, 1, 2, 5)
-    assert state(url, name)["first_seq"] == 3
+    assert stream_state(url, name)["first_seq"] == 3
     options, expected = BEGINNINGS[case]
     some = f"{name}.0,{name}.1"
     with (
@@ -61,7 +62,7 @@ def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: st
 
 def test_start_time(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 6)
     times = [api(url, f"STREAM.MSG.GET.{name}", {"seq": i})["message"]["time"] for i in range(1, 7)]
     assert sequences(read(url, name, startTime=times[3])) == [4, 5, 6]
@@ -72,7 +73,7 @@ def test_start_time(shared_server: NatsServer, name: str) -> None:
 
 def test_min_last_sequence(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    create(url, name)
+    create_stream(url, name)
     fill(url, name, 3)
     assert sequences(read(url, name, minLastSequence=3)) == [1, 2, 3]
     with pytest.raises(Exception, match="412") as raised:

@@ -10,7 +10,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import PermissionDeniedError
 from tests.integration.spark.planning.planners import Asked
-from tests.support.nats.buckets import api, create_bucket, put, put_many
+from tests.support.nats.buckets import create_bucket, put, put_many
+from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
 from tests.support.query_driver.driver import new_query, sequences_by_stream
 
@@ -201,7 +202,7 @@ def test_idle_query_requests_lists(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in range(300):
-        api(nats_server.url, f"STREAM.CREATE.s{i}", {"name": f"s{i}", "subjects": [f"s{i}"]})
+        create_stream(nats_server.url, f"s{i}", f"s{i}")
     with new_query(nats_server.url, streamPattern="s.*") as query:
         query.read_sequences()
         asked = Asked(monkeypatch)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import OptionError
 from tests.support.nats.buckets import api, create_bucket, publish, put, put_many
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query, sequences_by_stream
 
@@ -21,13 +22,9 @@ pytestmark = pytest.mark.servers
 def url(nats_server: NatsServer) -> str:
     """The address of a server with the streams A, B and C, of four messages each."""
     for name in ("A", "B", "C"):
-        _create(nats_server.url, name)
+        create_stream(nats_server.url, name)
         publish(nats_server.url, [(f"{name}.x", b"", None)] * 4)
     return nats_server.url
-
-
-def _create(url: str, name: str) -> None:
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
 
 
 def _time(url: str, stream: str, seq: int) -> str:
@@ -72,7 +69,7 @@ def test_pattern_with_starts_of_some_streams(url: str) -> None:
     given = {"streamPattern": ".", "discoveryInterval": 1}
     with new_query(url, **given, startSequence=starts(A=3, B="latest", D=9)) as query:
         assert query.read_sequences() == {"A": [3, 4], "C": [1, 2, 3, 4]}
-        _create(url, "D")
+        create_stream(url, "D")
         publish(url, [("D.x", b"", None)])
         assert query.read_sequences() == {"D": [1]}
 
@@ -166,7 +163,7 @@ def test_strategy_applies_to_each_stream(url: str) -> None:
 
 
 def test_strategy_error_and_empty_stream(url: str) -> None:
-    _create(url, "E")
+    create_stream(url, "E")
     options = {"stream": "E", "startTime": _time(url, "A", 1), "startTimeStrategy": "error"}
     with new_query(url, **options) as query, pytest.raises(OptionError, match="stream E is empty"):
         query.read_sequences()

@@ -19,13 +19,13 @@ from nats_stream_source.errors import (
 from nats_stream_source.spark.planning.stream_states import StreamStates
 from nats_stream_source.spark.planning.stream_view import StreamView
 from tests.support.nats.buckets import (
-    api,
     create_bucket,
     delete_bucket,
     publish,
     put,
     put_many,
 )
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query
 
 pytestmark = pytest.mark.servers
@@ -212,8 +212,8 @@ def test_pattern_without_match_waits_and_logs_once(
 
 
 def test_pattern_reads_buckets_only(sites: str) -> None:
-    api(sites, "STREAM.CREATE.site-x", {"name": "site-x", "subjects": ["x.>"]})
-    api(sites, "STREAM.CREATE.OBJ_site", {"name": "OBJ_site", "subjects": ["$O.site.>"]})
+    create_stream(sites, "site-x", "x.>")
+    create_stream(sites, "OBJ_site", "$O.site.>")
     with new_query(sites, bucketPattern=".*site.*") as query:
         assert query.read_sequences() == {"site-1": [1, 2], "site-2": [1]}
 
@@ -221,7 +221,7 @@ def test_pattern_reads_buckets_only(sites: str) -> None:
 def test_streams_by_pattern(nats_server: NatsServer) -> None:
     url = nats_server.url
     for name in ("orders", "returns", "audit"):
-        api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+        create_stream(url, name)
         publish(url, [(f"{name}.1", b"v", None), (f"{name}.2", b"v", None)])
     with new_query(url, streamPattern="orders|returns") as query:
         assert query.read_sequences() == {"orders": [1, 2], "returns": [1, 2]}
@@ -233,9 +233,8 @@ def test_stream_that_cannot_be_read_again_is_error_that_names_it(
     nats_server: NatsServer,
 ) -> None:
     url = nats_server.url
-    api(url, "STREAM.CREATE.ok", {"name": "ok", "subjects": ["ok"]})
-    config = {"name": "jobs", "subjects": ["jobs"], "retention": "workqueue"}
-    api(url, "STREAM.CREATE.jobs", config)
+    create_stream(url, "ok", "ok")
+    create_stream(url, "jobs", "jobs", retention="workqueue")
     with (
         new_query(url, streamPattern=".*") as query,
         pytest.raises(UnsupportedStreamError, match="jobs"),
@@ -289,7 +288,7 @@ def test_checkpoint_of_other_filters_is_refused(sites: str) -> None:
 def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
     url = nats_server.url
     for name in ("orders", "returns"):
-        api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+        create_stream(url, name)
         publish(url, [(f"{name}.1", b"v", None)])
     with new_query(url, streamPattern=".*", filterSubjects="orders.>") as query:
         assert query.read_sequences() == {"orders": [1]}

@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import spark_partition_id
 
-from tests.support.nats.buckets import create_bucket, put_many, stream_state
+from tests.support.nats.buckets import bucket_state, create_bucket, put_many
 from tests.support.spark.scenario import (
     DEADLINE,
     ExpectNoConsumers,
@@ -55,7 +55,7 @@ def fill(scene: Scene) -> list[int]:
     rewritten = [(keys[i * 7919 % 1500], b"again") for i in range(27_000)]
     put_many(scene.url, scene.bucket, rewritten)
     last = {key: i for i, key in enumerate([*keys, *(key for key, _ in rewritten)], start=1)}
-    assert stream_state(scene.url, scene.bucket)["messages"] == 3000
+    assert bucket_state(scene.url, scene.bucket)["messages"] == 3000
     return sorted(last.values())
 
 
@@ -82,7 +82,7 @@ def test_limits_and_splits_with_restart(scene: Scene) -> None:
         "maxBytesPerTrigger": "48k",
         "minPartitions": 3,
     }
-    state = stream_state(scene.url, scene.bucket)
+    state = bucket_state(scene.url, scene.bucket)
     most = (48 << 10) * state["messages"] // state["bytes"]
     assert most < 1000  # the limit in bytes is the smaller one
     play(scene, Start(options, trigger={"availableNow": True}, fail_on_batch=1))

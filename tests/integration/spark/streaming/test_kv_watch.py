@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nats.buckets import api, stream_info, stream_state
+from tests.support.nats.buckets import api, bucket_info, bucket_state
 from tests.support.spark.scenario import (
     Create,
     Delete,
@@ -267,7 +267,7 @@ def test_rows_are_complete(scene: Scene) -> None:
     )
     operations = ["PUT"] * 8 + ["DEL", "DEL", "PURGE"]
     stored = [message(scene, revision) for revision in range(1, 12)]
-    created = microseconds(stream_info(scene.url, scene.bucket)["created"])
+    created = microseconds(bucket_info(scene.url, scene.bucket)["created"])
     assert [row.asDict() for row in scene.rows] == [
         {
             "bucket": scene.bucket,
@@ -289,7 +289,7 @@ def test_rows_are_complete(scene: Scene) -> None:
 def expired(scene: Scene) -> None:
     """Wait for the server's marker."""
     wait_until(
-        lambda: stream_state(scene.url, scene.bucket)["last_seq"] == 3, "the marker", deadline=600
+        lambda: bucket_state(scene.url, scene.bucket)["last_seq"] == 3, "the marker", deadline=600
     )
 
 
@@ -350,8 +350,8 @@ def test_mirror_of_bucket(scene: Scene) -> None:
     config = {"subjects": None, "mirror": {"name": f"KV_{scene.bucket}"}, "mirror_direct": True}
 
     def mirrored(scene: Scene) -> None:
-        expected = stream_state(scene.url, scene.bucket)["last_seq"]
-        state = lambda: stream_state(scene.url, mirror.bucket)  # noqa: E731
+        expected = bucket_state(scene.url, scene.bucket)["last_seq"]
+        state = lambda: bucket_state(scene.url, mirror.bucket)  # noqa: E731
         wait_until(lambda: state()["last_seq"] == expected, "the mirror", seen=state, deadline=600)
 
     play(scene, Create(5), *HISTORY, Do(lambda _: Create(5, config).run(mirror)), Do(mirrored))

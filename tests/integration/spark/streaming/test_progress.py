@@ -17,6 +17,7 @@ from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.progress import BatchProgress, records
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.spark.scenario import (
     DEADLINE,
 )
@@ -274,7 +275,7 @@ def test_lag_of_stream_with_filter(
     watched: Watched, shared_server: NatsServer, tmp_path: Path
 ) -> None:
     url = shared_server.url
-    buckets.api(url, "STREAM.CREATE.LAG", {"name": "LAG", "subjects": ["lag.>"]})
+    create_stream(url, "LAG", "lag.>")
     subjects = ("lag.a", "lag.b", "lag.b")
     buckets.publish(url, [(subjects[i % 3], b"", None) for i in range(30)])
     options = {"servers": url, "stream": "LAG", "maxRowsPerTrigger": "6"}

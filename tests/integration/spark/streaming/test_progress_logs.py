@@ -97,7 +97,7 @@ def rebuilt(shared_server: NatsServer, caplog: pytest.LogCaptureFixture) -> logg
     url = shared_server.url
     buckets.create_bucket(url, "torn", 1)
     buckets.put(url, "torn", "a", b"1")
-    created = buckets.stream_info(url, "torn")["created"]
+    created = buckets.bucket_info(url, "torn")["created"]
 
     def consumers() -> list[str]:
         return buckets.api(url, "CONSUMER.NAMES.KV_torn").get("consumers") or []

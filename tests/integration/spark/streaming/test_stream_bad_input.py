@@ -25,7 +25,8 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.options import Mode, stream_options
 from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, Position
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import publish
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import OffsetJson, new_query, sequences
 
 SECRET = "hunter2-is-secret"
@@ -39,7 +40,7 @@ def name(shared_server: NatsServer) -> str:
     """A stream with five messages, of two subjects."""
     name = next(_names)
     url = shared_server.url
-    api(url, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.*"]})
+    create_stream(url, name, f"{name}.*")
     publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))
     return name
 

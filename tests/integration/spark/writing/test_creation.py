@@ -14,6 +14,7 @@ from nats_stream_source.spark.writing.target import prepare_target
 from tests.support.nats.buckets import api
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.jwt_operator import Operator
+from tests.support.nats.streams import create_stream
 
 CONFIG = """
 server_tags: ["ssd"]
@@ -162,8 +163,7 @@ def test_target_that_acknowledges_before_it_stores(
 ) -> None:
     url = shared_server.url
     name, subject = ("KV_b", "$KV.b.>") if target == "bucket" else ("S", "s")
-    config = {"name": name, "subjects": [subject], "max_msgs_per_subject": 1}
-    api(url, f"STREAM.CREATE.{name}", {**config, "persist_mode": "async"})
+    create_stream(url, name, subject, max_msgs_per_subject=1, persist_mode="async")
     create(url, target)
     assert "rows are acknowledged before they are stored" in caplog.text
     with pytest.raises(ConfigurationError, match=r"persist_mode is 'async'.*remove the option"):

@@ -20,6 +20,7 @@ from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.target import prepare_target
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
+from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -297,7 +298,7 @@ def test_refused(
     create_bucket(url, "plain")
     mirror = {"name": "KV_mirrored", "mirror": {"name": "KV_plain"}, "max_msgs_per_subject": 1}
     api(url, "STREAM.CREATE.KV_mirrored", mirror)
-    api(url, "STREAM.CREATE.PLAIN", {"name": "PLAIN", "subjects": ["plain.>"]})
+    create_stream(url, "PLAIN", "plain.>")
     sealed = {"name": "SEALED", "subjects": ["sealed.>"]}
     if "SEALED" not in (api(url, "STREAM.NAMES")["streams"] or ()):
         api(url, "STREAM.CREATE.SEALED", sealed)

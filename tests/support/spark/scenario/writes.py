@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.nats import buckets
+from tests.support.nats.streams import create_stream
 from tests.support.spark.scenario.scene import KV, Scene
 
 
@@ -21,8 +22,7 @@ class Create:
         if scene.format == KV:
             buckets.create_bucket(scene.url, scene.bucket, self.history, **self.config)
             return
-        wanted = {"name": scene.bucket, "subjects": [f"{scene.prefix}>"], **self.config}
-        buckets.api(scene.url, f"STREAM.CREATE.{scene.stream}", wanted)
+        create_stream(scene.url, scene.stream, f"{scene.prefix}>", **self.config)
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class CreateOther:
         if scene.format == KV:
             buckets.create_bucket(scene.url, scene.other)
             return
-        wanted = {"name": scene.other, "subjects": [f"{scene.other}.>"]}
-        buckets.api(scene.url, f"STREAM.CREATE.{scene.other}", wanted)
+        create_stream(scene.url, scene.other)
 
 
 @dataclass(frozen=True)
