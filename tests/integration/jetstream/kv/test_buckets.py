@@ -23,6 +23,7 @@ from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfi
 from nats_stream_source.jetstream.kv.store import KeyValue
 from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import api, bucket_state, flushed, server_version
+from tests.support.nats.streams import create_stream
 
 pytestmark = pytest.mark.servers
 
@@ -168,7 +169,7 @@ async def test_update_resets_omitted_settings(shared_server: NatsServer) -> None
 
 
 async def test_bucket_name_invalid(shared_server: NatsServer) -> None:
-    api(shared_server.url, "STREAM.CREATE.KV_x1", {"name": "KV_x1", "subjects": ["x1.>"]})
+    create_stream(shared_server.url, "KV_x1", "x1.>")
 
     async with connect(shared_server.url) as js:
         with pytest.raises(UnsupportedStreamError, match="is not a bucket"):

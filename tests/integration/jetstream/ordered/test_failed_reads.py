@@ -20,8 +20,8 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import CursorAction
 from tests.integration.jetstream.ordered.reads import UNHEARD, linked, read, read_range, request_for
-from tests.support.nats.buckets import api, consumers, create_bucket, delete_bucket, put_many
-from tests.support.nats.topology import wait_for_seq
+from tests.support.nats.buckets import consumers, create_bucket, delete_bucket, put_many
+from tests.support.nats.topology import make_mirror
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_header
 
 pytestmark = pytest.mark.servers
@@ -117,9 +117,7 @@ async def test_stream_rolled_back_meanwhile(filled: NatsServer) -> None:
 
 async def test_mirror_without_end_lags(filled: NatsServer) -> None:
     """The upstream may have the message: the error reports lag, not data loss."""
-    mirror = {"name": "M", "mirror": {"name": "KV_b"}}
-    created = api(filled.url, "STREAM.CREATE.M", mirror)["created"]
-    wait_for_seq(filled.url, "M", 3000)
+    created = make_mirror(filled.url, "M", "KV_b")["created"]
     request = RangeRequest("M", created, 2990, 3001, heartbeat=0.1, catch_up_timeout=0.5)
     with pytest.raises(MinLastSequenceError, match=r"up to sequence 3001: .* has reached 3000 "):
         await read_range(filled.url, request)

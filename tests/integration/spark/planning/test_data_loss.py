@@ -15,6 +15,7 @@ from tests.support.nats.buckets import (
     put,
     put_many,
 )
+from tests.support.nats.topology import make_mirror
 
 pytestmark = pytest.mark.servers
 
@@ -68,10 +69,7 @@ async def test_logged_first_batch_is_read_from_its_origin(ten: str) -> None:
 
 
 async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
-    api(ten, "STREAM.CREATE.KV_copy", {"name": "KV_copy", "mirror": {"name": "KV_b"}})
-    for _ in range(500):
-        if bucket_state(ten, "copy")["last_seq"] == 10:
-            break
+    make_mirror(ten, "KV_copy", "KV_b")
 
     async with planning(ten, "copy") as planner:
         start = await planner.initial_offset()

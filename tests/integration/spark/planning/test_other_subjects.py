@@ -10,13 +10,12 @@ from nats_stream_source.embedded import NatsServer
 from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (
-    api,
-    bucket_config,
     bucket_state,
     create_bucket,
     publish,
     put_many,
 )
+from tests.support.nats.topology import make_mirror
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query
 from tests.support.wait import wait_until
@@ -28,8 +27,7 @@ TRANSFORM = [{"src": "$KV.origin.>", "dest": "$KV.b.>"}]
 def create_with_source(url: str, **source: Any) -> None:
     create_bucket(url, "origin")
     put_many(url, "origin", [("a", b"1"), ("b", b"2"), ("c", b"3")])
-    config = bucket_config("b", sources=[{"name": "KV_origin", **source}])
-    api(url, "STREAM.CREATE.KV_b", config)
+    create_bucket(url, "b", sources=[{"name": "KV_origin", **source}])
     put_many(url, "b", [("own", b"4")])
     wait_until(lambda: bucket_state(url, "b")["messages"] == 4, "the sourced messages")
 
@@ -46,9 +44,7 @@ def test_source_without_transform_is_reported(
 
 
 def create_with_further_subject(url: str) -> None:
-    config = bucket_config("b")
-    config["subjects"] = [*config["subjects"], "other.>"]
-    api(url, "STREAM.CREATE.KV_b", config)
+    create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
     put_many(url, "b", [("own", b"1")])
     publish(url, [("other.1", b"2", None), ("other.2", b"3", None)])
 
@@ -60,9 +56,7 @@ def test_further_subject_is_reported(
     url, bucket = nats_server.url, "m" if mirrored else "b"
     create_with_further_subject(url)
     if mirrored:
-        mirror = {"name": "KV_m", "mirror": {"name": "KV_b"}, "max_msgs_per_subject": 1}
-        api(url, "STREAM.CREATE.KV_m", mirror)
-        wait_until(lambda: bucket_state(url, "m")["messages"] == 3, "the mirrored messages")
+        make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1)
     assert len(read_batch(url, bucket=bucket)) == 1
     (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
     assert f"stream=KV_{bucket} messages=2" in record.getMessage()
@@ -73,9 +67,7 @@ def test_messages_that_arrive_while_query_runs_are_reported(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture, entries: int
 ) -> None:
     url = nats_server.url
-    config = bucket_config("b")
-    config["subjects"] = [*config["subjects"], "other.>"]
-    api(url, "STREAM.CREATE.KV_b", config)
+    create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
     put_many(url, "b", [(f"k{n}", b"1") for n in range(entries)])
     with new_query(url, bucket="b") as query:
         query.drain()

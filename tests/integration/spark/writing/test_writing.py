@@ -299,9 +299,8 @@ def test_refused(
     mirror = {"name": "KV_mirrored", "mirror": {"name": "KV_plain"}, "max_msgs_per_subject": 1}
     api(url, "STREAM.CREATE.KV_mirrored", mirror)
     create_stream(url, "PLAIN", "plain.>")
-    sealed = {"name": "SEALED", "subjects": ["sealed.>"]}
     if "SEALED" not in (api(url, "STREAM.NAMES")["streams"] or ()):
-        api(url, "STREAM.CREATE.SEALED", sealed)
+        sealed = create_stream(url, "SEALED", "sealed.>")["config"]
         api(url, "STREAM.UPDATE.SEALED", {**sealed, "sealed": True})
     with pytest.raises(PySparkException) as caught:
         write(spark.sql(f"SELECT {columns}"), **options)
