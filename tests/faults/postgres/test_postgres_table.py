@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.nats import buckets
 from tests.support.nats.streams import stream_state
 from tests.support.paths import ROOT
+from tests.support.process_group import kill_group
 from tests.support.wait import wait_until
 from tests.support.writer_thread import WriterThread
 
@@ -83,9 +83,7 @@ class Supervised:
 
     def kill(self) -> None:
         """End the process and the others of its group as a crash of its machine does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        kill_group(self._process)
 
 
 class Writer(WriterThread):

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +25,8 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.leak_check import consumers
 from tests.support.nats.buckets import create_bucket, publish
 from tests.support.nats.streams import create_stream
-from tests.support.paths import ROOT
 from tests.support.spark.daemons import standalone
+from tests.support.spark.driver_process import driver_process
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults
@@ -128,22 +125,14 @@ def query(read: Read, place: str, directory: Path, point: str, batch: int = 0) -
 
 @contextlib.contextmanager
 def driver(request: Path, asked: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
-    """The driver; at the end it, its JVM and its workers are killed, as with their machine."""
+    """The driver, which logs beside its request."""
     request.write_text(json.dumps(asked))
-    with request.with_suffix(".log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.process.crash_point_driver", str(request)],
-            cwd=ROOT,
-            start_new_session=True,  # so that all of them are in the group that is killed
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    module = "tests.faults.process.crash_point_driver"
+    with (
+        request.with_suffix(".log").open("ab") as log,
+        driver_process(module, str(request), log) as process,
+    ):
+        yield process
 
 
 def rows(directory: Path) -> list[list[Any]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nats_stream_source.embedded import free_port
+from tests.support.process_group import kill_group
 from tests.support.wait import wait_until
 
 DEADLINE = 120.0
@@ -46,9 +46,7 @@ class Process:
 
     def kill(self) -> None:
         """End it and its executors, as by a crash of their machine."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        kill_group(self.process)
 
 
 @dataclass

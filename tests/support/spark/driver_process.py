@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import IO
 
 from tests.support.paths import ROOT
+from tests.support.process_group import kill_group
 
 
 @contextlib.contextmanager
-def driver_process(module: str, argument: str) -> Iterator[subprocess.Popen[bytes]]:
+def driver_process(
+    module: str, argument: str, log: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``python -m <module> <argument>``; at the end it and its JVM are killed.
 
     Its process group has its number, and the JVM and the Python workers are in it.
+
+    Args:
+        log: receives the output of all of them.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", module, argument], cwd=ROOT, start_new_session=True
+        [sys.executable, "-m", module, argument],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=log,
+        stderr=log,
     )
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_group(process)
