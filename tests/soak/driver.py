@@ -194,16 +194,21 @@ class Driver:
         self._log.write(json.dumps({"at": time.time(), "event": event, **fields}) + "\n")
 
 
-def main(request: dict[str, Any]) -> None:
+def stop_event(*, finish: bool) -> threading.Event:
+    """An event that the end of the standard input sets, unless the queries are to ``finish``."""
     stopped = threading.Event()
 
     def wait_for_stop() -> None:
         os.read(0, 1)  # not through sys.stdin, whose lock would be held at Python's exit
         stopped.set()
 
-    if not request["finish"]:
+    if not finish:
         threading.Thread(target=wait_for_stop, daemon=True).start()
-    Driver(request).run(stopped)
+    return stopped
+
+
+def main(request: dict[str, Any]) -> None:
+    Driver(request).run(stop_event(finish=request["finish"]))
 
 
 if __name__ == "__main__":

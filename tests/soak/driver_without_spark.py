@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.options import Mode, kv_options, stream_options
-from tests.soak.driver import OPTIONS, QUERIES, linger
+from tests.soak.driver import OPTIONS, QUERIES, linger, stop_event
 from tests.support.delta import rows_of
 from tests.support.oracle.query_failures import is_data_loss
 from tests.support.query_driver.driver import QueryDriver
@@ -167,15 +167,7 @@ def position(offset: dict[str, Any]) -> int:
 
 def main(path: str, name: str | None = None) -> None:
     request = json.loads(Path(path).read_text())
-    stopped = threading.Event()
-
-    def listen() -> None:
-        os.read(0, 1)  # not through sys.stdin, whose lock would be held when Python ends
-        stopped.set()
-
-    # Finishing, nobody closes it for good reason; else its end is the signal to stop.
-    if not request["finish"]:
-        threading.Thread(target=listen, daemon=True).start()
+    stopped = stop_event(finish=request["finish"])
     if name is not None:
         LocalQuery(name, request).run(stopped)
         return

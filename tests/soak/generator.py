@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.soak.client import connected_under_faults
 from tests.soak.servers import PREFIXES
 from tests.support.event_loop import run
-from tests.support.nats.buckets import connected
 from tests.support.oracle.expiry import MARKER_TTL
 from tests.support.oracle.ledger import DEL, PURGE, PUT, Ledger, Write, value_of
 
@@ -127,20 +127,8 @@ class Generator:
 
 async def main(request: dict[str, Any]) -> None:
     ledger = Ledger(Path(request["ledger"]))
-
-    async def ignore(error: Exception) -> None:
-        pass  # connections are reset by the faults
-
     with contextlib.closing(ledger):
-        async with connected(
-            request["servers"],
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.2,
-            connect_timeout=2,
-            ping_interval=2,
-            max_outstanding_pings=2,
-            error_cb=ignore,
-        ) as client:
+        async with connected_under_faults(request["servers"]) as client:
             generator = Generator(client, ledger, request["seed"], request["rate"])
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, generator.stop)

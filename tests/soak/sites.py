@@ -24,9 +24,10 @@ import nats.errors
 import pyarrow.parquet as pq
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from tests.soak.client import connected_under_faults
 from tests.soak.collect import messages_of
 from tests.support.event_loop import run
-from tests.support.nats.buckets import api, bucket_config, connected
+from tests.support.nats.buckets import api, bucket_config
 from tests.support.oracle.findings import Findings
 
 PATTERN = "site-[0-9]+"
@@ -173,18 +174,7 @@ def present_buckets(url: str) -> Rows:
 
 
 async def main(request: dict[str, Any]) -> None:
-    async def ignore(error: Exception) -> None:
-        pass  # connections are reset by the faults
-
-    async with connected(
-        request["servers"],
-        max_reconnect_attempts=-1,
-        reconnect_time_wait=0.2,
-        connect_timeout=2,
-        ping_interval=2,
-        max_outstanding_pings=2,
-        error_cb=ignore,
-    ) as client:
+    async with connected_under_faults(request["servers"]) as client:
         writer = SiteWriter(client, Path(request["ledger"]), request["seed"], request["replicas"])
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, writer.stop)
         await writer.run()
