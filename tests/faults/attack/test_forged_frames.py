@@ -8,7 +8,7 @@ error of this package's.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.framing.frames import Framer
 from tests.faults.attack.forged_frames import Once, bomb, token, with_block, with_reply, with_size
 from tests.support import attack_target
-from tests.support.attack_target import FORMATS, attacked, peak, read
+from tests.support.attack_target import FORMATS, peak, read
 from tests.support.nats.buckets import create_bucket, publish, put_many
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import wait_for_seq
@@ -27,12 +27,6 @@ from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_
 BUCKET = "attacked"
 ROWS = 300
 SENT = [(seq, b"%d" % (seq - 1)) for seq in range(1, ROWS + 1)]
-
-
-@pytest.fixture(scope="module")
-def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    with attacked(shared_server, BUCKET, ROWS) as proxy:
-        yield proxy
 
 
 def run_attack(

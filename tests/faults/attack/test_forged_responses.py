@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 from tests.faults.attack.forged_frames import KINDS, ForgedReplies, payload
-from tests.support.attack_target import FORMATS, PATIENCE, attacked
+from tests.support.attack_target import FORMATS, PATIENCE
 from tests.support.proxy.fault_proxy import Proxy
 
 BUCKET = "attacked"
@@ -80,12 +79,6 @@ def changed(found: Any, at: tuple[Any, ...], value: Any) -> Any:
     else:
         inner[at[-1]] = value
     return other
-
-
-@pytest.fixture(scope="module")
-def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    with attacked(shared_server, BUCKET, ROWS) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")

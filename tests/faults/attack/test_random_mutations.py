@@ -11,14 +11,12 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, ProtocolError
 from tests.faults.attack.forged_frames import payload
-from tests.support.attack_target import ATTACK_TARGETS, Pair, attacked, run_attack
+from tests.support.attack_target import ATTACK_TARGETS, Pair, run_attack
 from tests.support.proxy.fault_proxy import (
     After,
     CutAt,
@@ -35,12 +33,6 @@ BLAMES = (ProtocolError.__name__, DataLossError.__name__)
 """What is said of frames that are wrong, and of rows that are gone; not of frames that are lost."""
 
 SENT = {seq: b"%d" % (seq - 1) for seq in range(1, ROWS + 1)}
-
-
-@pytest.fixture(scope="module")
-def proxy(shared_server: NatsServer) -> Iterator[Proxy]:
-    with attacked(shared_server, BUCKET, ROWS) as proxy:
-        yield proxy
 
 
 class MutatedResponses:

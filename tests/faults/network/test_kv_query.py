@@ -9,16 +9,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.nats import buckets
-from tests.support.proxy.fault_proxy import Proxy, Verdict, is_delivery, is_status
+from tests.support.proxy.fault_proxy import Proxy, Verdict, is_delivery, is_status, stream_seq
 from tests.support.spark.scenario import Create, PutMany, Run, Scene, play
 
 ROWS = 2000
 KEYS = 100
-
-
-def revision_of(frame: bytes) -> int:
-    """The stream sequence in the ACK subject of a delivery."""
-    return int(frame.split(b"\r\n", 1)[0].split(b".")[-4])
 
 
 def read_through(scene: Scene, verdict: Verdict) -> Proxy:
@@ -37,13 +32,13 @@ def test_lost_messages(scene: Scene, lost: set[int]) -> None:
     left = set(lost)
 
     def verdict(frame: bytes) -> bool:
-        if is_delivery(frame) and (revision := revision_of(frame)) in left:
+        if is_delivery(frame) and (revision := stream_seq(frame)) in left:
             left.discard(revision)
             return False
         return True
 
     proxy = read_through(scene, verdict)
-    assert {revision_of(frame) for frame in proxy.dropped} == lost
+    assert {stream_seq(frame) for frame in proxy.dropped} == lost
 
 
 def test_missed_heartbeats(scene: Scene) -> None:
@@ -52,7 +47,7 @@ def test_missed_heartbeats(scene: Scene) -> None:
 
     def verdict(frame: bytes) -> bool:
         sid = frame.split(b" ", 3)[2]
-        if is_delivery(frame) and revision_of(frame) == 900 and not silent:
+        if is_delivery(frame) and stream_seq(frame) == 900 and not silent:
             silent.add(sid)
         # The planner's connection may use the same sid for its answers; those pass.
         return sid not in silent or not (is_delivery(frame) or is_status(frame, b""))
@@ -66,7 +61,7 @@ def test_deleted_consumer(scene: Scene) -> None:
     gone: list[str] = []
 
     def verdict(frame: bytes) -> bool:
-        if not is_delivery(frame) or revision_of(frame) < 900:
+        if not is_delivery(frame) or stream_seq(frame) < 900:
             return True
         if not gone:
             for name in buckets.consumers(scene.url, scene.bucket):
@@ -83,7 +78,7 @@ def test_server_ends_and_starts(own_scene: Scene, how: str) -> None:
     happened: list[int] = []
 
     def verdict(frame: bytes) -> bool:
-        if is_delivery(frame) and revision_of(frame) == 900 and not happened:
+        if is_delivery(frame) and stream_seq(frame) == 900 and not happened:
             happened.append(900)
             if how == "killed":
                 own_scene.server.kill()

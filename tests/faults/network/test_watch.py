@@ -32,12 +32,20 @@ LATEST: Found = [(f"k{i}", KEYS * (REVISIONS - 1) + i + 1) for i in range(KEYS)]
 ALL: Found = [(f"k{i % KEYS}", i + 1) for i in range(KEYS * REVISIONS)]
 
 
+async def items(watch: Watch, count: int) -> Found:
+    """The next ``count`` items."""
+    found: Found = []
+    for _ in range(count):
+        entry = await asyncio.wait_for(watch.__anext__(), 60)
+        found.append(entry and (entry.key, entry.revision))
+    return found
+
+
 async def until_key(watch: Watch, last: str) -> Found:
     """Items up to the key ``last``."""
     found: Found = []
     while not found or found[-1] is None or found[-1][0] != last:
-        entry = await asyncio.wait_for(watch.__anext__(), 60)
-        found.append(entry and (entry.key, entry.revision))
+        found += await items(watch, 1)
     return found
 
 
@@ -117,31 +125,32 @@ async def test_lost_heartbeats_before_signal(nats_server: NatsServer) -> None:
         assert len(proxy.dropped) == 4
 
 
+class FirstValues:
+    """A verdict that lets only the first ``count`` values through, as long as it is to hold."""
+
+    def __init__(self, count: int) -> None:
+        self.hold = True
+        self._left = count
+
+    def __call__(self, frame: bytes) -> bool:
+        if is_delivery(frame):
+            self._left -= 1
+            return not self.hold or self._left >= 0
+        return not (self.hold and is_status(frame, b"Idle"))
+
+
 @pytest.mark.parametrize("include_history", [False, True])
 async def test_connection_cut_within_initial_values(
     filled: NatsServer, include_history: bool
 ) -> None:
     expected = ALL if include_history else LATEST
-    delivered = 0
-    hold = True
-
-    def verdict(frame: bytes) -> bool:
-        """Only the first 100 values come through until the connection is cut."""
-        nonlocal delivered
-        if is_delivery(frame):
-            delivered += 1
-            return not hold or delivered <= 100
-        return not (hold and is_status(frame, b"Idle"))
-
-    with Proxy(filled.port, verdict) as proxy:
+    first = FirstValues(100)
+    with Proxy(filled.port, first) as proxy:
         async with opened(proxy.url, "b") as kv:
             async with kv.watch(include_history=include_history) as watch:
-                found: Found = []
-                for _ in range(100):
-                    entry = await asyncio.wait_for(watch.__anext__(), 60)
-                    found.append(entry and (entry.key, entry.revision))
+                found = await items(watch, 100)
                 proxy.cut()
-                hold = False
+                first.hold = False
                 found += [(entry.key, entry.revision) for entry in await watch.initial()]
                 assert found == expected
                 assert Rebuild.RECONNECTED in rebuilds(watch)
@@ -153,27 +162,15 @@ async def test_keys_that_change_while_connection_is_lost_among_initial_values(
     filled: NatsServer,
 ) -> None:
     """The list of last values is requested again: nothing twice, nothing missing, in order."""
-    hold = True
-    delivered = 0
-
-    def verdict(frame: bytes) -> bool:
-        nonlocal delivered
-        if is_delivery(frame):
-            delivered += 1
-            return not hold or delivered <= 100
-        return not (hold and is_status(frame, b"Idle"))
-
-    with Proxy(filled.port, verdict) as proxy:
+    first = FirstValues(100)
+    with Proxy(filled.port, first) as proxy:
         async with opened(proxy.url, "b") as kv, kv.watch() as watch:
-            found: Found = []
-            for _ in range(100):
-                entry = await asyncio.wait_for(watch.__anext__(), 60)
-                found.append(entry and (entry.key, entry.revision))
+            found = await items(watch, 100)
             # One key of those that came, one of those that did not; and a new one.
             changed = [("k5", b"2"), ("k300", b"2"), ("new", b"1")]
             await asyncio.to_thread(put_many, filled.url, "b", changed)
             proxy.cut()
-            hold = False
+            first.hold = False
             found += [(entry.key, entry.revision) for entry in await watch.initial()]
             changes = [("k5", 1201), ("k300", 1202), ("new", 1203)]
             unchanged = [one for one in LATEST if one and one[0] != "k300"]
