@@ -35,6 +35,7 @@ from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
+from tests.support.nats.topology import with_user
 from tests.support.paths import ROOT
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -76,17 +77,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         f"authorization {{ users: [ {{ user: admin, password: admin }}\n{entries} ] }}"
     )
     with NatsServer(config=config) as server:
-        url = as_user(server, "admin")
+        url = with_user(server.url, "admin")
         buckets.create_bucket(url, "fleet")
         filled = ((f"a.{i}", bytes(SIZE)) for i in range(ENTRIES))
         buckets.put_many(url, "fleet", filled)
         create_stream(url, "ORDERS", "orders.>", allow_direct=True)
         buckets.publish(url, [(f"orders.{i % 3}", bytes(SIZE), None) for i in range(ENTRIES)])
         yield server
-
-
-def as_user(server: NatsServer, user: str) -> str:
-    return server.url.replace("//", f"//{user}:{user}@")
 
 
 def violations(server: NatsServer, user: str) -> list[str]:
@@ -130,7 +127,7 @@ def follow(source: DataSource) -> int:
 
 def compare(server: NatsServer, user: str) -> tuple[int, int]:
     """The requests of ``reconcile``: how many of two rows are removed, and the last sequence."""
-    info = buckets.bucket_info(as_user(server, "admin"), "fleet")
+    info = buckets.bucket_info(with_user(server.url, "admin"), "fleet")
     created = nanoseconds(info["created"]) // 1000
     rows = [TableRow("a.1", created, 2), TableRow("never.there", created, 2)]
     settings = connection_settings(parse(options(server, user), CONNECTION))
@@ -142,7 +139,7 @@ def test_query_permissions_suffice(server: NatsServer, caplog: pytest.LogCapture
     assert read(server, "nats_kv") == ENTRIES
     assert not caplog.records  # no fall-back was taken
     assert not violations(server, "nats_kv")
-    assert buckets.consumers(as_user(server, "admin"), "fleet") == []
+    assert buckets.consumers(with_user(server.url, "admin"), "fleet") == []
 
 
 def read_several(server: NatsServer, user: str, **named: str) -> int:
@@ -229,7 +226,7 @@ def test_consumers_have_prefix_of_option(server: NatsServer) -> None:
     rows = reader.read(split)
     try:
         next(rows)
-        names = buckets.api(as_user(server, "admin"), "CONSUMER.NAMES.ORDERS")["consumers"]
+        names = buckets.api(with_user(server.url, "admin"), "CONSUMER.NAMES.ORDERS")["consumers"]
         assert names
         assert all(name.startswith("ours-") for name in names)
     finally:
@@ -270,10 +267,10 @@ def test_missing_optional_permission_is_tolerated(
     said = FALLBACKS[subject]
     warnings = "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
     assert re.search(said, warnings) if said else not warnings
-    left = buckets.consumers(as_user(server, "admin"), "fleet")
+    left = buckets.consumers(with_user(server.url, "admin"), "fleet")
     assert bool(left) == ("DELETE" in subject)
     for consumer in left:
-        buckets.api(as_user(server, "admin"), f"CONSUMER.DELETE.KV_fleet.{consumer}")
+        buckets.api(with_user(server.url, "admin"), f"CONSUMER.DELETE.KV_fleet.{consumer}")
 
 
 def test_reconcile_needs_no_more(server: NatsServer) -> None:
@@ -403,7 +400,7 @@ def test_demo_writer_permissions_suffice(tmp_path: Path) -> None:
         f"authorization {{ users: [ {{ user: w, password: w, {BLOCKS['writer']} }} ] }}"
     )
     with NatsServer(config=config) as server:
-        url = as_user(server, "w")
+        url = with_user(server.url, "w")
         asyncio.run(create_bucket(url, "fleet", 5))
         with Writer(url, "fleet", 100) as writer:
             writer.allow(10**6)

@@ -1,10 +1,11 @@
-"""Fixtures of the Delta tests: a table's path, DataFrames of entries, buckets."""
+"""Fixtures of the Delta tests: a table's path, DataFrames of entries, buckets, an object store."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,26 @@ from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
 from tests.integration.delta.merge_model import SCHEMA, Entry, Frame, Merge
+from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Path of a table that does not exist yet."""
     return tmp_path / "fleet"
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    """S3-compatible object store of the module."""
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def uri() -> str:
+    """URI of a table in the object store that does not exist yet."""
+    return f"s3://{BUCKET}/{uuid.uuid4()}"
 
 
 @pytest.fixture

@@ -1,13 +1,21 @@
-"""Reads Delta tables with the package `deltalake`, without Spark."""
+"""Rows for Delta tables, and their content, read with the package `deltalake` without Spark."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from tests.support.delta import rows_of
+
+SCHEMA = pa.schema([("key", pa.string()), ("revision", pa.int64())])
+
+
+def rows(*keys: str, revision: int = 1) -> pa.Table:
+    """Return a row of each key, with :data:`SCHEMA`."""
+    return pa.table([list(keys), [revision] * len(keys)], schema=SCHEMA)
 
 
 def stored(table: Path | str) -> list[dict[str, Any]]:

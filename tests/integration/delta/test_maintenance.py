@@ -21,15 +21,11 @@ from nats_stream_source.delta.driver.upkeep import (
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.merge_model import Frame, put
+from tests.integration.delta.table_content import SCHEMA, rows
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
-SCHEMA = pa.schema([("key", pa.string()), ("revision", pa.int64())])
 OLD = 8 * 24 * 3600  # seconds: older than Delta's limit of 7 days
-
-
-def rows(*keys: str, revision: int = 1) -> pa.Table:
-    return pa.table([list(keys), [revision] * len(keys)], schema=SCHEMA)
 
 
 def create(table: Path, upkeep: Upkeep | None = None, **properties: str) -> str:

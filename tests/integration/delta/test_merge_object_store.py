@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -16,27 +15,16 @@ from nats_stream_source.errors import TableError
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, Model, both_modes, delete, put
 from tests.support.delta import rows_of
-from tests.support.object_store import BUCKET, ObjectStore, object_store
+from tests.support.object_store import ObjectStore
 from tests.support.store_proxy import StoreProxy, store_proxy
 
 pytestmark = pytest.mark.delta
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    with object_store() as server:
-        yield server
 
 
 @pytest.fixture
 def proxy(store: ObjectStore) -> Iterator[StoreProxy]:
     with store_proxy(store.url) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def uri() -> str:
-    return f"s3://{BUCKET}/{uuid.uuid4()}"
 
 
 def stored(uri: str, options: dict[str, str]) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import threading
 import uuid
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -14,26 +13,11 @@ from deltalake.exceptions import CommitFailedError
 
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from tests.integration.delta.table_content import SCHEMA, rows
 from tests.support.delta import rows_of
-from tests.support.object_store import BUCKET, ObjectStore, object_store
+from tests.support.object_store import BUCKET, ObjectStore
 
 pytestmark = pytest.mark.delta
-SCHEMA = pa.schema([("key", pa.string()), ("revision", pa.int64())])
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    with object_store() as server:
-        yield server
-
-
-@pytest.fixture
-def uri() -> str:
-    return f"s3://{BUCKET}/{uuid.uuid4()}"
-
-
-def rows(*keys: str, revision: int = 1) -> pa.Table:
-    return pa.table([list(keys), [revision] * len(keys)], schema=SCHEMA)
 
 
 def create(store: ObjectStore, uri: str) -> None:

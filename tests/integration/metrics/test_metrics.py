@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nats_stream_source import register, watch_progress
 from nats_stream_source.delta import follow
@@ -72,6 +73,14 @@ def wait(condition: Callable[[], bool], what: str, query: StreamingQuery) -> Non
         assert query.isActive, query.exception()
 
     wait_until(condition, what, 180, alive=alive)
+
+
+def run_to_end(writer: DataStreamWriter, tmp_path: Path, queries: list[StreamingQuery]) -> None:
+    """Run a query over all that its source has."""
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = begin(writer.trigger(availableNow=True).start)
+    queries.append(query)
+    assert query.awaitTermination(180)
 
 
 def reached(port: int, name: str, amount: float, **labels: Any) -> Callable[[], bool]:
@@ -279,10 +288,7 @@ def test_rebuild_on_executor_is_counted_by_reason(
     with Proxy(shared_server.port, Sequences([100])) as proxy:
         source = spark.readStream.format("nats_kv").options(servers=proxy.url, bucket=bucket.name)
         writer = source.load().writeStream.format("noop").queryName("rebuilt")
-        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = begin(writer.trigger(availableNow=True).start)
-        queries.append(query)
-        assert query.awaitTermination(180)
+        run_to_end(writer, tmp_path, queries)
         assert len(proxy.dropped) == 1
     of = {"query": "rebuilt", "stream": "KV_rebuilt"}
     wait_until(reached(port, "input_rows_total", 200, query="rebuilt"), "the progress", 60)
@@ -312,13 +318,9 @@ def test_sink_counts_rows_acknowledgements_and_conflicts(
     writer = (
         rows.writeStream.format("nats_kv")
         .options(servers=target.url, bucket=target.name, onConflict="skip")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .queryName("copy")
-        .trigger(availableNow=True)
     )
-    query = begin(writer.start)
-    queries.append(query)
-    assert query.awaitTermination(180)
+    run_to_end(writer, tmp_path, queries)
     of = {"query": "copy", "target": "sink_target"}
     now = scrape(port)
     assert value(now, "sink_rows_total", **of) == 5

@@ -20,6 +20,7 @@ from nats_stream_source.embedded import NatsServer, server_binary
 from nats_stream_source.wire.framing import scanner
 from tests.support.event_loop import run
 from tests.support.nats.buckets import connected, flushed
+from tests.support.nats.topology import with_user
 from tests.support.paths import ROOT
 from tests.support.spark.session import program_environment
 
@@ -34,10 +35,6 @@ ours = pytest.mark.parametrize("name", [name for name in SERVICES if "build" in 
 def server() -> Iterator[NatsServer]:
     with NatsServer(config=DOCKER / "nats.conf") as running:
         yield running
-
-
-def url(server: NatsServer, user: str) -> str:
-    return server.url.replace("//", f"//{user}:{user}@")
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -131,7 +128,7 @@ def test_server_command(tmp_path: Path) -> None:
 
 def test_writer_reads_and_writes(server: NatsServer) -> None:
     async def put_and_get() -> bytes | None:
-        async with connected(url(server, "writer"), allow_reconnect=False) as client:
+        async with connected(with_user(server.url, "writer"), allow_reconnect=False) as client:
             bucket = await client.jetstream().create_key_value(bucket="scratch")
             await bucket.put("key", b"value")
             return (await bucket.get("key")).value
@@ -162,7 +159,7 @@ def test_spark_container_permissions(subject: str, allowed: bool, server: NatsSe
         async def remember(error: Exception) -> None:
             refused.append(str(error).lower())
 
-        spark = url(server, "spark")
+        spark = with_user(server.url, "spark")
         async with connected(spark, error_cb=remember, allow_reconnect=False) as client:
             await client.publish(subject, b"")
             await flushed(client)
@@ -177,7 +174,7 @@ def test_services_work_together(server: NatsServer, tmp_path: Path) -> None:
     """The commands of compose.yaml, one after the other, as processes of this machine."""
     rows = {"ROWS": "2000"}
     for name in ("bucket", "writer"):
-        environment = {**os.environ, **rows, "NATS_URL": url(server, "writer")}
+        environment = {**os.environ, **rows, "NATS_URL": with_user(server.url, "writer")}
         done = subprocess.run(
             command(name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )
