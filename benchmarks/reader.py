@@ -35,7 +35,7 @@ from nats.aio.msg import Msg
 from rich.console import Console
 
 from benchmarks.support.bucket_data import create_bucket
-from benchmarks.support.machine import Machine, Stopwatch, machine, pinned
+from benchmarks.support.machine import Machine, Run, Stopwatch, machine, pinned
 from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import Message, drain, fill, server_for_slow_clients
 from nats_stream_source.connection.connection import ConnectionSettings
@@ -53,15 +53,6 @@ _PINNED_SIZES = (128, 1024)
 _KEYS = 100_000
 _MAX_BYTES = 400 << 20
 _CALLBACK, _WATCH = 10, 100  # nats-py gets one message in so many by callback, by KV watch
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One pass over the stream: rows per second, and CPU nanoseconds a row of both processes."""
-
-    rate: float
-    own_cpu: float
-    server_cpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +130,12 @@ def measure(
             for _ in range(rounds):
                 with Stopwatch(server.pid) as watch:
                     drain(server.port, stream, rows, expected)
-                bare.append(_run(watch, rows))
+                bare.append(watch.run(rows))
                 for name, runs in reader.items():
                     scanner.select(name)
                     with Stopwatch(server.pid) as watch:
                         _read(runner, stream, created, rows)
-                    runs.append(_run(watch, rows))
+                    runs.append(watch.run(rows))
                 callback.append(_with_nats_py(server, lambda client: _callback(client, rows))[1])
                 count, rate = _with_nats_py(server, lambda client: _watch(client, watched))
                 watch_rates.append(rate)
@@ -158,23 +149,15 @@ def measure(
         size,
         headers,
         rows,
-        _median(bare),
+        Run.median(bare),
         fastest,
-        _median(reader[fastest]),
-        _median(reader["python"]) if others else None,
+        Run.median(reader[fastest]),
+        Run.median(reader["python"]) if others else None,
         statistics.median(callback),
         statistics.median(watch_rates),
         lost,
         pairs,
     )
-
-
-def _run(watch: Stopwatch, rows: int) -> Run:
-    return Run(rows / watch.wall, watch.own_cpu / rows * 1e9, watch.other_cpu / rows * 1e9)
-
-
-def _median(runs: Sequence[Run]) -> Run:
-    return Run(*(statistics.median(getattr(run, name) for run in runs) for name in Run.__slots__))
 
 
 def _fill(server: NatsServer, bucket: str, size: int, headers: bool, rows: int) -> tuple[str, str]:

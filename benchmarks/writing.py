@@ -40,7 +40,7 @@ from rich.console import Console
 
 from benchmarks.support import raw_publish
 from benchmarks.support.bucket_data import bucket_config, create_bucket
-from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.machine import Run, Stopwatch, machine
 from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import RawConnection
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
@@ -65,15 +65,6 @@ _BATCH_ROWS = 10_000  # as Spark's record batches
 _MAX_BYTES = 160 << 20
 _FEW = {PUBLISHER: 5, NATS_PY: 10}  # one message in so many
 _IN_FLIGHT = raw_publish.MAX_IN_FLIGHT
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One pass: rows per second, CPU nanoseconds a row of both processes."""
-
-    rate: float
-    own_cpu: float
-    server_cpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +122,14 @@ async def measure(
                     if stored != count:
                         raise RuntimeError(f"{way}: {stored:,} of {count:,} messages stored")
                     _purge(server.port, "fast" if way in _ALL_FAST else "bench", count)
-                    own, other = watch.own_cpu / count * 1e9, watch.other_cpu / count * 1e9
                     if turn:  # the first round warms up
-                        runs.setdefault(way, []).append(Run(count / watch.wall, own, other))
-    medians = {
-        way: Run(*(statistics.median(getattr(one, name) for one in found) for name in _FIELDS))
-        for way, found in runs.items()
-    }
+                        runs.setdefault(way, []).append(watch.run(count))
+    medians = {way: Run.median(found) for way, found in runs.items()}
     ratios = {
         way: [one.rate / bare.rate for one, bare in zip(found, runs[BARE], strict=True)]
         for way, found in runs.items()
     }
     return Result(size, headers, ids, rows, medians, ratios)
-
-
-_FIELDS = ("rate", "own_cpu", "server_cpu")
 
 
 def record_batches(size: int, headers: bool, rows: int) -> list[pa.RecordBatch]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -60,6 +61,20 @@ def resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One pass: rows per second, and CPU nanoseconds a row of both processes."""
+
+    rate: float
+    own_cpu: float
+    server_cpu: float
+
+    @classmethod
+    def median(cls, runs: Sequence[Run]) -> Run:
+        """The medians of several passes."""
+        return cls(*map(statistics.median, zip(*map(astuple, runs), strict=True)))
+
+
 class Stopwatch:
     """Measures a ``with`` block: wall time, CPU time of this process and of another one."""
 
@@ -76,6 +91,10 @@ class Stopwatch:
         self.wall = time.perf_counter() - wall
         self.own_cpu = time.process_time() - own
         self.other_cpu = cpu_seconds(self._other) - other
+
+    def run(self, rows: int) -> Run:
+        """The block as one pass over ``rows``."""
+        return Run(rows / self.wall, self.own_cpu / rows * 1e9, self.other_cpu / rows * 1e9)
 
 
 @contextmanager
