@@ -69,7 +69,7 @@ async def test_full_buffer_while_messages_wait_for_their_turn(tmp_path: Path) ->
     config = tmp_path / "buffer.conf"
     config.write_text("jetstream { max_buffered_msgs: 50 }\n")
     with NatsServer(config=config) as server:
-        async with connect(server.url, request_timeout=2.0) as jetstream:
+        async with connect(server.url) as jetstream:
             bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("full"))
             publisher = jetstream.connection.service(Publisher)
             sent = publisher._in_flight._serial
