@@ -176,21 +176,21 @@ class Watch:
         elif not options.include_history and bucket.history != 1:
             last_per_subject = True
             filters = filters or (f"{bucket.prefix}>",)
-        if not start:
-            self._seen = []
+        self._seen = None if start else []
         self._position = start
         self._initial_end = max(start, initial_end)
         request = RangeRequest(
-            stream=info.name,
-            created=info.created,
-            start=start,
-            end=ENDLESS,
-            filters=filters,
+            info.name,
+            info.created,
+            start,
+            ENDLESS,
+            filters,
             last_per_subject=last_per_subject,
             headers_only=options.meta_only,
             eager=True,
             min_last_seq=self._initial_end,
             heartbeat=options.heartbeat,
+            start_time=info.time_at(start),
         )
         self._reader = OrderedReader(self._connection, request)
 

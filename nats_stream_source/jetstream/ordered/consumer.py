@@ -45,6 +45,7 @@ from nats_stream_source.jetstream.ordered.request import (
 )
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
+from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.logs import field_logger
 
 log = field_logger(__name__)
@@ -190,11 +191,14 @@ class EphemeralConsumer:
             f"replica; retry"
         )
 
-    async def verify_stream(self, seen_through: int) -> None:
+    async def verify_stream(self, seen_through: int, last: tuple[int, int] | None) -> None:
         """Raise DataLossError if the stream was re-created or rolled back.
 
         Args:
             seen_through: the last sequence that the server has processed.
+            last: sequence and timestamp, in nanoseconds, of the last message that was kept, or of
+                the one at the start of the range; None if neither is known. It detects a stream
+                that was rolled back and has grown past ``seen_through`` again.
         """
         request, connection = self._request, self.connection
         assert connection is not None
@@ -204,6 +208,19 @@ class EphemeralConsumer:
         is_planned = request.end != ENDLESS and not info.config.get("mirror")
         expected = request.end if is_planned else seen_through
         identity = await identify(jetstream, info, KnownStream(request.created, expected))
+        observed = f"to sequence {info.last_seq} during the read (expected {expected} or later)"
+        if last is not None and not identity.lost:
+            seq, time = last
+            known = KnownStream(request.created, seq, rfc3339(time))
+            try:
+                identity = await identify(jetstream, info, known)
+            except PermissionDeniedError as error:
+                log.info(
+                    "could not verify whether the stream was rolled back",
+                    stream=request.stream,
+                    error=error,
+                )
+            observed = f"during the read: sequence {seq} has another message"
         if identity is Identity.RECREATED:
             raise DataLossError(
                 f"could not read stream {request.stream!r}: it was re-created during the read "
@@ -211,8 +228,8 @@ class EphemeralConsumer:
             )
         if identity is Identity.ROLLED_BACK:
             raise DataLossError(
-                f"could not read stream {request.stream!r}: it was rolled back to sequence "
-                f"{info.last_seq} during the read (expected {expected} or later); start a new read"
+                f"could not read stream {request.stream!r}: it was rolled back {observed}; start a "
+                f"new read"
             )
 
     async def is_alive(self) -> bool:

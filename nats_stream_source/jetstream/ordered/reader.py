@@ -96,6 +96,8 @@ class OrderedReader:
         self._consumer = EphemeralConsumer(connections, request)
         self._batcher = FrameBatcher(request.batch_rows, request.batch_bytes)
         self._held = HeldRows()
+        started = request.start_time
+        self._last = None if started is None else (request.start, started)  # kept, and its time
         self._stalled = False
         self._rebuild_detail = ""
         self._away = False  # the last consumer was not created because servers are away
@@ -169,7 +171,7 @@ class OrderedReader:
         self._stalled = False
         try:
             if cursor.rebuilds:
-                await consumer.verify_stream(cursor.seen_through)
+                await consumer.verify_stream(cursor.seen_through, self._last)
             await consumer.create(
                 cursor.position, cursor.seen_through, failures=cursor.failed_rebuilds
             )
@@ -276,6 +278,8 @@ class OrderedReader:
             )
             if step.stop > step.first:
                 rows = slice(begin + step.first, begin + step.stop)
+                last = begin + step.stop - 1
+                self._last = int(tokens.stream_seq[last]), int(tokens.timestamp_ns[last])
                 self._keep(frames.select(rows), tokens.stream_seq[rows], step.rows)
 
     def _keep(
@@ -378,7 +382,7 @@ class OrderedReader:
 
     async def _raise_replica_lag(self) -> None:
         request, seen_through = self.request, self.cursor.seen_through
-        await self._consumer.verify_stream(seen_through)
+        await self._consumer.verify_stream(seen_through, self._last)
         raise MinLastSequenceError(
             f"could not read stream {request.stream!r} up to sequence {request.target}: the "
             f"delivering replica or mirror has reached {seen_through} and made no progress for "

@@ -35,6 +35,8 @@ class RangeRequest:
         catch_up_timeout: seconds to wait, in total, for a replica that makes no progress towards
             ``min_last_seq``.
         attempts: the maximum number of consumers in a row that are lost without progress.
+        start_time: timestamp of the message at ``start``, in nanoseconds; None if it is unknown. It
+            detects a roll-back before the first message is received.
     """
 
     stream: str
@@ -52,6 +54,7 @@ class RangeRequest:
     heartbeat: float = 0.5
     catch_up_timeout: float = 30.0
     attempts: int = 10
+    start_time: int | None = None
 
     def __str__(self) -> str:
         return f"{self.stream} {self.bounds}"

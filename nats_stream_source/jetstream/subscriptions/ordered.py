@@ -91,6 +91,7 @@ async def build_range_request(
         min_last_seq=reach,
         heartbeat=config.idle_heartbeat or _HEARTBEAT,
         catch_up_timeout=timeout,
+        start_time=info.time_at(start),
     )
 
 

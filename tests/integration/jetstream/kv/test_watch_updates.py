@@ -14,7 +14,9 @@ from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.integration.jetstream.kv.watches import FAST, opened, take, watched_bucket
-from tests.support.nats.buckets import create_bucket, publish
+from tests.support.nats.backup import back_up
+from tests.support.nats.buckets import consumers, create_bucket, publish, put_many
+from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
 
@@ -164,6 +166,31 @@ async def test_bucket_replaced(shared_server: NatsServer) -> None:
             await asyncio.to_thread(create_bucket, url, "replaced")
             with pytest.raises(DataLossError, match="was re-created"):
                 await asyncio.wait_for(watch.__anext__(), 60)
+
+
+@pytest.mark.parametrize("start", ["include_history", "updates_only"])
+async def test_bucket_rolled_back_and_grown_again(shared_server: NatsServer, start: str) -> None:
+    """An older backup: the revisions that it lacks are written again while the watch is idle."""
+    url, name = shared_server.url, f"grown_{start}"
+    options: dict[str, Any] = {start: True}
+
+    create_bucket(url, name, 64)  # in files: older servers back up no other storage
+    async with opened(url, name) as kv:
+        put_many(url, name, ((f"k{i}", b"1") for i in range(10)))
+        restore = back_up(url, f"KV_{name}")
+        put_many(url, name, ((f"k{i}", b"2") for i in range(10)))
+        async with kv.watch(heartbeat=FAST, **options) as watch:
+            assert len(await watch.initial()) == (0 if start == "updates_only" else 20)
+
+            def roll_back() -> None:
+                restore()
+                put_many(url, name, ((f"n{i}", b"3") for i in range(15)))
+
+            waiting = asyncio.ensure_future(watch.__anext__())
+            await wait_until_async(lambda: consumers(url, name), "a consumer")
+            await asyncio.to_thread(roll_back)
+            with pytest.raises(DataLossError, match="rolled back during the read: sequence 20 "):
+                await asyncio.wait_for(waiting, 60)
 
 
 async def test_watch_unread_is_bounded_and_complete(

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import NextTimeoutError
+from nats_stream_source.errors import DataLossError, NextTimeoutError
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
 from tests.integration.jetstream.subscriptions.sequences import sequences
+from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
 from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
 from tests.support.wait import wait_until_async
@@ -102,3 +103,29 @@ async def test_ordered_subscription_is_complete_after_initial_values(
                 await asyncio.to_thread(fill, url, stream, 1)  # always the same subject
             assert await sequences(subscription, 3) == list(range(count + 2, count + 5))
             assert subscription.reader.cursor.rebuilds
+
+
+@pytest.mark.parametrize("policy", ["all", "new"])
+async def test_stream_rolled_back_and_grown_again(shared_server: NatsServer, policy: str) -> None:
+    url = shared_server.url
+    stream = make_stream(url, 5)
+    restore = back_up(url, stream)
+    fill(url, stream, 5)
+    config = ConsumerConfig(deliver_policy=policy, idle_heartbeat=0.1)
+
+    async with (
+        connected(url) as jetstream,
+        await subscribe(jetstream, f"{stream}.>", ordered=True, config=config) as subscription,
+    ):
+        await sequences(subscription, 10 if policy == "all" else 0)
+
+        def roll_back() -> None:
+            restore()
+            fill(url, stream, 10)
+
+        waiting = asyncio.ensure_future(subscription.next(60))
+        await wait_until_async(lambda: consumers_of(url, stream), "a consumer")
+        await asyncio.to_thread(roll_back)
+        with pytest.raises(DataLossError, match="rolled back during the read: sequence 10 "):
+            await waiting
+    assert consumers_of(url, stream) == []
