@@ -17,6 +17,7 @@ from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
     InvalidNameError,
+    MinLastSequenceError,
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
@@ -111,7 +112,14 @@ async def _verify_revisions(
         known_created = info.created if same else rfc3339(row.stream_created * 1000)
         stream = KnownStream(known_created, row.revision)
         # Rows of a bucket that was deleted and created again are compared like any others.
-        if await identify(jetstream, info, stream) is Identity.ROLLED_BACK:
+        identity = await identify(jetstream, info, stream)
+        if identity is Identity.LAGGING:
+            raise MinLastSequenceError(
+                f"could not reconcile table {table!r}: it has revision {row.revision} of key "
+                f"{row.key!r}, and the mirror {bucket!r} has reached {info.last_seq} (412, 10180, "
+                f"min last sequence); reconcile again once the mirror has caught up with its origin"
+            )
+        if identity is Identity.ROLLED_BACK:
             raise DataLossError(
                 f"could not reconcile table {table!r}: it has revision {row.revision} of key "
                 f"{row.key!r}, and the last sequence of bucket {bucket!r} is {info.last_seq}: the "

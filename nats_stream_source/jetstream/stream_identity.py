@@ -8,6 +8,7 @@ same       another timestamp, or the last sequence is lower     rolled back
 other      same timestamp, or removed since                     restored
 other      another timestamp, or the last sequence is lower     rolled back
 other      the stream lacks all messages of the earlier stream  re-created
+any        the last sequence is lower, in a mirror              lagging
 =========  ===================================================  ===========
 
 nats-server 2.15 gives a restored stream a new creation time; earlier servers keep the old one. The
@@ -16,8 +17,12 @@ restored stream from a re-created one: in a re-created stream it is later than t
 than the stream's creation. A stream that was restored from a backup older than the known message
 is rolled back.
 
-The creation time of a mirror that was deleted and created again differs too, and its messages are
-those of its upstream: it counts as restored.
+The messages of a mirror are those of its origin. A mirror that was deleted and created again, or
+rolled back by a backup or a power loss, receives them again: it lags until it has reached the known
+sequence, and then it counts as the same or as restored. A lagging mirror with messages that are all
+later than the known one is re-created, with an origin that was. A mirror whose origin lacks the
+known sequence lags for as long: the caller limits the wait, and then compares the mirror as it is
+(``may_lag``).
 
 Two cases are not detected: a roll-back after which the message at the known sequence was written
 and removed again counts as the same stream or as a restored one; a restored stream whose messages
@@ -42,11 +47,12 @@ class Identity(Enum):
     RESTORED = "restored from a backup"
     ROLLED_BACK = "rolled back"
     RECREATED = "deleted and re-created"
+    LAGGING = "behind its origin"
 
     @property
     def lost(self) -> bool:
         """Whether messages that were read may be missing, or other messages have their place."""
-        return self in (Identity.ROLLED_BACK, Identity.RECREATED)
+        return self not in (Identity.SAME, Identity.RESTORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +83,30 @@ def has_older_messages(info: StreamInfo) -> bool:
     return oldest is not None and nanoseconds(oldest) < nanoseconds(info.created)
 
 
-def compare(known: KnownStream, info: StreamInfo, message: StoredMessage | None = None) -> Identity:
+def compare(
+    known: KnownStream,
+    info: StreamInfo,
+    message: StoredMessage | None = None,
+    *,
+    may_lag: bool = True,
+) -> Identity:
     """Compare a stream with what was known of it.
 
     Args:
         info: the stream as its leader reports it now.
         message: the first message at ``known.seq`` or later. Without it, the message at
             ``known.seq`` counts as removed.
+        may_lag: whether a mirror without ``known.seq`` counts as lagging.
     """
     same_created = info.created == known.created
     at_seq = message is not None and message.seq == known.seq
     if message is not None and at_seq and message.time == known.time:
         return Identity.SAME if same_created else Identity.RESTORED
-    if not same_created and not _continues(known, info):
+    continues = same_created or _continues(known, info)
+    lags = may_lag and info.is_mirror and info.last_seq < known.seq
+    if lags and (continues or info.first_time is None):
+        return Identity.LAGGING
+    if not continues:
         return Identity.RECREATED
     if info.last_seq < known.seq or (at_seq and (known.gap or known.time is not None)):
         # A server does not assign a sequence twice, except after a roll-back.
@@ -109,7 +126,9 @@ def _continues(known: KnownStream, info: StreamInfo) -> bool:
     return has_older_messages(info)
 
 
-async def identify(jetstream: JetStream, info: StreamInfo, known: KnownStream) -> Identity:
+async def identify(
+    jetstream: JetStream, info: StreamInfo, known: KnownStream, *, may_lag: bool = True
+) -> Identity:
     """:func:`compare`, with a request for the message where its timestamp is known.
 
     Raises:
@@ -124,7 +143,7 @@ async def identify(jetstream: JetStream, info: StreamInfo, known: KnownStream) -
         # killed, the server does not report a timestamp.
         following = None if same_created else ">"
         message = await jetstream.message(info.name, seq=known.seq, next_by_subj=following)
-    identity = compare(known, info, message)
+    identity = compare(known, info, message, may_lag=may_lag)
     if identity is Identity.ROLLED_BACK and info.last_seq < known.seq:
         await verify_last_seq(jetstream, info, known.seq)
     return identity

@@ -96,6 +96,11 @@ class StreamInfo:
         return bool(self.config.get("num_replicas", 1) > 1)
 
     @property
+    def is_mirror(self) -> bool:
+        """Whether the stream copies another one, with its sequences and timestamps."""
+        return bool(self.config.get("mirror"))
+
+    @property
     def num_deleted(self) -> int:
         """The number of sequences from the first to the last one without a message."""
         return self.last_seq - self.first_seq + 1 - self.messages

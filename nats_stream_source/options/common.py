@@ -64,7 +64,8 @@ COMMON: tuple[Option, ...] = (
         converters.outage,
         None,
         "Maximum time that a running query waits for unavailable servers, or a stream without "
-        "a leader. At the start of a query `connectTimeout` applies. Default: "
+        "a leader, and for progress of a mirror that lacks what the query has read. At the start "
+        "of a query `connectTimeout` applies to servers. Default: "
         f"{OUTAGE_TIMEOUT:g}; 0 fails after `connectTimeout`.",
         only=Mode.STREAMING,
     ),

@@ -204,12 +204,16 @@ class EphemeralConsumer:
         assert connection is not None
         jetstream = JetStream(connection)
         info = await jetstream.stream_info(request.stream)
-        # A mirror without the planned ``end`` may only lag behind its upstream.
-        is_planned = request.end != ENDLESS and not info.config.get("mirror")
-        expected = request.end if is_planned else seen_through
+        expected = seen_through if request.end == ENDLESS else request.end
         identity = await identify(jetstream, info, KnownStream(request.created, expected))
         observed = f"to sequence {info.last_seq} during the read (expected {expected} or later)"
-        if last is not None and not identity.lost:
+        if identity is Identity.LAGGING and request.end == ENDLESS:
+            raise DataLossError(
+                f"could not read stream {request.stream!r}: the mirror was rolled back {observed}; "
+                f"start a new read once it has caught up with its origin"
+            )
+        # The reader of a range waits for a mirror that lags, for at most ``catch_up_timeout``.
+        if last is not None and (identity is Identity.LAGGING or not identity.lost):
             seq, time = last
             known = KnownStream(request.created, seq, rfc3339(time))
             try:

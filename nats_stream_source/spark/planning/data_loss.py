@@ -16,10 +16,17 @@ the first message later than all that it has read; or with the messages that are
 
 A stream that was restored from a backup with all messages of the offset is not a data loss: the
 query continues with the new ``created``.
+
+A mirror that was deleted and created again, or rolled back, lacks the offset only until it has
+caught up with its origin. The query waits for it: a poll finds no messages, and a run of
+``Trigger.AvailableNow`` or a micro-batch of an earlier process begins later. After
+``outageTimeout`` without progress the mirror is compared as it is: re-created or rolled back.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from nats_stream_source.jetstream.api import JetStream
@@ -37,6 +44,9 @@ from nats_stream_source.spark.planning.start_position import seq_before_time
 
 log = field_logger(__name__)
 
+_LOG_INTERVAL = 10.0  # seconds between two log lines of a mirror that lags
+_POLL_INTERVAL = 0.25
+
 
 async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | None:
     """The timestamp of the message at ``seq``; None if it is missing and was not the last one."""
@@ -46,18 +56,98 @@ async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str 
     return message.time if message else None
 
 
-class DataLossCheck:
-    """Compares the offsets of one query with the stream as its leader reports it."""
+class MirrorLag:
+    """How long a mirror has been without the position of the query, and without progress.
 
-    def __init__(self, adapter: FormatAdapter, connection: ReusableConnection) -> None:
+    Args:
+        timeout: seconds without progress after which the mirror is no longer waited for.
+        clock: the time in seconds.
+
+    Attributes:
+        began: the time since when it lacks the position; None while it has it.
+        expired: whether it made no progress for ``timeout``.
+    """
+
+    def __init__(self, timeout: float, clock: Callable[[], float]) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._reached: tuple[str, int] | None = None  # ``created`` and last sequence
+        self._progressed = self._logged = 0.0
+        self.began: float | None = None
+        self.expired = False
+
+    def __str__(self) -> str:
+        return f"the mirror made no progress for {self._timeout:g} s"
+
+    def waits(self, info: StreamInfo, seq: int) -> bool:
+        """Whether a mirror that lacks ``seq`` is waited for; logs a line every ten seconds."""
+        now = self._clock()
+        begins, reached = self.began is None, (info.created, info.last_seq)
+        began = self.began = now if self.began is None else self.began
+        if reached != self._reached:
+            self._reached, self._progressed = reached, now
+        self.expired = now - self._progressed >= self._timeout
+        if not self.expired and (begins or now - self._logged >= _LOG_INTERVAL):
+            self._logged = now
+            log.warning(
+                "mirror is behind the query, waiting for it",
+                stream=info.name,
+                last=info.last_seq,
+                expected=seq,
+                seconds=round(now - began, 1),
+                timeout=self._timeout,
+            )
+        return not self.expired
+
+    def end(self, stream: str) -> None:
+        """Record that the mirror does not lag."""
+        if self.began is not None and not self.expired:
+            seconds = round(self._clock() - self.began, 1)
+            log.warning("mirror has caught up", stream=stream, seconds=seconds)
+        self.began, self._reached, self.expired = None, None, False
+
+
+class DataLossCheck:
+    """Compares the offsets of one query with the stream as its leader reports it.
+
+    Args:
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self, adapter: FormatAdapter, connection: ReusableConnection, clock: Callable[[], float]
+    ) -> None:
         self._adapter = adapter
         self._connection = connection
+        # As for outages: 0 waits for ``connectTimeout``.
+        timeout = adapter.options.common.outage_timeout or connection.settings.connect_timeout
+        self._lag = MirrorLag(timeout, clock)
         self._restored: str | None = None  # ``created`` of the restored stream that was reported
 
-    async def resume_from(self, start: Position, info: StreamInfo) -> Position:
-        """The offset from which reading resumes: ``start``, or that of a new epoch after a loss."""
+    @property
+    def waits_for_mirror(self) -> bool:
+        """Whether the last stream that was compared was a mirror that lags."""
+        return self._lag.began is not None
+
+    async def caught_up(self, at: Position, info: StreamInfo) -> StreamInfo:
+        """The stream once it has reached ``at``, which a mirror may reach later.
+
+        It returns a mirror without ``at`` where that does not progress any more.
+        """
+        while await self._identify(at, info) is Identity.LAGGING:
+            await asyncio.sleep(_POLL_INTERVAL)
+            info = await (await self._connection.jetstream()).stream_info(info.name)
+        return info
+
+    async def resume_from(self, start: Position, info: StreamInfo) -> Position | None:
+        """The offset from which reading resumes: ``start``, or that of a new epoch after a loss.
+
+        None while a mirror is waited for.
+        """
         sequence = self._adapter.terms.sequence
         identity = await self._identify(start, info)
+        if identity is Identity.LAGGING:
+            return None
         if identity is Identity.RECREATED:
             self._report(
                 info.name,
@@ -94,7 +184,8 @@ class DataLossCheck:
         """
         if await self._identify(at, info) is Identity.RECREATED:
             return None
-        resumed = await self.resume_from(at, info)
+        # A mirror that lags is compared with the position by the next polls.
+        resumed = await self.resume_from(at, info) or replace(at, created=info.created)
         return replace(resumed, origin=resumed.stream_seq, consumer_seq=0)
 
     def verify_retained(
@@ -150,7 +241,13 @@ class DataLossCheck:
         waits = offset.time is None and offset.stream_seq == offset.origin
         seq = 0 if waits else offset.stream_seq
         known = KnownStream(offset.created, seq, offset.time, gap=offset.time is None)
-        return await identify(await self._connection.jetstream(), info, known)
+        jetstream = await self._connection.jetstream()
+        identity = await identify(jetstream, info, known)
+        if identity is not Identity.LAGGING:
+            self._lag.end(info.name)
+        elif not self._lag.waits(info, seq):
+            identity = await identify(jetstream, info, known, may_lag=False)
+        return identity
 
     def _report_restored(self, start: Position, info: StreamInfo) -> None:
         if self._restored != info.created:
@@ -172,6 +269,8 @@ class DataLossCheck:
         )
 
     def _report(self, stream: str, observed: str, action: str) -> None:
+        if self._lag.expired:
+            observed = f"{observed}; {self._lag}"
         report_data_loss(self._adapter, stream, observed, action)
 
 

@@ -83,6 +83,7 @@ class QueryPlanner:
         self._connection = connection
         self._states = StreamStates(adapter, connection, clock)
         self._cores = cores or os.cpu_count() or 1
+        self._clock = clock
         self._backoff = PollBackoff(clock, sleep)
         options = adapter.options.common
         self._min_partitions = options.min_partitions or 1
@@ -229,7 +230,9 @@ class QueryPlanner:
 
     def _planner(self, name: str) -> StreamPlanner:
         if name not in self._planners:
-            self._planners[name] = StreamPlanner(self._adapter, self._connection, self._cores)
+            self._planners[name] = StreamPlanner(
+                self._adapter, self._connection, self._cores, self._clock
+            )
         return self._planners[name]
 
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
@@ -336,6 +339,8 @@ class QueryPlanner:
 
     def _may_have_rows(self, at: Position, view: StreamView) -> bool:
         info = view.info
+        if self._planner(info.name).waits_for_mirror:
+            return True
         if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
             return False
         return self._idle.get(info.name) != (at, info.position)

@@ -32,6 +32,8 @@ Before it plans, the planner compares the stream with the offset to detect data 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
@@ -87,6 +89,7 @@ class StreamPlanner:
 
     Args:
         cores: the number of tasks that run in parallel; by default the driver's cores.
+        clock: the time in seconds.
     """
 
     def __init__(
@@ -94,13 +97,19 @@ class StreamPlanner:
         adapter: FormatAdapter,
         connection: ReusableConnection,
         cores: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._adapter = adapter
-        self._data_loss_check = DataLossCheck(adapter, connection)
+        self._data_loss_check = DataLossCheck(adapter, connection, clock)
         self._limits = Limits(cores or os.cpu_count() or 1)
         self._match_finder = MatchFinder()
         self._other_subjects = OtherSubjectsWarning()
         self._planned: tuple[Position, tuple[object, ...]] | None = None  # the last end, and state
+
+    @property
+    def waits_for_mirror(self) -> bool:
+        """Whether the stream is a mirror that lacked the query's position when it was planned."""
+        return self._data_loss_check.waits_for_mirror
 
     async def plan(
         self,
@@ -125,7 +134,13 @@ class StreamPlanner:
         resumed = start
         # A stream with the same messages at both ends as when it planned ``start`` has lost none.
         if self._planned != (start, view.info.position):
-            resumed = await self._data_loss_check.resume_from(start, view.info)
+            check = self._data_loss_check
+            if thorough:  # an empty micro-batch would end the run
+                view = replace(view, info=await check.caught_up(start, view.info))
+            position = await check.resume_from(start, view.info)
+            if position is None:
+                return PlannedRange(start, start, start, exhausted=False, whole=False)
+            resumed = position
         if resumed.epoch != start.epoch:
             self._limits.forget()
         end, stream_end = await self._plan_end(view, resumed, last, limit, thorough)
@@ -159,6 +174,8 @@ class StreamPlanner:
         time = end.time
         # After a restart Spark requests the empty range at the query's position, which loses none.
         if first < last and not planned:
+            info = await self._data_loss_check.caught_up(end, info)
+            view = replace(view, info=info)
             readable = await self._data_loss_check.readable_end(end, info)
             last, time = readable.stream_seq, readable.time
         if first >= last:

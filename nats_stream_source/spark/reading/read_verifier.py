@@ -6,7 +6,7 @@ those that the offsets promise, and the task fails.
 
 from __future__ import annotations
 
-from nats_stream_source.errors import DataLossError, PermissionDeniedError
+from nats_stream_source.errors import DataLossError, PermissionDeniedError, RequestTimeoutError
 from nats_stream_source.jetstream.leader import verify_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare, identify
@@ -120,9 +120,10 @@ async def verified_stream_info(
     Args:
         known_last_seq: the last sequence that the stream had since the plan; None for that of the
             plan, which :func:`verify_fingerprint` compares. A lower last sequence must be confirmed
-            by a second response.
+            by a second response; a mirror that lags is waited for.
 
     Raises:
+        RequestTimeoutError: a mirror does not catch up.
         DataLossError: the stream was re-created, or has a lower last sequence than
             ``known_last_seq``.
     """
@@ -132,6 +133,14 @@ async def verified_stream_info(
         info = await adapter.stream_info(jetstream, split.range.stream)
         expected = split.known_last_seq if known_last_seq is None else known_last_seq
         if info.last_seq < expected:
+            known = KnownStream(split.range.created, expected)
+            if compare(known, info) is Identity.LAGGING:
+                raise RequestTimeoutError(
+                    f"could not verify the read of stream {split.range.stream}: the mirror was "
+                    f"rolled back to {info.last_seq}, expected {expected} or later; retry once it "
+                    f"has caught up with its origin",
+                    settings=(),
+                )
             await verify_last_seq(jetstream, info, expected)
         return info
 

@@ -88,7 +88,7 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
         info = await bucket_stream_info(jetstream, name)
     KeyValueConfig.of(info.config)  # raises UnsupportedStreamError for a stream that is no bucket
     bucket = Bucket.from_stream_config(name, info.config)
-    if info.config.get("mirror"):
+    if info.is_mirror:
         raise ConfigurationError(
             f"could not write to bucket {name!r}: it is a mirror, which is read-only; write to the "
             f"mirrored bucket {bucket.write_bucket!r}",
@@ -116,7 +116,7 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
             raise
         await _create_stream(jetstream, options)
         info = await jetstream.stream_info(name)
-    if info.config.get("mirror") or not info.config.get("subjects"):
+    if info.is_mirror or not info.config.get("subjects"):
         raise ConfigurationError(
             f"could not write to stream {name!r}: it does not have subjects, because it stores the "
             f"messages of other streams; write to one of those",

@@ -21,6 +21,7 @@ from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
     InvalidNameError,
+    MinLastSequenceError,
     OptionError,
 )
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
@@ -32,6 +33,7 @@ from tests.integration.delta.merge_model import (
 )
 from tests.integration.delta.table_content import live, marks, stored, version
 from tests.support.nats.backup import back_up
+from tests.support.nats.buckets import api
 
 pytestmark = pytest.mark.delta
 
@@ -164,6 +166,22 @@ def test_reconcile_with_bucket_restored_from_older_backup(
     restore()
     before = stored(table)
     with pytest.raises(DataLossError, match=r"revision [34] of key '[ac]'.*last sequence .* is 2"):
+        reconciled()
+    assert stored(table) == before
+
+
+@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+def test_reconcile_with_mirror_that_lags(
+    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
+) -> None:
+    """A re-created mirror is empty at first: its keys are not missing."""
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
+    bucket.delete()
+    stream = f"KV_{bucket.name}"
+    config = {"name": stream, "mirror": {"name": f"{stream}_origin"}, "max_msgs_per_subject": 3}
+    api(bucket.url, f"STREAM.CREATE.{stream}", config)
+    before = stored(table)
+    with pytest.raises(MinLastSequenceError, match=r"revision 2 of key 'b'.* has reached 0 "):
         reconciled()
     assert stored(table) == before
 

@@ -15,6 +15,7 @@ EARLIER, READ, LATER = "2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z", "2026-01-
 REWRITTEN = "2026-01-02T01:00:00Z"
 SAME, RESTORED = Identity.SAME, Identity.RESTORED
 ROLLED_BACK, RECREATED = Identity.ROLLED_BACK, Identity.RECREATED
+LAGGING = Identity.LAGGING
 
 KNOWN = KnownStream(OLD, 10, READ)
 GAP = KnownStream(OLD, 10, gap=True)
@@ -22,6 +23,8 @@ UNKNOWN = KnownStream(OLD, 10)
 INFO = StreamInfo("S", OLD, 1, 20, LATER, 1, 20, 100, {}, first_time=EARLIER)
 RESTORE = replace(INFO, created=NEW)
 REWRITE = replace(INFO, created=NEW, first_time=REWRITTEN, last_time=REWRITTEN)
+MIRROR = replace(INFO, config={"mirror": {"name": "O"}})
+REMIRROR = replace(MIRROR, created=NEW)
 BEFORE = {"last_seq": 5, "last_time": EARLIER}
 
 
@@ -64,9 +67,30 @@ def at(seq: int, time: str) -> StoredMessage:
         (UNKNOWN, REWRITE, None, RECREATED),
         (KNOWN, replace(INFO, created=NEW, last_seq=0, first_time=None, last_time=None),
          None, RECREATED),
+        (KNOWN, replace(MIRROR, **BEFORE), None, LAGGING),
+        (KNOWN, replace(REMIRROR, **BEFORE), None, LAGGING),
+        (GAP, replace(REMIRROR, **BEFORE), None, LAGGING),
+        (UNKNOWN, replace(REMIRROR, **BEFORE), None, LAGGING),
+        (KNOWN, replace(REMIRROR, last_seq=0, first_time=None, last_time=None), None, LAGGING),
+        (KNOWN, REMIRROR, at(10, READ), RESTORED),
+        (KNOWN, MIRROR, at(10, LATER), ROLLED_BACK),
+        (KNOWN, replace(REMIRROR, last_seq=5, first_time=REWRITTEN, last_time=REWRITTEN),
+         None, RECREATED),
     ],
 )  # fmt: skip
 def test_identity(
     known: KnownStream, info: StreamInfo, message: StoredMessage | None, expected: Identity
 ) -> None:
     assert compare(known, info, message) is expected
+
+
+@pytest.mark.parametrize(
+    ("mirror", "expected"),
+    [
+        (replace(MIRROR, **BEFORE), ROLLED_BACK),
+        (replace(REMIRROR, **BEFORE), ROLLED_BACK),
+        (replace(REMIRROR, last_seq=0, first_time=None, last_time=None), RECREATED),
+    ],
+)
+def test_identity_of_mirror_that_is_not_waited_for(mirror: StreamInfo, expected: Identity) -> None:
+    assert compare(KNOWN, mirror, may_lag=False) is expected

@@ -16,11 +16,11 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import CursorAction
 from tests.integration.jetstream.ordered.reads import UNHEARD, linked, read, read_range, request_for
-from tests.support.nats.buckets import consumers, create_bucket, delete_bucket, put_many
+from tests.support.nats.buckets import api, consumers, create_bucket, delete_bucket, put_many
 from tests.support.nats.topology import make_mirror
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_header
 
@@ -121,6 +121,20 @@ async def test_mirror_without_end_lags(filled: NatsServer) -> None:
     request = RangeRequest("M", created, 2990, 3001, heartbeat=0.1, catch_up_timeout=0.5)
     with pytest.raises(MinLastSequenceError, match=r"up to sequence 3001: .* has reached 3000 "):
         await read_range(filled.url, request)
+
+
+async def test_mirror_rolled_back_under_endless_reader(filled: NatsServer) -> None:
+    """A mirror without its origin stays empty: the reader's position is not confirmed."""
+    mirror = make_mirror(filled.url, "M", "KV_b")
+    delete_bucket(filled.url, "b")
+
+    async def recreate(reader: OrderedReader) -> None:
+        api(filled.url, "STREAM.DELETE.M")
+        api(filled.url, "STREAM.CREATE.M", mirror["config"])
+
+    request = RangeRequest("M", mirror["created"], 2990, ENDLESS, heartbeat=0.1, eager=True)
+    with pytest.raises(DataLossError, match="the mirror was rolled back to sequence 0 during"):
+        await read_range(filled.url, request, recreate)
 
 
 async def test_wait_ends_when_end_is_written(filled: NatsServer) -> None:
