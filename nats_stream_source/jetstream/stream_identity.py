@@ -24,9 +24,11 @@ later than the known one is re-created, with an origin that was. A mirror whose 
 known sequence lags for as long: the caller limits the wait, and then compares the mirror as it is
 (``may_lag``).
 
-Two cases are not detected: a roll-back after which the message at the known sequence was written
+Three cases are not detected: a roll-back after which the message at the known sequence was written
 and removed again counts as the same stream or as a restored one; a restored stream whose messages
-of the backup were all removed since counts as re-created.
+of the backup were all removed since counts as re-created; where the known sequence has no message
+and so no timestamp, a re-created stream with messages from before its creation (a mirror that was
+re-created with its origin) counts as restored if it lacks that sequence too, else as rolled back.
 """
 
 from __future__ import annotations

@@ -74,6 +74,9 @@ def at(seq: int, time: str) -> StoredMessage:
         (KNOWN, replace(REMIRROR, last_seq=0, first_time=None, last_time=None), None, LAGGING),
         (KNOWN, REMIRROR, at(10, READ), RESTORED),
         (KNOWN, MIRROR, at(10, LATER), ROLLED_BACK),
+        # a mirror that was re-created with its origin: the gap does not have a time to compare
+        (GAP, replace(REMIRROR, first_time=READ), at(10, LATER), ROLLED_BACK),
+        (GAP, replace(REMIRROR, first_time=READ), at(11, LATER), RESTORED),
         (KNOWN, replace(REMIRROR, last_seq=5, first_time=REWRITTEN, last_time=REWRITTEN),
          None, RECREATED),
     ],
