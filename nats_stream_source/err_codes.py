@@ -28,6 +28,8 @@ STORAGE_USED_UP = (
 )
 UNKNOWN_FIELD = 10025  # of a request, from 2.12 on
 CONSUMER_NAME_IN_USE = frozenset((10013, 10105, 10148))
+ACK_PENDING_WITHOUT_ACKS = 10082  # the consumer's own, or that of the stream's consumer_limits
+INACTIVE_THRESHOLD_EXCEEDS_LIMIT = 10153  # of the stream's consumer_limits
 WRONG_LAST_SEQUENCE_OF_OLD_SERVERS = 10164  # the description contains no sequence
 TOO_MANY_REQUESTS = 10167  # code 429: the stream has max_buffered_msgs messages to store
 TRANSIENT_REJECTIONS = frozenset(

@@ -20,6 +20,10 @@ import nats.errors
 
 from nats_stream_source.aio.tasks import MAX_CONCURRENT, gather_limited, run_to_completion
 from nats_stream_source.connection.connection import Connection
+from nats_stream_source.err_codes import (
+    ACK_PENDING_WITHOUT_ACKS,
+    INACTIVE_THRESHOLD_EXCEEDS_LIMIT,
+)
 from nats_stream_source.errors import (
     ApiError,
     ConsumerLimitError,
@@ -53,6 +57,13 @@ _BY_CODE: dict[int, type[ApiError]] = {
         MessageNotFoundError,
     )
     if error.err_code is not None
+}
+
+_CONSUMER_LIMITS = {
+    ACK_PENDING_WITHOUT_ACKS: "; set 'max_ack_pending' of the consumer to -1, otherwise it is that "
+    "of the stream's consumer_limits",
+    INACTIVE_THRESHOLD_EXCEEDS_LIMIT: "; lower 'inactive_threshold' of the consumer, or raise that "
+    "of the stream's consumer_limits",
 }
 
 _PAGE_OVERLAP = 100  # subjects that may be removed between two pages of a list
@@ -228,6 +239,21 @@ class JetStream:
         request = {"stream_name": stream, "config": config, "action": "create"}
         return await run_to_completion(self.call(subject, request))
 
+    async def add_short_lived_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
+        """:meth:`add_consumer`, with the ``inactive_threshold`` that the stream allows.
+
+        Where ``consumer_limits`` of the stream has a shorter one, the consumer has that one, which
+        the server sets for a consumer without the field. So a change of the limit under a running
+        query does not need a request for the limit.
+        """
+        try:
+            return await self.add_consumer(stream, config)
+        except ApiError as error:
+            if error.err_code != INACTIVE_THRESHOLD_EXCEEDS_LIMIT:
+                raise
+        allowed = {name: value for name, value in config.items() if name != "inactive_threshold"}
+        return await self.add_consumer(stream, allowed)
+
     async def consumer_info(self, stream: str, name: str) -> dict[str, Any]:
         """The server's consumer info; ConsumerNotFoundError if the consumer does not exist."""
         return await self.call(f"CONSUMER.INFO.{stream}.{name}")
@@ -255,6 +281,7 @@ def api_error(subject: str, error: dict[str, Any]) -> ApiError:
             "; raise 'max_consumers' of the stream or account: each concurrent reader uses one "
             "consumer, beside the existing ones"
         )
+    text += _CONSUMER_LIMITS.get(err_code, "")
     return _BY_CODE.get(err_code, ApiError)(text, code or None, err_code or None, settings=settings)
 
 

@@ -79,6 +79,25 @@ class ConsumerConfig:
         return result
 
 
+def unacknowledged_config(filters: Sequence[str], inactive_threshold: int) -> dict[str, Any]:
+    """The fields that every consumer of the package's own reads has.
+
+    Args:
+        filters: subjects; none for the whole stream.
+        inactive_threshold: nanoseconds.
+    """
+    return {
+        "ack_policy": "none",
+        # A server sets the limit of the stream (consumer_limits) where the field is absent, and
+        # then refuses the consumer, since it does not have acks (10082).
+        "max_ack_pending": -1,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": inactive_threshold,
+        **filter_config(filters),
+    }
+
+
 def filter_config(filters: Sequence[str]) -> dict[str, Any]:
     """The filter fields of a consumer configuration; empty for the whole stream."""
     if len(filters) == 1:

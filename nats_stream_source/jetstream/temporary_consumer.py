@@ -20,7 +20,7 @@ from typing import Any
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo, filter_config
+from nats_stream_source.jetstream.consumer_config import ConsumerInfo, unacknowledged_config
 
 _INACTIVE_THRESHOLD = 5_000_000_000  # nanoseconds
 
@@ -41,17 +41,9 @@ async def temporary_consumer(
         config: further fields of the configuration, as the server expects them.
     """
     name = f"{jetstream.connection.settings.consumer_prefix}-{purpose}-{uuid.uuid4().hex[:12]}"
-    config = {
-        "name": name,
-        "ack_policy": "none",
-        "mem_storage": True,
-        "num_replicas": 1,
-        "inactive_threshold": _INACTIVE_THRESHOLD,
-        **filter_config(filters),
-        **config,
-    }
+    config = {"name": name, **unacknowledged_config(filters, _INACTIVE_THRESHOLD), **config}
     try:
-        yield ConsumerInfo.parse(await jetstream.add_consumer(stream, config))
+        yield ConsumerInfo.parse(await jetstream.add_short_lived_consumer(stream, config))
     finally:
         with contextlib.suppress(NatsSourceError):
             await run_to_completion(jetstream.delete_consumer(stream, name))

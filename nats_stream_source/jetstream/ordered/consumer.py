@@ -122,7 +122,7 @@ class EphemeralConsumer:
         Raises:
             RequestTimeoutError: the stream has no leader that has ``end``, or no consumer was
                 placed on it.
-            and the errors of :meth:`JetStream.add_consumer`.
+            and the errors of :meth:`JetStream.add_short_lived_consumer`.
         """
         request, connection = self._request, self.connection
         assert connection is not None
@@ -148,7 +148,9 @@ class EphemeralConsumer:
         if leader is None or failures:
             # A repeated creation, after that on the leader, returns the info of the consumer.
             named = {"name": self.name, **config}
-            created = ConsumerInfo.parse(await jetstream.add_consumer(request.stream, named))
+            created = ConsumerInfo.parse(
+                await jetstream.add_short_lived_consumer(request.stream, named)
+            )
             self.unbound = min(self.unbound + 1, failures) if not created.push_bound else 0
 
     async def _stream_leader(self, jetstream: JetStream) -> str | None:
@@ -171,7 +173,7 @@ class EphemeralConsumer:
         for _ in range(_MAX_PLACEMENTS):
             self._undeleted.append(self.name)
             created = ConsumerInfo.parse(
-                await jetstream.add_consumer(stream, {"name": self.name, **config})
+                await jetstream.add_short_lived_consumer(stream, {"name": self.name, **config})
             )
             if created.leader == leader:
                 # Subscribed to only now: a consumer sends nothing without a subscriber, and a

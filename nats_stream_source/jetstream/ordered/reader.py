@@ -119,7 +119,7 @@ class OrderedReader:
                 seconds.
             DataLossError: the stream was re-created or rolled back.
             ConnectError: not connected.
-            ConsumerLimitError, StreamNotFoundError, …: as :meth:`JetStream.add_consumer`.
+            ConsumerLimitError, StreamNotFoundError, …: as :meth:`EphemeralConsumer.create`.
         """
         cursor, request = self.cursor, self.request
         announced = not request.eager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nats_stream_source.jetstream.consumer_config import filter_config
+from nats_stream_source.jetstream.consumer_config import unacknowledged_config
 
 ENDLESS = (1 << 63) - 1
 """The end of an unbounded range: a watch continues until it is closed."""
@@ -98,13 +98,10 @@ def consumer_config(
         flow_control: off where flow-control replies do not arrive at the server.
     """
     config: dict[str, Any] = {
+        **unacknowledged_config(request.filters, _INACTIVE_THRESHOLD),
         "deliver_subject": deliver_subject,
-        "ack_policy": "none",
         "max_deliver": 1,
-        "mem_storage": True,
-        "num_replicas": 1,
         "idle_heartbeat": round(request.heartbeat * 1e9),
-        "inactive_threshold": _INACTIVE_THRESHOLD,
     }
     initial_complete = request.min_last_seq is not None and seen_through >= request.min_last_seq
     if request.last_per_subject and not initial_complete:
@@ -116,4 +113,4 @@ def consumer_config(
         config["flow_control"] = True
     if request.headers_only:
         config["headers_only"] = True
-    return config | filter_config(request.filters)
+    return config

@@ -1,4 +1,4 @@
-"""A server with an account whose messages have a lower limit than those of the server."""
+"""Limits: of an account for the size of messages, and of streams for consumers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from pathlib import Path
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import create_bucket
 from tests.support.nats.streams import create_stream
+
+CONSUMER_LIMITS = (
+    {"max_ack_pending": 100},
+    {"inactive_threshold": 1_000_000_000},
+    {"max_ack_pending": 100, "inactive_threshold": 1_000_000_000},
+)
+"""``consumer_limits`` of a stream, below the defaults of consumers."""
 
 _CONFIG = """
 jetstream {}

@@ -15,6 +15,7 @@ from nats_stream_source.jetstream.ordered.request import (
 ALWAYS = {
     "deliver_subject": "inbox",
     "ack_policy": "none",
+    "max_ack_pending": -1,
     "max_deliver": 1,
     "mem_storage": True,
     "num_replicas": 1,

@@ -17,6 +17,7 @@ from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import create_bucket, publish
+from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
@@ -181,3 +182,20 @@ async def test_history_of_key_that_is_overwritten_while_it_is_read(
 async def api_consumers(kv: KeyValue) -> list[str]:
     answer = await kv.jetstream.call(f"CONSUMER.NAMES.{kv.bucket.stream}")
     return list(answer.get("consumers") or [])
+
+
+@pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
+@pytest.mark.parametrize("history", [1, 5])
+async def test_bucket_with_consumer_limits_is_read(
+    nats_server: NatsServer, limits: dict[str, int], history: int
+) -> None:
+    create_bucket(nats_server.url, "b", history, consumer_limits=limits)
+    async with connect(nats_server.url) as js:
+        kv = await KeyValue.open(js, "b")
+        revisions = [await kv.put("a", b"1"), await kv.put("b", b"2")]
+        assert sorted(await kv.keys()) == ["a", "b"]
+        assert [entry.revision for entry in await kv.history("a")] == revisions[:1]
+        async with kv.watch("a", "b", meta_only=True) as watch:
+            assert [entry.revision for entry in await watch.initial()] == revisions
+        await kv.delete("b")
+        assert await kv.purge_deletes(0) == 1

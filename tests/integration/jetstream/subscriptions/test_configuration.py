@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import QueueStatusError, SubscribeError
+from nats_stream_source.errors import ApiError, QueueStatusError, SubscribeError
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.integration.jetstream.subscriptions.sequences import sequences
+from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
@@ -118,3 +120,46 @@ async def test_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
         assert message.metadata.consumer == subscription.info.name
         assert (message.metadata.stream_seq, message.metadata.consumer_seq) == (1, 1)
         assert message.metadata.pending == 1
+
+
+@pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
+@pytest.mark.parametrize("min_last_seq", [None, 3])
+async def test_consumer_gets_limits_of_stream(
+    shared_server: NatsServer, limits: dict[str, int], min_last_seq: int | None
+) -> None:
+    stream = make_stream(shared_server.url, 3, consumer_limits=limits)
+    async with connected(shared_server.url) as jetstream:
+        async with await subscribe(
+            jetstream, stream=stream, min_last_seq=min_last_seq
+        ) as subscription:
+            assert await sequences(subscription, 3) == [1, 2, 3]
+            config = consumer_info(shared_server.url, stream, subscription.info.name)["config"]
+        async with await subscribe(jetstream, stream=stream, pull=True) as subscription:
+            assert len(await subscription.fetch(3)) == 3
+    assert limits.items() <= config.items()
+
+
+@pytest.mark.parametrize(
+    ("config", "limits", "cure"),
+    [
+        (ConsumerConfig(ack_policy="none"), {"max_ack_pending": 10}, "'max_ack_pending' .* to -1"),
+        (
+            ConsumerConfig(inactive_threshold=60),
+            {"inactive_threshold": 1_000_000_000},
+            "lower 'inactive_threshold'",
+        ),
+    ],
+)
+async def test_consumer_beyond_limits_of_stream_is_refused(
+    shared_server: NatsServer, config: ConsumerConfig, limits: dict[str, int], cure: str
+) -> None:
+    stream = make_stream(shared_server.url, 3, consumer_limits=limits)
+    async with connected(shared_server.url) as jetstream:
+        with pytest.raises(ApiError, match=cure):
+            await subscribe(jetstream, stream=stream, config=config)
+        if config.ack_policy:
+            follows_cure = ConsumerConfig(ack_policy="none", max_ack_pending=-1)
+            async with await subscribe(
+                jetstream, stream=stream, config=follows_cure
+            ) as subscription:
+                assert await sequences(subscription, 3) == [1, 2, 3]

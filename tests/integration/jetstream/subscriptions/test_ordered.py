@@ -12,6 +12,7 @@ from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig,
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
+from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
 from tests.support.wait import wait_until_async
 
@@ -129,3 +130,18 @@ async def test_stream_rolled_back_and_grown_again(shared_server: NatsServer, pol
         with pytest.raises(DataLossError, match="rolled back during the read: sequence 10 "):
             await waiting
     assert consumers_of(url, stream) == []
+
+
+@pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
+async def test_ordered_subscription_to_stream_with_consumer_limits(
+    shared_server: NatsServer, limits: dict[str, int]
+) -> None:
+    stream = make_stream(shared_server.url, 30, consumer_limits=limits)
+    config = ConsumerConfig(deliver_policy="last")
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe(
+            jetstream, f"{stream}.>", ordered=True, config=config, min_last_seq=30
+        ) as subscription,
+    ):
+        assert await sequences(subscription, 1) == [30]

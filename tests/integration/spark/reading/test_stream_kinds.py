@@ -11,7 +11,8 @@ from nats_stream_source.errors import StreamNotFoundError, UnsupportedStreamErro
 from tests.integration.spark.reading.streams import fill, read
 from tests.integration.spark.reading.test_headers import both_ways
 from tests.support.nats import buckets
-from tests.support.nats.buckets import api, publish
+from tests.support.nats.buckets import api, publish, put_many
+from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import hub_and_leaf, make_mirror, wait_for_seq
 from tests.support.query_driver.batch import read_batch
@@ -175,3 +176,37 @@ def test_bucket_read_as_stream(shared_server: NatsServer, name: str) -> None:
         (3, b"2", None),
         (4, b"", [("KV-Operation", ["DEL"])]),
     ]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
+@pytest.mark.parametrize("history", [1, 5])
+def test_stream_with_consumer_limits_is_read(
+    shared_server: NatsServer, name: str, limits: dict[str, int], history: int
+) -> None:
+    url = shared_server.url
+    create_stream(url, name, consumer_limits=limits)
+    fill(url, name, 40)
+    assert sequences(read(url, name)) == list(range(1, 41))
+    assert sequences(read_batch(url, stream=name)) == list(range(1, 41))
+    buckets.create_bucket(url, name, history, consumer_limits=limits)
+    put_many(url, name, [(f"k{number % 40}", b"1") for number in range(80)])
+    assert len(read_batch(url, bucket=name)) == 40
+    with new_query(url, bucket=name) as query:
+        assert len(query.read_new()) == 40
+
+
+@pytest.mark.servers
+def test_query_continues_after_stream_gets_consumer_limits(
+    shared_server: NatsServer, name: str
+) -> None:
+    url = shared_server.url
+    create_stream(url, name)
+    fill(url, name, 40)
+    with new_query(url, stream=name) as query:
+        assert len(query.read_new()) == 40
+        config = api(url, f"STREAM.INFO.{name}")["config"]
+        limits = {"inactive_threshold": 1_000_000_000, "max_ack_pending": 10}
+        api(url, f"STREAM.UPDATE.{name}", {**config, "consumer_limits": limits})
+        fill(url, name, 40)
+        assert len(query.read_new()) == 40
