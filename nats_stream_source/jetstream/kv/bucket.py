@@ -40,9 +40,10 @@ class Bucket:
         prefix: the part of each subject before the key, ``$KV.fleet.``; a mirror keeps the subjects
             of the bucket that it mirrors.
         history: number of revisions kept per key; with 1 every message is the last of its key.
-        covers_stream: whether every message of the stream is an entry of this bucket. Then a
-            consumer for all keys works without a filter, which would be slow
-            (docs/internals/measurements.md, Servers 5).
+        covers_stream: whether the stream stores entries of this bucket only, by its present
+            configuration. Then a consumer for all keys works without a filter, which would be slow
+            (docs/internals/measurements.md, Servers 5). Messages from before the configuration was
+            changed are left out by the reader (``RangeRequest.prefix``).
         unmarked_removals: settings that remove a key without a marker, for messages; empty if none
             does.
         write_bucket: the bucket that stores the writes: this one, or the one that it mirrors.

@@ -337,7 +337,8 @@ class ReadOnlyKeyValue:
         self, info: StreamInfo, end: int, filters: tuple[str, ...], **options: bool
     ) -> list[Entry]:
         """The entries up to a sequence that the leader has, as they are stored."""
-        request = RangeRequest(info.name, info.created, 0, end, filters, **options)
+        prefix = self.bucket.prefix
+        request = RangeRequest(info.name, info.created, 0, end, filters, prefix, **options)
         entries: list[Entry] = []
         async for frames in OrderedReader(self._connection, request).batches():
             entries += entries_from_frames(frames, self.bucket)

@@ -32,7 +32,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -47,10 +47,10 @@ from nats_stream_source.jetstream.kv.entry import Entry, decoded_entry, entries_
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.subjects import RESERVED, is_literal
-from nats_stream_source.wire.columns import entry_operations, subjects
+from nats_stream_source.wire.columns import entry_operations, subjects, within
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.encode import encode_delivery
 from nats_stream_source.wire.framing.frames import Framer, Frames
@@ -98,7 +98,7 @@ class Watch:
         self._catch_up_target: int | None = None
         self._catch_up_length = 0
         self._seen: list[pa.Array] | None = None  # sent subjects; None once they are not needed
-        self._seen_rows, self._skipped = 0, SkippedEntries()
+        self._seen_rows, self._left_out, self._skipped = 0, 0, SkippedEntries()
         self._sent_early: set[int] = set()  # sequences to skip when they are delivered
         self._pending_read: asyncio.Future[Frames] | None = None
         self._batches: AsyncGenerator[Frames | None, None] | None = None
@@ -217,6 +217,7 @@ class Watch:
         if self._batches is not None:
             await self._batches.aclose()
         self._skipped.report()
+        report_left_out(self.bucket.stream, self.bucket.prefix, self._left_out)
 
     # -- frames ---------------------------------------------------------------------------------
 
@@ -227,7 +228,8 @@ class Watch:
         if (refill := self._refill_task) is None:
             batches = self._batches or self.batches()
             refill = self._refill_task = asyncio.ensure_future(batches.__anext__())
-            refill.add_done_callback(_retrieve_exception)
+            # Without this, asyncio logs "exception was never retrieved" after the last read.
+            refill.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({refill})
         if self._refill_task is not refill:
             return  # another task received the batch
@@ -304,6 +306,9 @@ class Watch:
         return self._select_requested(frames)
 
     def _select_requested(self, frames: Frames) -> Frames:
+        # Not in the reader: its position is then behind the cursor's, see _delivered_through.
+        received, frames = len(frames), within(frames, self.bucket.prefix)
+        self._left_out += received - len(frames)
         if not len(frames):
             return frames
         keep = np.ones(len(frames), np.bool_)
@@ -392,9 +397,3 @@ class Watch:
         return Framer().feed(
             b"".join(encode_delivery(bucket.stream, message) for message in delivered)
         )
-
-
-def _retrieve_exception(refill: asyncio.Future[Any]) -> None:
-    # Without this, asyncio logs "exception was never retrieved" after the last read.
-    if not refill.cancelled():
-        refill.exception()

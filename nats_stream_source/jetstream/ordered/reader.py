@@ -46,11 +46,12 @@ from nats_stream_source.errors import (
     ProtocolError,
 )
 from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
-from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import REBUILDS
+from nats_stream_source.wire.columns import within
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens, other_frames, with_acks
 from nats_stream_source.wire.consumer.batches import FrameBatcher
 from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild, State
@@ -98,6 +99,7 @@ class OrderedReader:
         self._held = HeldRows()
         started = request.start_time
         self._last = None if started is None else (request.start, started)  # kept, and its time
+        self._left_out = 0
         self._stalled = False
         self._rebuild_detail = ""
         self._away = False  # the last consumer was not created because servers are away
@@ -141,6 +143,7 @@ class OrderedReader:
                     announced = True
                     yield Frames.join([])
         finally:
+            report_left_out(request.stream, request.prefix, self._left_out)
             await run_to_completion(self._consumer.close())
         while (batch := self._batcher.pop()) is not None:
             yield batch
@@ -292,6 +295,11 @@ class OrderedReader:
             # Before rows are held back: the next consumer may have another filter.
             frames = self._consumer.merged_filter.select(frames)
             stream_seq = ack_tokens(frames).stream_seq
+        elif self.request.prefix:
+            kept = within(frames, self.request.prefix)
+            if kept is not frames:
+                self._left_out += len(frames) - len(kept)
+                frames, stream_seq = kept, ack_tokens(kept).stream_seq
         position = self.cursor.position
         if len(self._held) or (stream_seq.size and stream_seq[-1] > position):
             added = len(frames)

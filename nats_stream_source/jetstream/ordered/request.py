@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.jetstream.consumer_config import unacknowledged_config
+from nats_stream_source.logs import field_logger
+
+log = field_logger(__name__)
 
 ENDLESS = (1 << 63) - 1
 """The end of an unbounded range: a watch continues until it is closed."""
@@ -22,6 +25,10 @@ class RangeRequest:
         stream: the stream's name; ``created``: its creation time, which identifies the stream.
         end: the last sequence, or :data:`ENDLESS`.
         filters: subjects, not overlapping; empty for the whole stream.
+        prefix: the reader leaves out the messages whose subjects do not start with it. A stream has
+            such messages if it stored them before its subjects were changed. A filter of the server
+            costs time there (docs/internals/measurements.md, Servers 5), and servers ignore one
+            that is the stream's subject (Servers 21).
         last_per_subject: deliver only the last message of each subject (``start`` is then 0).
         headers_only: omit payloads.
         batch_rows, batch_bytes: the maximum size of one yielded ``Frames``.
@@ -44,6 +51,7 @@ class RangeRequest:
     start: int
     end: int
     filters: tuple[str, ...] = ()
+    prefix: str = ""
     last_per_subject: bool = False
     headers_only: bool = False
     at_leader: bool = False
@@ -65,6 +73,11 @@ class RangeRequest:
         return f"({self.start}, {self.end}]"
 
     @property
+    def subject_filters(self) -> tuple[str, ...]:
+        """The filters for requests of the range's subjects; empty for the whole stream."""
+        return self.filters or ((f"{self.prefix}>",) if self.prefix else ())
+
+    @property
     def target(self) -> int:
         """The sequence that the replica must reach within ``catch_up_timeout``."""
         if self.min_last_seq is not None:
@@ -75,6 +88,18 @@ class RangeRequest:
     def only_initial_values(self) -> bool:
         """Whether the range consists only of the last messages of its subjects."""
         return self.last_per_subject and self.end != ENDLESS
+
+
+def report_left_out(stream: str, prefix: str, messages: int) -> None:
+    """Log the number of messages that a read left out since their subjects lack ``prefix``."""
+    if messages:
+        log.warning(
+            "messages of other subjects are left out",
+            stream=stream,
+            messages=messages,
+            expected=f"{prefix}>",
+            action="to see them, read the stream with nats_stream",
+        )
 
 
 def consumer_config(

@@ -195,6 +195,7 @@ class FormatAdapter(ABC):
             start=start,
             end=end,
             filters=scope.filters or match_all,
+            prefix=scope.prefix,
             last_per_subject=last_per_subject,
             headers_only=self.headers_only,
             at_leader=True,

@@ -62,9 +62,13 @@ def stopped_in_the_middle(server: NatsServer) -> None:
 
 def a_row_that_is_none(server: NatsServer) -> None:
     """The task fails on a message with an invalid subject."""
+
+    def invalid(frame: bytes) -> bytes:
+        return frame.replace(b"$KV.full.k", b"$KV.full.\xff", 1)
+
     with (
-        Proxy(server.port, lambda f: f.replace(b"$KV.full.", b"$KV.fool.", 1), keep=0) as proxy,
-        pytest.raises(NatsSourceError, match="does not start with"),
+        Proxy(server.port, invalid, keep=0) as proxy,
+        pytest.raises(NatsSourceError, match="is not UTF-8"),
     ):
         read(proxy.url, bucket="full", includeHistory=True)
 

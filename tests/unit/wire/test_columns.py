@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import arrow_slices
-from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
+from nats_stream_source.wire.columns import (
+    entry_operations,
+    header_blocks,
+    payloads,
+    subjects,
+    within,
+)
 from nats_stream_source.wire.consumer.ack_subject import AckTokens, ack_tokens, is_delivery
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
@@ -285,3 +291,20 @@ def test_columns_random(drawn: list[tuple[str, bytes, bytes, bytes]]) -> None:
     assert payloads(frames).to_pylist() == [p for _, p, _, _ in drawn]
     assert header_blocks(frames).to_pylist() == [h for _, _, _, h in drawn]
     assert is_delivery(frames).tolist() == [r == V1 for _, _, r, _ in drawn]
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (["$KV.b.x", "$KV.b.y"], [0, 1]),
+        (["$KV.b.x", "$KV.c.y", "$KV.b.", "$KV.b", "o"], [0, 2]),
+        (["o"], []),
+        ([], []),
+    ],
+)
+def test_frames_within_prefix(names: list[str], kept: list[int]) -> None:
+    data = b"".join(b"MSG %s 1 0\r\n\r\n" % name.encode() for name in names)
+    frames = Framer().feed(data)
+    assert subjects(within(frames, "$KV.b.")).to_pylist() == [names[row] for row in kept]
+    assert within(frames, "") is frames
+    assert (within(frames, "$KV.b.") is frames) == (len(kept) == len(names))

@@ -277,7 +277,7 @@ async def _unknown(
     request, history = batch_split.split.range, batch_split.history
     stream = request.stream
     if names is None:
-        names = seen.missing(await list_subjects(jetstream, stream, request.filters))
+        names = seen.missing(await list_subjects(jetstream, stream, request.subject_filters))
 
     async def cause(name: str) -> Cause | None:
         """None if the subject was created later."""

@@ -95,7 +95,7 @@ async def _missing_messages(
     stream = request.stream
 
     async def leader_subjects() -> set[str]:
-        return await list_subjects(await connection.jetstream(), stream, request.filters)
+        return await list_subjects(await connection.jetstream(), stream, request.subject_filters)
 
     # A subject with wildcard tokens cannot be requested: the server would match others.
     missing = seen.missing(filter(is_literal, await retry_transient(leader_subjects, timeout)))

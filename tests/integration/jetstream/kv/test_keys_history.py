@@ -16,7 +16,7 @@ from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.buckets import create_bucket, publish
+from tests.support.nats.buckets import api, bucket_config, create_bucket, publish
 from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.proxy.fault_proxy import Proxy
 
@@ -199,3 +199,29 @@ async def test_bucket_with_consumer_limits_is_read(
             assert [entry.revision for entry in await watch.initial()] == revisions
         await kv.delete("b")
         assert await kv.purge_deletes(0) == 1
+
+
+@pytest.mark.parametrize("last", ["entry", "other"])
+@pytest.mark.parametrize("history", [1, 5])
+async def test_messages_of_removed_subject_are_left_out(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, history: int, last: str
+) -> None:
+    url, config = nats_server.url, bucket_config("b", history)
+    api(url, "STREAM.CREATE.KV_b", {**config, "subjects": [*config["subjects"], "o.>"]})
+    messages = [("o.1", b"x", None), ("$KV.b.a", b"1", None), ("$KV.b.b", b"2", None)]
+    publish(url, messages if last == "entry" else [*messages, ("o.2", b"x", None)])
+    api(url, "STREAM.UPDATE.KV_b", config)
+    async with connect(url) as js:
+        kv = await KeyValue.open(js, "b")
+        assert sorted(await kv.keys()) == ["a", "b"]
+        for include_history in (False, True):
+            async with kv.watch_all(include_history=include_history) as watch:
+                initial = await asyncio.wait_for(watch.initial(), 20)
+                assert [entry.key for entry in initial] == ["a", "b"]
+                await kv.put("c", b"3")
+                entry = await asyncio.wait_for(anext(watch), 20)
+                assert entry is not None
+                assert entry.key == "c"
+            await kv.purge("c")
+            await kv.purge_deletes(0)
+    assert "messages of other subjects are left out" in caplog.text

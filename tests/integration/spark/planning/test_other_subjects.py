@@ -1,4 +1,4 @@
-"""A bucket whose stream has messages that are not its entries: one warning, with their number."""
+"""A bucket whose stream has messages that are not its entries: left out, with a warning."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (
@@ -99,3 +100,50 @@ def start(url: str, mode: str) -> None:
         read_batch(url, bucket="b")
     else:
         run(plan())
+
+
+LEFT_OUT = "messages of other subjects are left out"
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("count", [1, 50], ids=["small range", "consumer"])
+@pytest.mark.parametrize("history", [1, 5])
+def test_messages_of_removed_subject_are_left_out(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, history: int, count: int
+) -> None:
+    url = nats_server.url
+    config = bucket_config("b", history)
+    further = {**config, "subjects": [*config["subjects"], "other.>"]}
+    api(url, "STREAM.CREATE.KV_b", further)
+    for number in range(count):
+        publish(url, [(f"other.{number}", b"2", None)])
+        put_many(url, "b", [(f"k{number}", b"1")])
+    api(url, "STREAM.UPDATE.KV_b", config)
+    for options in ({}, {"includeHistory": True}, {"asOfSequence": 2 * count}):
+        assert len(read_batch(url, bucket="b", **options)) == count
+    for options in ({}, {"includeHistory": True}, {"maxRowsPerTrigger": 7}):
+        with new_query(url, bucket="b", **options) as query:
+            query.drain()
+            assert len(query.rows) == count
+    assert f"stream=KV_b messages={count} expected=$KV.b.>" in caplog.text
+
+
+@pytest.mark.parametrize("history", [1, 5])
+def test_batch_completes_while_bucket_with_removed_subject_is_written(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, history: int
+) -> None:
+    """The list of the leader's subjects, the last resort of a batch, lacks other subjects too."""
+    url = nats_server.url
+    config = bucket_config("b", history)
+    api(url, "STREAM.CREATE.KV_b", {**config, "subjects": [*config["subjects"], "other.>"]})
+    publish(url, [(f"other.{number}", b"2", None) for number in range(50)])
+    put_many(url, "b", [(f"k{number}", b"1") for number in range(50)])
+    api(url, "STREAM.UPDATE.KV_b", config)
+    read = CatchUpReader.verified_stream_info
+
+    def write_meanwhile(reader: CatchUpReader) -> Any:
+        put_many(url, "b", [(f"k{number}", b"2") for number in range(50)])
+        return read(reader)
+
+    monkeypatch.setattr(CatchUpReader, "verified_stream_info", write_meanwhile)
+    assert len({row["key"] for row in read_batch(url, bucket="b")}) == 50
