@@ -6,12 +6,18 @@ and the options to change, or as a warning after which the query continues.
 
 from __future__ import annotations
 
-from nats_stream_source.errors import DataLossError
+from typing import TYPE_CHECKING
+
+from nats_stream_source.errors import ConsumerLimitError, DataLossError, PermissionDeniedError
+from nats_stream_source.jetstream.kv.other_messages import accepts_other_subjects, count_entries
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import DATA_LOSSES
 from nats_stream_source.spark.formats.base import FormatAdapter
+
+if TYPE_CHECKING:
+    from nats_stream_source.jetstream.api import JetStream
 
 log = field_logger(__name__)
 
@@ -35,8 +41,9 @@ def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action:
     )
 
 
-def report_aged_out(
+async def report_aged_out(
     adapter: FormatAdapter,
+    jetstream: JetStream,
     info: StreamInfo,
     first: int,
     last: int,
@@ -46,7 +53,8 @@ def report_aged_out(
     """Report that required messages from ``first`` to ``last`` aged out before they were read.
 
     With filters the subjects of the missing messages are unknown, and perhaps the filters matched
-    none of them: that is a warning with any ``failOnDataLoss``.
+    none of them: that is a warning with any ``failOnDataLoss``. The same applies to a bucket whose
+    stream has or accepts messages that are not its entries.
 
     Args:
         count: the number of missing messages; None for all.
@@ -64,10 +72,20 @@ def report_aged_out(
     if filters is not None and filters != scope.filters:
         names = tuple(subject.removeprefix(scope.prefix) for subject in filters)
     if names:
-        log.warning(
-            f"messages of stream {info.name} aged out: {observed}; whether "
-            f"{terms.filter_option}={','.join(names)} matched any of them is unknown",
-            stream=info.name,
-        )
+        unknown = f"whether {terms.filter_option}={','.join(names)} matched any of them is unknown"
+    elif scope.prefix and await _has_other_messages(jetstream, info, scope.prefix):
+        unknown = "whether any of them was an entry of the bucket is unknown"
+    else:
+        report_data_loss(adapter, info.name, observed, f"continue at {info.first_seq}")
         return
-    report_data_loss(adapter, info.name, observed, f"continue at {info.first_seq}")
+    log.warning(f"messages of stream {info.name} aged out: {observed}; {unknown}", stream=info.name)
+
+
+async def _has_other_messages(jetstream: JetStream, info: StreamInfo, prefix: str) -> bool:
+    if accepts_other_subjects(info.config, prefix):
+        return True
+    try:
+        _, others = await count_entries(jetstream, info, prefix)
+    except (PermissionDeniedError, ConsumerLimitError):
+        return False
+    return others > 0

@@ -169,7 +169,8 @@ class BatchPlanner:
         missing_is_loss = adapter.missing_is_loss(view.scope)
         chosen = policy is DeliverPolicy.BY_START_SEQUENCE
         if missing_is_loss and chosen and end > start and info.first_seq > start + 1:
-            report_aged_out(adapter, info, start + 1, min(info.first_seq - 1, end))
+            last = min(info.first_seq - 1, end)
+            await report_aged_out(adapter, view.jetstream, info, start + 1, last)
         if end <= start:
             return []
         ends = await Limits(self._cores).split_ends(view, start, end, min_splits)

@@ -174,7 +174,7 @@ class DataLossCheck:
         if identity is Identity.RESTORED:
             self._report_restored(start, info)
             start = replace(start, created=info.created)
-        self.verify_retained(info, start.stream_seq, start)
+        await self.verify_retained(info, start.stream_seq, start)
         return start
 
     async def restored_position(self, at: Position, info: StreamInfo) -> Position | None:
@@ -188,7 +188,7 @@ class DataLossCheck:
         resumed = await self.resume_from(at, info) or replace(at, created=info.created)
         return replace(resumed, origin=resumed.stream_seq, consumer_seq=0)
 
-    def verify_retained(
+    async def verify_retained(
         self, info: StreamInfo, start: int, offset: Position, end: int = ENDLESS
     ) -> None:
         """Report messages of ``(start, end]`` that aged out, where every message is required.
@@ -199,7 +199,8 @@ class DataLossCheck:
         required_after = max(start, self.expiry_allowed_through(info.name, start, offset))
         last = min(info.first_seq - 1, end)
         if last > required_after and self._adapter.missing_is_loss(self._adapter.read_scope(info)):
-            report_aged_out(self._adapter, info, required_after + 1, last)
+            jetstream = await self._connection.jetstream()
+            await report_aged_out(self._adapter, jetstream, info, required_after + 1, last)
 
     def expiry_allowed_through(self, stream: str, start: int, offset: Position) -> int:
         """The sequence up to which messages after ``start`` may age out without a data loss.

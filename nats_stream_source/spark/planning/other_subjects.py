@@ -1,8 +1,7 @@
 """Warn of messages in a bucket's stream that are not entries of the bucket.
 
-A source without a subject transform stores messages under the subjects of its origin; a stream can
-have further subjects; a mirror copies both. No read of the bucket returns such messages, and no
-error reports them.
+No read of the bucket returns such messages (``jetstream.kv.other_messages``), and no error reports
+them.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import contextlib
 import math
 
 from nats_stream_source.errors import ConsumerLimitError, PermissionDeniedError
-from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.other_messages import count_entries
 from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.planning.stream_view import StreamView
@@ -40,10 +39,7 @@ class OtherSubjectsWarning:
             return
         others = 0
         with contextlib.suppress(PermissionDeniedError, ConsumerLimitError):
-            entries = await count_messages(view.jetstream, info.name, 1, (f"{prefix}>",))
-            # Messages that were removed meanwhile are not in both numbers.
-            now = await view.jetstream.stream_info(info.name)
-            others = min(info.messages, now.messages) - entries.messages
+            _, others = await count_entries(view.jetstream, info, prefix)
         self._next = math.inf if others > 0 else 2.0 * info.last_seq
         if others > 0:
             log.warning(

@@ -183,7 +183,7 @@ class StreamPlanner:
         last_per_subject = self._needs_last_per_subject(view, end, first, last)
         missing_is_loss = self._adapter.missing_is_loss(scope) and not last_per_subject
         if not planned and not last_per_subject:
-            self._data_loss_check.verify_retained(info, first, end, last)
+            await self._data_loss_check.verify_retained(info, first, end, last)
         expiry_allowed_through = self._data_loss_check.expiry_allowed_through(info.name, first, end)
         ends = [last]
         if not last_per_subject:

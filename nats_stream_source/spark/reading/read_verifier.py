@@ -57,7 +57,8 @@ class ReadVerifier:
         split = self._split
         await verify_fingerprint(info, split, connection, split.fingerprint, self._last)
         if self._gaps and (missing := self._gaps.aged_out(info.first_seq, split.range.end)):
-            report_aged_out(adapter, info, *missing, filters=split.range.filters)
+            jetstream = await connection.jetstream()
+            await report_aged_out(adapter, jetstream, info, *missing, filters=split.range.filters)
 
 
 async def verify_fingerprint(

@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import DataLossError
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
 from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (
+    api,
+    bucket_config,
     bucket_state,
     create_bucket,
     publish,
     put_many,
 )
-from tests.support.nats.topology import make_mirror
+from tests.support.nats.topology import make_mirror, wait_for_seq
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query
 from tests.support.wait import wait_until
@@ -147,3 +150,45 @@ def test_batch_completes_while_bucket_with_removed_subject_is_written(
 
     monkeypatch.setattr(CatchUpReader, "verified_stream_info", write_meanwhile)
     assert len({row["key"] for row in read_batch(url, bucket="b")}) == 50
+
+
+@pytest.mark.parametrize("kind", ["further subject", "earlier subject", "entries only"])
+def test_other_messages_age_out_before_they_are_read(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    url, config = nats_server.url, bucket_config("b", 64)
+    further = {**config, "subjects": [*config["subjects"], "other.>"]}
+    api(url, "STREAM.CREATE.KV_b", config if kind == "entries only" else further)
+    put_many(url, "b", [("k", b"1")])
+    with new_query(url, bucket="b", includeHistory=True) as query:
+        query.drain()
+        if kind == "entries only":
+            put_many(url, "b", [("k", b"2"), ("k", b"3")])
+        else:
+            publish(url, [("other.1", b"x", None), ("other.1", b"y", None)])
+        put_many(url, "b", [("k", b"4")])
+        api(url, "STREAM.PURGE.KV_b", {"seq": 3 if kind == "earlier subject" else 4})
+        if kind == "earlier subject":
+            api(url, "STREAM.UPDATE.KV_b", config)
+        if kind == "entries only":
+            with pytest.raises(DataLossError, match="revisions 2 to 3 aged out"):
+                query.read_new()
+        else:
+            assert [row["revision"] for row in query.read_new()] == [4]
+            assert "whether any of them was an entry of the bucket is unknown" in caplog.text
+
+
+def test_entries_of_mirror_age_out_before_they_are_read(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "b", 64)
+    put_many(url, "b", [("k", b"1")])
+    mirror = {"name": "KV_m", "mirror": {"name": "KV_b"}, "max_msgs_per_subject": 64}
+    api(url, "STREAM.CREATE.KV_m", mirror)
+    wait_for_seq(url, "KV_m", 1)
+    with new_query(url, bucket="m", includeHistory=True) as query:
+        query.drain()
+        put_many(url, "b", [("k", b"2"), ("k", b"3"), ("k", b"4")])
+        wait_for_seq(url, "KV_m", 4)
+        api(url, "STREAM.PURGE.KV_m", {"seq": 4})
+        with pytest.raises(DataLossError, match="revisions 2 to 3 aged out"):
+            query.read_new()
