@@ -125,6 +125,7 @@ async def open_range(adapter: FormatAdapter) -> AsyncIterator[StreamRange]:
             jetstream = JetStream(connection)
             stream = await adapter.stream_name(jetstream)
             info = await adapter.stream_info(jetstream, stream)
+            info = await adapter.completed(jetstream, info)
             await adapter.verify_filters(jetstream, info)
             yield StreamRange(adapter, SharedConnection(connection), info)
         finally:

@@ -22,6 +22,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
+from nats_stream_source.jetstream.kv.other_messages import with_origin
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
@@ -63,8 +64,8 @@ async def find_missing(
     connection = await Connection.open(settings)
     try:
         jetstream = JetStream(connection)
-        info = await bucket_stream_info(jetstream, bucket)
-        prefix = Bucket.from_stream_config(bucket, info.config).prefix
+        info = await with_origin(jetstream, await bucket_stream_info(jetstream, bucket))
+        prefix = Bucket.of(info).prefix
         subjects = [_key_subject(prefix, row.key, table, codec) for row in rows]
         created = _micros(info.created)
         await _verify_revisions(jetstream, rows, info, table, bucket)

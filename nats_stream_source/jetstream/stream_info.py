@@ -55,6 +55,8 @@ class StreamInfo:
         leader: name of the stream leader; None outside of a cluster.
         leader_since: the time of its election; None before nats-server 2.12.
         replicas: the followers.
+        origin: the bucket whose subjects a mirror of a mirror has (``with_origin``); None
+            where the configuration shows the subjects.
     """
 
     name: str
@@ -72,6 +74,7 @@ class StreamInfo:
     replicas: tuple[Replica, ...] = ()
     consumers: int = 0
     first_time: str | None = None
+    origin: str | None = None
 
     @property
     def position(self) -> tuple[object, ...]:

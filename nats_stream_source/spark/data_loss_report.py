@@ -67,7 +67,7 @@ async def report_aged_out(
         f"first {terms.sequence} is {info.first_seq}, expected {first} or lower "
         f"({some}{terms.sequence}s {first} to {last} aged out; {terms.retention_hint})"
     )
-    scope = adapter.read_scope(info)
+    scope = adapter.read_scope(await adapter.completed(jetstream, info))
     names = adapter.user_filters if scope.effective_filters else ()
     if filters is not None and filters != scope.filters:
         names = tuple(subject.removeprefix(scope.prefix) for subject in filters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,10 +66,22 @@ class Bucket:
     codec: KvCodec = NO_CODEC
 
     @classmethod
+    def of(cls, info: StreamInfo, codec: KvCodec = NO_CODEC) -> Bucket:
+        """Create from the stream; raises as :meth:`from_stream_config`."""
+        return cls.from_stream_config(bucket_of(info.name), info.config, codec, info.origin)
+
+    @classmethod
     def from_stream_config(
-        cls, name: str, config: Mapping[str, Any], codec: KvCodec = NO_CODEC
+        cls,
+        name: str,
+        config: Mapping[str, Any],
+        codec: KvCodec = NO_CODEC,
+        origin: str | None = None,
     ) -> Bucket:
         """Create from the stream's configuration.
+
+        Args:
+            origin: the bucket of the stream's subjects, where the configuration does not show it.
 
         Raises:
             UnsupportedStreamError: the stream's retention is not 'limits'.
@@ -82,14 +95,13 @@ class Bucket:
                 f"be read again; read a mirror of the stream with limits retention"
             )
         mirror = config.get("mirror") or {}
-        origin = bucket_of(mirror.get("name", stream))
-        own_subjects = [key_subject(name, ">")]
+        origin = origin or _bucket_of_subjects(name, config)
         return cls(
             name=name,
             stream=stream,
             prefix=key_subject(origin, ""),
             history=config.get("max_msgs_per_subject", -1),
-            covers_stream=config.get("subjects") == own_subjects
+            covers_stream=config.get("subjects") == [key_subject(origin, ">")]
             and not any(config.get(name) for name in ("mirror", "sources", "subject_transform")),
             unmarked_removals=_unmarked_removals(config),
             write_bucket=origin,
@@ -107,6 +119,18 @@ class Bucket:
         if not keys or keys == (">",):
             return () if self.covers_stream else (f"{self.prefix}>",)
         return tuple(f"{self.prefix}{key}" for key in keys)
+
+
+def _bucket_of_subjects(name: str, config: Mapping[str, Any]) -> str:
+    """The bucket in the subjects of the stream: its own name, unless it is or was a mirror.
+
+    A mirror that was promoted with the subjects of its origin continues the origin's entries.
+    """
+    if mirror := config.get("mirror"):
+        return bucket_of(mirror["name"])
+    subjects = list(config.get("subjects") or ())
+    promoted = re.fullmatch(r"\$KV\.([^.*>]+)\.>", subjects[0]) if len(subjects) == 1 else None
+    return promoted[1] if promoted else name
 
 
 def _unmarked_removals(config: Mapping[str, Any]) -> tuple[str, ...]:

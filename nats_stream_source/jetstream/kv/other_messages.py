@@ -1,4 +1,4 @@
-"""Messages in a bucket's stream that are not entries of the bucket.
+"""The subjects of a bucket's stream, and its messages that are not entries of the bucket.
 
 A source without a subject transform stores messages under the subjects of its origin; a stream can
 have further subjects, or have had them; a mirror copies all of these.
@@ -6,13 +6,20 @@ have further subjects, or have had them; a mirror copies all of these.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from nats_stream_source.errors import (
+    PermissionDeniedError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import covers
+from nats_stream_source.jetstream.subjects import bucket_of, covers, key_subject
 
 
 async def count_entries(jetstream: JetStream, info: StreamInfo, prefix: str) -> tuple[int, int]:
@@ -33,3 +40,24 @@ def accepts_other_subjects(config: Mapping[str, Any], prefix: str) -> bool:
         transforms = source.get("subject_transforms") or [{"dest": ">"}]
         subjects += [transform.get("dest") or ">" for transform in transforms]
     return not all(covers(f"{prefix}>", subject) for subject in subjects)
+
+
+async def with_origin(jetstream: JetStream, info: StreamInfo) -> StreamInfo:
+    """``info`` of a bucket's stream with ``origin``, if the stream mirrors a mirror.
+
+    Its messages have the subjects of the first bucket of the chain. The streams of the chain are
+    requested only if a mirror has messages, and none with the subjects of the bucket that it
+    mirrors: the others may be away, which is what a mirror is for.
+    """
+    mirror = info.config.get("mirror")
+    if not mirror or mirror.get("external") or not info.messages:
+        return info
+    expected = key_subject(bucket_of(mirror["name"]), ">")
+    chain = [info.name]
+    with contextlib.suppress(StreamNotFoundError, PermissionDeniedError, RequestTimeoutError):
+        if await jetstream.message(info.name, seq=1, next_by_subj=expected) is not None:
+            return info
+        while mirror and not mirror.get("external") and mirror["name"] not in chain:
+            chain.append(mirror["name"])
+            mirror = (await jetstream.stream_info(chain[-1])).config.get("mirror")
+    return replace(info, origin=bucket_of(chain[-1])) if len(chain) > 2 else info

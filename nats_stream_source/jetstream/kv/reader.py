@@ -45,6 +45,7 @@ from nats_stream_source.jetstream.kv.entry import (
     entry_from_message,
 )
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
+from nats_stream_source.jetstream.kv.other_messages import with_origin
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -120,9 +121,9 @@ class ReadOnlyKeyValue:
             ConfigurationError: a codec is unknown.
         """
         codec = kv_codec(key_codec, value_codec, on_undecodable)
-        info = await bucket_stream_info(jetstream, bucket)
+        info = await with_origin(jetstream, await bucket_stream_info(jetstream, bucket))
         KeyValueConfig.of(info.config)
-        return cls(jetstream, Bucket.from_stream_config(bucket, info.config, codec))
+        return cls(jetstream, Bucket.of(info, codec))
 
     async def get(self, key: str, *, min_last_revision: int | None = None) -> Entry:
         """The key's latest value (ADR-8, "Get Operation").

@@ -262,14 +262,14 @@ class KeyValue(ReadOnlyKeyValue):
             ConfigurationError: the bucket is a mirror.
         """
         bucket, jetstream = self.bucket, self.jetstream
-        if bucket.write_bucket != bucket.name:
+        with bucket_errors(jetstream, self.name):
+            response = await jetstream.call(f"STREAM.INFO.{bucket.stream}")
+        info = StreamInfo.parse(response)
+        if info.config.get("mirror"):
             raise ConfigurationError(
                 f"could not purge deleted keys of bucket {bucket.name!r}: it mirrors "
                 f"{bucket.write_bucket!r}; call purge_deletes there, and set limits on the mirror"
             )
-        with bucket_errors(jetstream, self.name):
-            response = await jetstream.call(f"STREAM.INFO.{bucket.stream}")
-        info = StreamInfo.parse(response)
         # Servers before 2.10 do not report their time.
         limit = nanoseconds(response["ts"]) - round(older_than * 1e9)
         if not (end := await last_matching_seq(jetstream, info, bucket, ALL_KEYS)):

@@ -26,6 +26,7 @@ from nats_stream_source.jetstream.kv.bucket import (
     stream_info_with_revision,
 )
 from nats_stream_source.jetstream.kv.codec import OnUndecodable
+from nats_stream_source.jetstream.kv.other_messages import with_origin
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import KEY_PATTERN
 from nats_stream_source.logs import field_logger
@@ -104,7 +105,7 @@ class _EntryReader:
         options = self._options
         jetstream = await connection.jetstream()
         info = await stream_info_with_revision(jetstream, options.bucket, options.min_last_revision)
-        bucket = Bucket.from_stream_config(options.bucket, info.config)
+        bucket = Bucket.of(await with_origin(jetstream, info))
         rows = max(1, int(_MAX_BYTES // max(1.0, info.mean_size)))
         encoded = keys.slice(0, rows).dictionary_encode()
         longest = jetstream.connection.control_line.limit - _REST_OF_LINE

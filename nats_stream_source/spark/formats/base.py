@@ -140,6 +140,10 @@ class FormatAdapter(ABC):
             StreamNotFoundError, BucketNotFoundError: the stream does not exist.
         """
 
+    async def completed(self, jetstream: JetStream, info: StreamInfo) -> StreamInfo:
+        """``info`` with what :meth:`read_scope` needs beside the stream's configuration."""
+        return info
+
     @abstractmethod
     async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Verify that the query can have a row; called only before its first one.

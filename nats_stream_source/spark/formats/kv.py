@@ -71,6 +71,13 @@ class KvFormat(FormatAdapter):
         """The bucket's stream; BucketNotFoundError if it does not exist."""
         return await bucket_stream_info(jetstream, bucket_of(stream))
 
+    async def completed(self, jetstream: JetStream, info: StreamInfo) -> StreamInfo:
+        """``info`` with the origin of a mirror of a mirror."""
+        # Deferred import: it loads nats-py.
+        from nats_stream_source.jetstream.kv.other_messages import with_origin
+
+        return await with_origin(jetstream, info)
+
     async def verify_filters(self, jetstream: JetStream, info: StreamInfo) -> None:
         """Accept every filter whose keys can be sent: a bucket accepts any key."""
         for subject in self.read_scope(info).filters:
@@ -78,7 +85,7 @@ class KvFormat(FormatAdapter):
 
     def read_scope(self, info: StreamInfo) -> ReadScope:
         """The entries that the option ``keys`` selects."""
-        bucket = Bucket.from_stream_config(bucket_of(info.name), info.config)
+        bucket = Bucket.of(info)
         return ReadScope(
             filters=bucket.filter_subjects(self.options.keys),
             match_all=f"{bucket.prefix}>",

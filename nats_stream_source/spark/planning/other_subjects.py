@@ -12,7 +12,6 @@ import math
 from nats_stream_source.errors import ConsumerLimitError, PermissionDeniedError
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.other_messages import count_entries
-from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -35,7 +34,7 @@ class OtherSubjectsWarning:
         info, prefix = view.info, view.scope.prefix
         if not (prefix and info.messages) or info.last_seq < self._next:
             return
-        if Bucket.from_stream_config(bucket_of(info.name), info.config).covers_stream:
+        if Bucket.of(info).covers_stream:
             return
         others = 0
         with contextlib.suppress(PermissionDeniedError, ConsumerLimitError):
@@ -46,6 +45,18 @@ class OtherSubjectsWarning:
                 "the stream has messages that are not entries of the bucket and are not read",
                 stream=info.name,
                 messages=others,
-                action=f"give each source of the stream a subject transform to {prefix}> and "
-                f"remove other subjects, or read the stream with nats_stream",
+                action=_action(view),
             )
+
+
+def _action(view: StreamView) -> str:
+    prefix = view.scope.prefix
+    if view.info.config.get("mirror"):
+        return (
+            f"the entries of the mirrored bucket are expected below {prefix}>: read other messages "
+            f"of the stream with nats_stream"
+        )
+    return (
+        f"give each source of the stream a subject transform to {prefix}> and remove other "
+        f"subjects, or read the stream with nats_stream"
+    )

@@ -14,6 +14,7 @@ stream is requested.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import (
@@ -29,6 +30,7 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.stream_list import PAGE, StreamList
 from nats_stream_source.logs import field_logger
+from nats_stream_source.spark.data_loss_report import report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, name_some
 from nats_stream_source.spark.planning.stream_view import StreamView
@@ -116,18 +118,30 @@ class StreamStates:
             UnsupportedStreamError, ConfigurationError: as :class:`FormatAdapter`.
         """
         jetstream = await self._connection.jetstream()
-        return self._view(jetstream, await self._adapter.stream_info(jetstream, stream))
+        return await self._view(jetstream, await self._adapter.stream_info(jetstream, stream))
 
     async def reuse(self, info: StreamInfo) -> StreamView:
         """The view of an earlier response, over a connection that responds now."""
-        return self._view(await self._connection.jetstream(), info)
+        return await self._view(await self._connection.jetstream(), info)
 
-    def _view(self, jetstream: JetStream, info: StreamInfo) -> StreamView:
+    async def _view(self, jetstream: JetStream, info: StreamInfo) -> StreamView:
         last = self._views.get(info.name)
-        if last is not None and last.info.config == info.config:
-            scope = last.scope
+        # Without a message the origin of a mirror is unknown.
+        if last is not None and last.info.config == info.config and last.info.messages:
+            info, scope = replace(info, origin=last.info.origin), last.scope
         else:
+            info = await self._adapter.completed(jetstream, info)
             scope = self._adapter.read_scope(info)
+            if last is not None and last.scope.prefix != scope.prefix and last.info.messages:
+                report_data_loss(
+                    self._adapter,
+                    info.name,
+                    f"the subjects of its entries were changed from {last.scope.prefix}> to "
+                    f"{scope.prefix}>, as by the promotion of a mirror: unread entries of the "
+                    f"former are not read; give the stream the subject {last.scope.prefix}> to "
+                    f"read them",
+                    f"continue with {scope.prefix}>",
+                )
         view = self._views[info.name] = StreamView(jetstream, info, scope)
         return view
 
@@ -147,7 +161,7 @@ class StreamStates:
             return {view.info.name: view}
         jetstream = await self._connection.jetstream()
         infos = await self._poll_set(jetstream, known)
-        return {name: self._view(jetstream, info) for name, info in infos.items()}
+        return {name: await self._view(jetstream, info) for name, info in infos.items()}
 
     async def first_poll(self) -> dict[str, StreamView]:
         """The streams of a new query, once they have its ``min_last_seq`` (ADR-53).

@@ -14,7 +14,8 @@ from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.subjects import api_prefix
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.topology import HubAndLeaf, hub_and_leaf
+from tests.support.nats.buckets import api, create_bucket, put_many
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, wait_for_seq
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
@@ -164,3 +165,20 @@ async def test_bucket_through_api_prefix(tmp_path: Path) -> None:
                 entry = await watch.__anext__()
                 assert entry is not None
                 assert (entry.key, entry.value) == ("key", b"5")
+
+
+async def test_mirror_of_mirror_has_entries_of_first_bucket(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "a", 5)
+    put_many(url, "a", [("x", b"1"), ("y", b"2")])
+    for name, origin in (("b", "a"), ("c", "b")):
+        mirror = {"name": f"KV_{name}", "mirror": {"name": f"KV_{origin}"}}
+        api(url, f"STREAM.CREATE.KV_{name}", {**mirror, "max_msgs_per_subject": 5})
+        wait_for_seq(url, f"KV_{name}", 2)
+    async with connect(url) as js:
+        kv = await KeyValue.open(js, "c")
+        assert sorted(await kv.keys()) == ["x", "y"]
+        assert (await kv.get("y")).value == b"2"
+        async with kv.watch_all() as watch:
+            assert [entry.key for entry in await watch.initial()] == ["x", "y"]
+        assert await kv.put("z", b"3") == 3

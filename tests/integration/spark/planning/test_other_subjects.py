@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -192,3 +193,89 @@ def test_entries_of_mirror_age_out_before_they_are_read(nats_server: NatsServer)
         api(url, "STREAM.PURGE.KV_m", {"seq": 4})
         with pytest.raises(DataLossError, match="revisions 2 to 3 aged out"):
             query.read_new()
+
+
+def mirror_config(name: str, origin: str) -> dict[str, Any]:
+    return {
+        "name": f"KV_{name}",
+        "mirror": {"name": f"KV_{origin}"},
+        "max_msgs_per_subject": 5,
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+    }
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("filled", [True, False], ids=["filled", "empty at the start"])
+def test_mirror_of_mirror_is_read(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, filled: bool
+) -> None:
+    url = nats_server.url
+    create_bucket(url, "a", 5)
+    for name, origin in (("b", "a"), ("c", "b")):
+        api(url, f"STREAM.CREATE.KV_{name}", mirror_config(name, origin))
+    if filled:
+        put_many(url, "a", [("x", b"1"), ("y", b"2")])
+        wait_for_seq(url, "KV_c", 2)
+    with (
+        new_query(url, bucket="c") as query,
+        new_query(url, buckets="b, c", includeHistory=True) as both,
+    ):
+        query.drain()
+        both.drain()
+        if not filled:
+            put_many(url, "a", [("x", b"1"), ("y", b"2")])
+            wait_for_seq(url, "KV_c", 2)
+        assert len(query.rows) + len(query.read_new()) == 2
+        assert len(both.rows) + len(both.read_new()) == 4
+    assert len(read_batch(url, bucket="c")) == 2
+    assert TEXT not in caplog.text
+
+
+def test_mirror_promoted_with_subjects_of_origin_is_read(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "a", 5)
+    put_many(url, "a", [("x", b"1"), ("y", b"2")])
+    api(url, "STREAM.CREATE.KV_m", mirror_config("m", "a"))
+    wait_for_seq(url, "KV_m", 2)
+    with new_query(url, bucket="m") as query:
+        assert len(query.read_new()) == 2
+        put_many(url, "a", [("z", b"3")])
+        wait_for_seq(url, "KV_m", 3)
+        api(url, "STREAM.DELETE.KV_a")
+        promote(url, "$KV.a.>")
+        put_many(url, "a", [("z", b"4")])
+        assert [row["revision"] for row in query.read_new()] == [3, 4]
+    assert len(read_batch(url, bucket="m")) == 3
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_mirror_promoted_with_other_subjects_is_data_loss(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, fail: bool
+) -> None:
+    url = nats_server.url
+    create_bucket(url, "a", 5)
+    put_many(url, "a", [("x", b"1"), ("y", b"2")])
+    api(url, "STREAM.CREATE.KV_m", mirror_config("m", "a"))
+    wait_for_seq(url, "KV_m", 2)
+    with new_query(url, bucket="m", failOnDataLoss=fail) as query:
+        assert len(query.read_new()) == 2
+        put_many(url, "a", [("z", b"3")])
+        wait_for_seq(url, "KV_m", 3)
+        promote(url, "$KV.m.>")
+        put_many(url, "m", [("z", b"4")])
+        text = r"changed from \$KV.a.> to \$KV.m.>"
+        if fail:
+            with pytest.raises(DataLossError, match=text):
+                query.read_new()
+        else:
+            assert [row["revision"] for row in query.read_new()] == [4]
+            assert re.search(text, caplog.text)
+            assert LEFT_OUT in caplog.text
+
+
+def promote(url: str, subject: str) -> None:
+    config = mirror_config("m", "a")
+    del config["mirror"]
+    api(url, "STREAM.UPDATE.KV_m", {**config, "subjects": [subject]})
