@@ -41,7 +41,12 @@ from nats_stream_source.spark.formats.offsets import (
 )
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.spark.planning.limits import RangeLimit
-from nats_stream_source.spark.planning.range_shares import NOTHING, Demand, share_limits
+from nats_stream_source.spark.planning.range_shares import (
+    NOTHING,
+    Demand,
+    next_first,
+    share_limits,
+)
 from nats_stream_source.spark.planning.start_position import report_ignored_start
 from nats_stream_source.spark.planning.stream_planner import PlannedRange, StreamPlanner
 from nats_stream_source.spark.planning.stream_states import (
@@ -102,7 +107,7 @@ class QueryPlanner:
         self._stream_end: Offset | None = None
         self.bytes_behind: dict[str, int] = {}  # estimated, of the last ends that were planned
         self._started = False
-        self._turn = 0
+        self._first = ""  # the stream that comes first in the limits of the next micro-batch
 
     # -- the calls of Spark ---------------------------------------------------------------------
 
@@ -373,14 +378,13 @@ class QueryPlanner:
         self, planned: Mapping[str, PlannedRange], views: Views
     ) -> dict[str, RangeLimit | None]:
         """The share of each stream in the limits of a micro-batch; None for a range as a whole."""
-        demands = []
-        for name, one in planned.items():
-            info = views[name].info
-            nbytes = one.rows * info.mean_size
-            demands.append(Demand(one.rows, nbytes, one.whole))
-        limits = share_limits(self._limit, demands, self._turn)
-        self._turn = (self._turn + sum(limit != NOTHING for limit in limits)) % max(1, len(limits))
-        return dict(zip(planned, limits, strict=True))
+        demands = {
+            name: Demand(one.rows, one.rows * views[name].info.mean_size, one.whole)
+            for name, one in planned.items()
+        }
+        limits = share_limits(self._limit, demands, self._first)
+        self._first = next_first(limits, self._first)
+        return limits
 
 
 def _moved(base: Offset, positions: Mapping[str, Position]) -> Offset:

@@ -6,7 +6,7 @@ proportion to its available rows; unlike there, the sum never exceeds the limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nats_stream_source.spark.planning.limits import RangeLimit
@@ -30,8 +30,8 @@ class Demand:
 
 
 def share_limits(
-    limit: RangeLimit, demands: Sequence[Demand], first: int = 0
-) -> list[RangeLimit | None]:
+    limit: RangeLimit, demands: Mapping[str, Demand], first: str = ""
+) -> dict[str, RangeLimit | None]:
     """The share of each stream in the limits of a micro-batch.
 
     A range that is read as a whole comes first, and takes what it needs; the first one may exceed
@@ -39,50 +39,57 @@ def share_limits(
     all the same, past messages that do not match.
 
     Args:
-        first: the index of the stream that comes first where the limit is too low for all.
+        demands: by stream.
+        first: the stream that comes first where the limit is too low for all: a name, since each
+            micro-batch has other streams. The others follow by name, cyclically.
 
     Returns:
-        for each stream its limit; None for all of its range, :data:`NOTHING` for none of it.
+        for each stream its limit, in the order of their turns; None for all of its range,
+        :data:`NOTHING` for none of it.
     """
-    result: list[RangeLimit | None] = [None] * len(demands)
+    # False sorts before True: the names from `first` on, then those before it.
+    order = sorted(demands, key=lambda name: (name < first, name))
+    result: dict[str, RangeLimit | None] = dict.fromkeys(order)
     rows_left, bytes_left = limit.max_rows, limit.max_bytes
-    for index in [*range(first, len(demands)), *range(first)]:
-        demand = demands[index]
+    for name in order:
+        demand = demands[name]
         if not demand.whole or not demand.rows:
             continue
         if rows_left == 0 or bytes_left == 0:
-            result[index] = NOTHING
+            result[name] = NOTHING
             continue
         if rows_left is not None:
             rows_left = max(0, rows_left - demand.rows)
         if bytes_left is not None:
             bytes_left = max(0, bytes_left - max(1, int(demand.nbytes)))
-    divisible = [i for i, demand in enumerate(demands) if demand.rows and not demand.whole]
-    start = sum(index < first for index in divisible)
+    divisible = [name for name in order if demands[name].rows and not demands[name].whole]
     by_rows = by_bytes = None
     if rows_left is not None:
-        by_rows = shares(rows_left, [demands[i].rows for i in divisible], start)
+        by_rows = shares(rows_left, [demands[name].rows for name in divisible])
     if bytes_left is not None:
-        sizes = [max(1, int(demands[i].nbytes)) for i in divisible]
-        by_bytes = shares(bytes_left, sizes, start)
-    for position, index in enumerate(divisible):
+        by_bytes = shares(bytes_left, [max(1, int(demands[name].nbytes)) for name in divisible])
+    for position, name in enumerate(divisible):
         of_rows = None if by_rows is None else by_rows[position]
         of_bytes = None if by_bytes is None else by_bytes[position]
-        result[index] = NOTHING if 0 in (of_rows, of_bytes) else RangeLimit(of_rows, of_bytes)
+        result[name] = NOTHING if 0 in (of_rows, of_bytes) else RangeLimit(of_rows, of_bytes)
     return result
 
 
-def shares(limit: int, rows: Sequence[int], first: int = 0) -> list[int]:
+def next_first(limits: Mapping[str, RangeLimit | None], first: str) -> str:
+    """The stream that comes first in the next micro-batch: the first one that had no share."""
+    return next((name for name, limit in limits.items() if limit == NOTHING), first)
+
+
+def shares(limit: int, rows: Sequence[int]) -> list[int]:
     """Shares of ``limit`` in proportion to ``rows``, in sum at most ``limit``.
 
     A stream with rows has a share of at least 1, unless the limit is lower than the number of such
-    streams; then those from the index ``first`` on have it, cyclically.
+    streams; then the first ones have it.
 
     Args:
         rows: the rows available in each stream; a stream without has the share 0.
     """
-    order = [*range(first, len(rows)), *range(min(first, len(rows)))]
-    active = [index for index in order if rows[index] > 0]
+    active = [index for index, count in enumerate(rows) if count > 0]
     result = [0] * len(rows)
     if limit <= len(active):
         for index in active[: max(limit, 0)]:
