@@ -2,15 +2,16 @@
 
 A limit is an upper bound. Rows never exceed sequences, so a range of ``limit`` sequences needs no
 request. Where holes (messages that were removed or do not match) would leave it with much fewer
-rows, the server counts: what is left, what follows an estimated end, and what follows another end
-where the estimate was wrong. The rows of a range are the difference of two counts, between which
-others write and the stream is compacted. The first count is an upper bound: a message that it has
-can only be removed. The second one minus the messages written since is a lower bound; their number
-is in ``STREAM.INFO`` after it.
+rows, the server counts: what is left, what follows an estimated end, and what follows other ends
+where the estimate was wrong, at most three times. The rows of a range are the difference of two
+counts, between which others write and the stream is compacted. The first count is an upper bound: a
+message that it has can only be removed. The second one minus the messages written since is a lower
+bound; their number is in ``STREAM.INFO`` after it.
 
 The next range starts where the last one ended, whose count is then what is left: unless much was
-written since, a planning counts once. Where few holes are left, no range has many, and the planning
-does not count.
+written since, a planning counts once. The density before that start is its first estimate. An end
+that had too many rows bounds the next search too: where rows begin to lie close together, each
+planning narrows it. Where few holes are left, no range has many, and the planning does not count.
 
 A replica that lags counts too few. The leader reports its lag in operations, each of which may
 store thousands of messages, so counts are not used while a replica lags. (Operations that a replica
@@ -35,6 +36,8 @@ from nats_stream_source.spark.planning.stream_view import StreamView
 
 ROWS_PER_SPLIT = 500_000  # about a second of reading
 BYTES_PER_SPLIT = 128 << 20
+_MAX_ENDS = 3  # ends of a range that are counted; one less if what is left is counted too
+_STEEP = 4  # of the limit: rows that are not explained by a wrong estimate of an even density
 _MAX_ROUNDS = 3  # of parallel counts for the ends of splits
 _MIN_PARALLEL, _MAX_PARALLEL = 3, 7
 _BALANCE = 1.25  # of the mean: rows of a split that need no other round
@@ -46,12 +49,15 @@ class _Counted:
     """What a planning counted: the messages after the start of a range, and after its end.
 
     Attributes:
-        density: rows per sequence where it counted last; 0 if unknown.
+        beyond: a sequence up to which there were more rows than the limit, and the messages after
+            it: the next planning does not search beyond.
+        density: rows per sequence where it counted last; None if unknown.
     """
 
     view: StreamView
     counts: Mapping[int, MessageCount]
-    density: float
+    beyond: tuple[int, int]
+    density: float | None
 
     @property
     def seq(self) -> int:
@@ -136,61 +142,56 @@ class Limits:
     ) -> tuple[int, int, int] | None:
         """The result of :meth:`limit`; None where the counts are not an upper bound."""
         info = now = view.info
-        last, known, density, written = self._counted(view), None, 0.0, 0
+        last, known, density, written = self._counted(view), None, None, 0
         if last is not None:
             known, density = last.counts.get(start), last.density
             written = info.last_seq - last.view.info.last_seq
         if requested := known is None or 4 * written > limit:
             total = await _count_after(view, start)
-            if last is not None and last.seq < start:
-                density = max(0.0, (last.rows + written - total.messages) / (start - last.seq))
         else:
             total = replace(known, messages=known.messages + written)
         counts = {start: total}
-        low, low_rows = total.gap_end(max(start, min(info.first_seq, end) - 1), end), 0
+        low = total.gap_end(max(start, min(info.first_seq, end) - 1), end), 0
         # At most all sequences after `end` have a row; most have one, since they are recent.
-        high, high_rows = end, total.messages - (info.last_seq - end)
-        # An estimate that is a third too low or too high still holds; few rows vary by chance.
-        target = max(1.0, 0.6 * limit, 0.75 * limit - math.sqrt(limit))
-        decay = _decay(info)
-        for _ in range(2):
-            holes = high - low - (high_rows - low_rows)
-            if total.messages <= limit or low == end or 2 * holes <= limit - low_rows:
+        high = end, total.messages - (info.last_seq - end)
+        if last is not None and low[0] < (seq := last.beyond[0]) < end:
+            rows = min(last.rows, total.messages) - last.beyond[1]
+            high = (seq, rows) if rows > limit else high
+        lows, decay = [low], _decay(info)
+        for _ in range(_MAX_ENDS - requested):
+            holes = high[0] - low[0] - (high[1] - low[1])
+            if total.messages <= limit or 2 * holes <= limit - low[1]:
                 break
-            share = (target - low_rows) / max(high_rows - low_rows, 1)
-            middle = _between(low, high, share, decay)
-            if density:
-                middle = min(middle, low + math.ceil((target - low_rows) / density))
-            if middle <= low + limit - low_rows:
+            middle = next_end(low, high, limit, density, decay)
+            if middle is None:
                 break
             requested, rest = True, await _count_after(view, middle)
-            rows = max(0, total.messages - rest.messages)
-            # The estimate was wrong unless this ends the loop.
-            decay, density = 0.0, rows / (middle - start)
+            rows, decay = max(0, total.messages - rest.messages), 0.0
             if rows > limit:
-                high, high_rows = middle, rows
-            else:
-                low, low_rows = rest.gap_end(middle, end), rows
-                counts[low] = rest
-                if 2 * rows >= limit:
-                    break
+                high = middle, rows
+                continue
+            density = max(0, rows - low[1]) / (middle - low[0])
+            low = rest.gap_end(middle, end), rows
+            lows.append(low)
+            counts[low[0]] = rest
+            if 2 * rows >= limit:
+                break
         if requested:
             now = await view.jetstream.stream_info(info.name)
         if now.has_lagging_replica or not _is_same(info, now):
             return None
-        self._last = _Counted(view, counts, density)
+        self._last = _Counted(view, counts, (high[0], total.messages - high[1]), density)
         max_rows = min(end - start, total.messages)
         if max_rows <= limit:
             return end, max_rows, max_rows
-        if len(counts) > 1:
-            low_rows += now.last_seq - info.last_seq
-        if low_rows > limit:
-            return None
-        if 2 * low_rows < limit:
-            # The sequences after `low` have at most one row each.
-            reached = min(end, low + limit - low_rows)
-            low, low_rows = reached, low_rows + reached - low
-        return low, low_rows, max_rows
+        written = now.last_seq - info.last_seq
+        bounds = [lows[0], *((seq, rows + written) for seq, rows in lows[1:])]
+        reached, rows = next(bound for bound in reversed(bounds) if bound[1] <= limit)
+        if 2 * rows < limit:
+            # The sequences after it have at most one row each.
+            seq, reached = reached, min(end, reached + limit - rows)
+            rows += reached - seq
+        return reached, rows, max_rows
 
     async def split_ends(
         self, view: StreamView, start: int, end: int, min_splits: int
@@ -275,6 +276,39 @@ def _decay(info: StreamInfo) -> float:
     sequences = info.last_seq - info.first_seq + 1
     share = info.messages / max(sequences, 1)
     return (1 / share - share) / sequences if 0 < share < 1 else 0.0
+
+
+def next_end(
+    low: tuple[int, int], high: tuple[int, int], limit: int, density: float | None, decay: float
+) -> int | None:
+    """The sequence up to which to count next, for an end with at least half of ``limit`` rows.
+
+    Rows are often close together at the end of a stream and far apart before, so the mean up to
+    ``high`` gives an end too early, and the density before ``low`` one too late. The sequence is at
+    least as far as the limit reaches without a count: nothing is lost if the count is exact there.
+
+    Args:
+        low, high: a sequence and the rows up to it: less than half of the limit, and more than it.
+        density: rows per sequence before ``low``; None if unknown.
+        decay: the exponential decay of the density from ``high`` to ``low``; 0 if unknown.
+
+    Returns:
+        None if the limit reaches ``high`` without a count.
+    """
+    (low_seq, low_rows), (high_seq, high_rows) = low, high
+    reached = low_seq + limit - low_rows
+    if reached >= high_seq:
+        return None
+    # An estimate that is a third too low or too high still holds; few rows vary by chance.
+    target = max(1.0, 0.6 * limit, 0.75 * limit - math.sqrt(limit)) - low_rows
+    seq = low_seq + math.ceil(min(target / density, high_seq)) if density else high_seq
+    if density is None or seq >= high_seq:
+        share = target / max(high_rows - low_rows, 1)
+        seq = max(reached, _between(low_seq, high_seq, share, decay))
+        if density is not None and high_rows > _STEEP * limit:
+            # The density rises somewhere in between: equally likely at each order of magnitude.
+            seq = low_seq + math.isqrt((seq - low_seq) * (high_seq - low_seq))
+    return min(max(seq, reached), high_seq - 1)
 
 
 def _between(low: int, high: int, share: float, decay: float) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.stream_info import Replica
-from nats_stream_source.spark.planning.limits import RangeLimit
+from nats_stream_source.spark.planning.limits import RangeLimit, next_end
 from tests.unit.spark.simulated_stream import SimulatedStream, overwritten
 
 MAX_COUNTS = 3
@@ -118,6 +118,90 @@ def test_limit_with_holes_leaves_at_least_half(stored: list[int], step: int | No
     cliffs = 20 if stored is STREAMS["clusters"] else 2
     assert small <= 2 * cliffs
     assert batches <= 2 * stream.rows(0, stream.last_seq) / limit + 2 * cliffs
+
+
+STEEP = {
+    # of about 20,000 sequences each: rows far apart, then close together, once or repeatedly
+    "old entries overwritten": ([*range(1, 20_001, 100), *range(40_001, 100_001)], 6),
+    "stretches": ([seq for seq in range(1, 160_001) if seq // 20_000 % 2 or seq % 50 == 0], 12),
+    "early entries kept": ([*range(1, 30_001), *range(30_001, 100_001, 100)], 6),
+}
+
+
+@pytest.mark.parametrize("written", [0, 300], ids=["at rest", "under writes"])
+@pytest.mark.parametrize("step", [None, 3], ids=["all", "filter"])
+@pytest.mark.parametrize(("stored", "most_small"), STEEP.values(), ids=STEEP)
+def test_limit_where_density_changes_is_reached_again(
+    stored: list[int], most_small: int, step: int | None, written: int
+) -> None:
+    stream = SimulatedStream(stored, matches=None if step is None else every(step))
+    start, last, small = 0, stream.last_seq, 0
+    while start < last:
+        stream.counts.clear()
+        stream.infos = 0
+        left = stream.rows(start, stream.last_seq)
+        end, rows, _ = stream.limit(start, stream.last_seq, RangeLimit(500))
+        assert stream.rows(start, end) <= rows <= 500
+        assert len(stream.counts) + stream.infos <= 4
+        small += 2 * stream.rows(start, end) < min(500, left)
+        stream.write(written)
+        start = end
+    assert small <= most_small
+
+
+ENDS = {
+    # low, high, limit, density, decay: the sequence up to which to count next
+    "even": ((0, 0), (10_000, 1000), 100, None, 0.0, 650),
+    "density of the last range": ((0, 0), (10_000, 1000), 100, 0.05, 0.0, 1300),
+    "rows up to low": ((1000, 40), (10_000, 1000), 100, 0.05, 0.0, 1500),
+    "overwritten at random": ((0, 0), (10_000, 1000), 100, None, 5e-4, 4719),
+    "denser than the limit's sequences": ((0, 0), (10_000, 9000), 100, None, 0.0, 100),
+    "density was too low, by little": ((0, 0), (1000, 200), 100, 0.065, 0.0, 325),
+    "density was too low, by far": ((0, 0), (10_000, 5000), 100, 0.001, 0.0, 1140),
+    "no row before low": ((0, 0), (10_000, 5000), 100, 0.0, 0.0, 1140),
+    "one row": ((0, 0), (1000, 10), 1, None, 0.0, 100),
+    "limit reaches high": ((50, 10), (140, 100), 100, None, 0.0, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "limit", "density", "decay", "expected"), ENDS.values(), ids=ENDS
+)
+def test_next_end(
+    low: tuple[int, int],
+    high: tuple[int, int],
+    limit: int,
+    density: float | None,
+    decay: float,
+    expected: int | None,
+) -> None:
+    assert next_end(low, high, limit, density, decay) == expected
+
+
+@given(
+    low_seq=st.integers(0, 10**12),
+    length=st.integers(1, 10**12),
+    low_rows=st.integers(0, 10**6),
+    more_rows=st.integers(0, 10**9),
+    limit=st.integers(1, 10**7),
+    density=st.none() | st.floats(0, 1),
+    decay=st.just(0.0) | st.floats(0, 1),
+)
+def test_next_end_is_beyond_reach_of_limit_and_before_high(
+    low_seq: int,
+    length: int,
+    low_rows: int,
+    more_rows: int,
+    limit: int,
+    density: float | None,
+    decay: float,
+) -> None:
+    low_rows = min(low_rows, (limit - 1) // 2)
+    low, high = (low_seq, low_rows), (low_seq + length, limit + more_rows)
+    seq = next_end(low, high, limit, density, decay)
+    reached = low_seq + limit - low_rows
+    assert (seq is None) == (reached >= high[0])
+    assert seq is None or reached <= seq < high[0]
 
 
 @pytest.mark.parametrize("written", [0, 20], ids=["at rest", "under writes"])
