@@ -6,6 +6,10 @@ a ``start``; later, while other subjects receive messages, with at most eight re
 next eight filters, or the new messages themselves where those are fewer. No match is missed, it is
 only found some polls later, and any sequence that the leader has can end a range. While the stream
 does not change, a match beyond the start of the next range is not requested again.
+
+After a restore or a roll-back other messages have the sequences that were requested. So results of
+earlier polls are used only while the stream still has the message that was its last one then: one
+more request per poll, with more than eight filters.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Sequence
 
 from nats_stream_source.errors import RequestTimeoutError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.subjects import overlap
 from nats_stream_source.spark.planning.stream_view import StreamView
 
@@ -28,6 +33,7 @@ class MatchFinder:
     def __init__(self) -> None:
         self._start = -1
         self._unmatched_through: dict[str, int] = {}  # by filter: no match in (start, …]
+        self._known = KnownStream("", 0)  # the stream at the last poll that requested filters
         self._found: tuple[tuple[object, ...], tuple[int, str | None]] | None = None
 
     def is_exhausted(self, last: int) -> bool:
@@ -70,9 +76,18 @@ class MatchFinder:
         at_end = await jetstream.message(stream, seq=last)
         if at_end is not None and _matches(at_end, filters):
             return last, at_end.time
-        if start != self._start or self._unmatched_through.keys() != set(filters):
+        if (
+            start != self._start
+            or self._unmatched_through.keys() != set(filters)
+            # Fewer filters are all requested by each poll.
+            or (
+                len(filters) > _MAX_REQUESTS
+                and await identify(jetstream, view.info, self._known) is not Identity.SAME
+            )
+        ):
             self._start, self._unmatched_through = start, dict.fromkeys(filters, start)
             thorough = True
+        self._known = KnownStream.of(view.info)
         if thorough and len(filters) > _MAX_REQUESTS:
             # One request per filter instead of two; with so many, none is wide and thus slow.
             hits = list(filters)
