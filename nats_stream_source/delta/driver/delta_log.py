@@ -38,6 +38,7 @@ _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
 _ADD_FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags")
+_MAPS = ("partitionValues", "tags")
 
 
 class VersionExistsError(Exception):
@@ -280,7 +281,8 @@ def _live_files(
     files = {}
     for add in _rows(checkpoint, "add"):
         action = {name: add[name] for name in _ADD_FIELDS if add.get(name) is not None}
-        action["partitionValues"] = dict(add["partitionValues"] or ())
+        # A map of Parquet is a list of pairs, and the log's entries have JSON objects.
+        action |= {name: dict(action[name]) for name in _MAPS if name in action}
         if (vector := add.get("deletionVector")) is not None:
             action["deletionVector"] = {k: v for k, v in vector.items() if v is not None}
         files[file_id(action)] = action

@@ -1,7 +1,7 @@
 """What reads a table with deletion vectors that the driver wrote, and what refuses it.
 
 The rows have nested values, nulls and maps, and are in two partitions. Vectors were written before
-and after a compaction and a checkpoint of the log.
+and after a compaction and a checkpoint of the log. The data files of the checkpoint have tags.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _VALUES = [
     None,
 ]
 _HEADER_MAPS = [{"Nats-Msg-Id": ["1", "2"], "x": []}, {}, None]
+_TAGS = {"INSERTION_TIME": "1700000000000000", "VORDER": "true"}  # of Databricks and Fabric
 _ENCODED = "ü %: 1/2="  # a partition whose directory's name is percent-encoded
 
 Row = dict[str, Any]
@@ -98,12 +99,16 @@ class _Written:
                 self.opened.table,
                 [n for n, file in files if file.add["partitionValues"]["bucket"] == bucket],
             )
+        self._tag_files(path / "_delta_log")
         DeltaTable(path).create_checkpoint()
+        self.opened.close()
         for bucket in buckets:
             self.merge(
                 _entry(bucket, key, key + 60, "PURGE" if key % 5 else "PUT") for key in range(3, 7)
             )
-        assert all("deletionVector" in file.add for file in self._largest_files())
+        for file in self._largest_files():
+            assert "deletionVector" in file.add
+            assert file.add["tags"] == _TAGS
 
     def _largest_files(self) -> list[LiveFile]:
         """The compacted file of each partition."""
@@ -137,6 +142,15 @@ class _Written:
             if "metaData" in action:
                 action["metaData"]["partitionColumns"] = ["bucket"]
         log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+    def _tag_files(self, log: Path) -> None:
+        """As Databricks and Fabric write them."""
+        for entry in log.glob("*.json"):
+            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+            for action in actions:
+                if "add" in action:
+                    action["add"]["tags"] = _TAGS
+            entry.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
 
 
 def _read_by_delta_rs(path: Path) -> list[Row]:
