@@ -205,7 +205,7 @@ def require_storable_names(table: str, schema: StructType) -> None:
         table: path or name, for the message.
         schema: the columns that the table is to have.
     """
-    for name in _names(schema):
+    for name in (name for struct in _structs(schema) for name in struct.names):
         found = next((one for one in name if one in _NOT_IN_NAMES), None)
         if found is not None or not name:
             problem = f"has {found!r} in its name" if found else "has an empty name"
@@ -216,17 +216,36 @@ def require_storable_names(table: str, schema: StructType) -> None:
             )
 
 
-def _names(of: DataType) -> Iterator[str]:
-    """The names of columns and of all fields in them."""
+def require_distinct_fields(table: str, column: StructField) -> None:
+    """Raise ConfigurationError if two fields of a struct in a column have one name for Delta Lake.
+
+    Args:
+        table: path or name, for the message.
+        column: of a batch.
+    """
+    for struct in _structs(column.dataType):
+        seen: dict[str, str] = {}
+        for name in struct.names:
+            if (other := seen.get(name.lower())) is not None:
+                raise ConfigurationError(
+                    f"could not merge the batch into table {table!r}: a struct in column "
+                    f"{column.name!r} has the fields {other!r} and {name!r}, whose names Delta "
+                    f"Lake does not distinguish; rename or drop one of them"
+                )
+            seen[name.lower()] = name
+
+
+def _structs(of: DataType) -> Iterator[StructType]:
+    """The structs in a type, and the type itself if it is one."""
     if isinstance(of, StructType):
+        yield of
         for field in of.fields:
-            yield field.name
-            yield from _names(field.dataType)
+            yield from _structs(field.dataType)
     elif isinstance(of, ArrayType):
-        yield from _names(of.elementType)
+        yield from _structs(of.elementType)
     elif isinstance(of, MapType):
-        yield from _names(of.keyType)
-        yield from _names(of.valueType)
+        yield from _structs(of.keyType)
+        yield from _structs(of.valueType)
 
 
 def verify_table(

@@ -41,7 +41,12 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from nats_stream_source.delta.table import TableChangedError, quote, stored_type
+from nats_stream_source.delta.table import (
+    TableChangedError,
+    quote,
+    require_distinct_fields,
+    stored_type,
+)
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
@@ -63,7 +68,7 @@ def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField
 
     Args:
         table: path or name, for the error.
-        schema: the table's columns.
+        schema: the table's columns; none for a table that is to be created.
         batch: the columns to store.
 
     Raises:
@@ -72,6 +77,7 @@ def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField
     fields, changed = {field.name: field for field in schema.fields}, False
     lower = {name.lower(): name for name in fields}
     for field in batch:
+        require_distinct_fields(table, field)
         if isinstance(field.dataType, NullType) and field.name not in fields:
             continue
         other = lower.setdefault(field.name.lower(), field.name)

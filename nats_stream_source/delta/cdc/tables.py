@@ -122,7 +122,8 @@ class BaseEngine(ABC, Generic[_T]):
         found = self.find()
         if found is not None:
             return found
-        return self._create(table_schema(batch, deletes), {}, upkeep)
+        schema = self._with(StructType(), table_schema(batch, deletes))
+        return self._create(schema, {}, upkeep)
 
     def find_state(self) -> _T | None:
         """See :class:`EventEngine`."""
@@ -131,10 +132,11 @@ class BaseEngine(ABC, Generic[_T]):
     def merge_events(self, events: Events, upkeep: Upkeep | None) -> MergeResult:
         """See :class:`EventEngine`."""
         layout = events.layout
-        schema, table = layout.table_schema(events.schema), self.find()
+        table = self.find()
         if table is not None:
             layout.verify(self._name, table.layout)
-            schema = with_new_columns(self._name, table.schema, schema.fields)
+        own = StructType() if table is None else table.schema
+        schema = self._with(own, layout.table_schema(events.schema))
         state = self._state().of_table(table, layout) if layout.has_state else None
         events = events.conformed(schema, None if state is None else state.schema)
         return self._merge(FoundTables(events, schema, table, state), upkeep)
@@ -153,9 +155,13 @@ class BaseEngine(ABC, Generic[_T]):
         schema = events.layout.state_schema(events.schema)
         if found is None:
             properties = events.layout.state(table.table_id).properties
-            return self._create(schema, properties, upkeep)
-        with_new_columns(self._name, found.schema, schema.fields)
+            return self._create(self._with(StructType(), schema), properties, upkeep)
+        self._with(found.schema, schema)
         return found
+
+    def _with(self, own: StructType, batch: StructType) -> StructType:
+        """The columns of the table with those of a batch; ``own`` if it has them all."""
+        return with_new_columns(self._name, own, batch.fields)
 
     def _created(self, found: FoundTables[_T], upkeep: Upkeep | None) -> tuple[_T, _T | None]:
         """The table, and its state table if its layout has one; those not found are created."""

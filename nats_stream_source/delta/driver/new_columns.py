@@ -39,7 +39,7 @@ from nats_stream_source.delta.driver.delta_log import (
 from nats_stream_source.delta.driver.features import unsupported_type
 from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.driver.storage import TableStorage, schema_of
+from nats_stream_source.delta.driver.storage import TableStorage, schema_of, schema_string
 from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
 
 _NTZ = "timestampNtz"
@@ -104,7 +104,7 @@ def _put(
         "name": metadata.name,
         "description": metadata.description,
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema.json(),
+        "schemaString": schema_string(schema),
         "partitionColumns": list(metadata.partition_columns),
         "configuration": dict(metadata.configuration),
         "createdTime": metadata.created_time,

@@ -106,7 +106,7 @@ class TableStorage:
             properties = {**properties, "delta.feature.timestampNtz": "supported"}
         DeltaTable.create(
             self.uri,
-            Schema.from_json(schema.json()),
+            Schema.from_json(schema_string(schema)),
             mode="ignore",
             configuration=dict(properties),
             raise_if_key_not_exists=False,  # for the property of a layout
@@ -164,6 +164,22 @@ class TableStorage:
         selector = FileSelector("", recursive=True, allow_not_found=True)
         if files.get_file_info(selector):
             raise not_a_table_error(self.name)
+
+
+def schema_string(schema: StructType) -> str:
+    """The columns of a table as the log has them.
+
+    Raises:
+        EngineRefusedError: delta-rs does not read these columns, and could not open the table.
+    """
+    text = schema.json()
+    try:
+        Schema.from_json(text)
+    except ValueError as error:
+        raise EngineRefusedError(
+            f"delta-rs does not read the table's columns: {first_line(error)}"
+        ) from error
+    return text
 
 
 def schema_of(target: DeltaTable) -> StructType:

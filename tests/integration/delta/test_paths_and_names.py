@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 from delta.tables import DeltaTable as DeltaTableOfSpark
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from nats_stream_source.delta import maintain, merge
 from nats_stream_source.delta.cdc.rules import ScdType
+from nats_stream_source.delta.driver.merge_on_read.creation import put_first_version
+from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.location import TableArgument
-from nats_stream_source.delta.table import quote
+from nats_stream_source.delta.table import EngineRefusedError, quote
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.conftest import ENGINES
 from tests.integration.delta.merge_model import Frame, put
@@ -168,6 +171,50 @@ def test_field_that_no_engine_stores(frame: Frame, table: Path, engine: str) -> 
     field = F.array(F.struct(F.lit(1).alias("a b")))
     with pytest.raises(ConfigurationError, match="column 'a b' has ' ' in its name"):
         merge(frame(put("a", 1)).withColumn("n", field), table, **ENGINES[engine])
+    assert not table.exists()
+
+
+def twin_fields() -> Column:
+    """An array of structs whose fields differ in case only, whatever the session's settings."""
+    return F.array(F.struct(F.lit(1).alias("x"), F.lit(2).alias("X")))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fields_that_differ_in_case_are_refused_before_table_is_created(
+    frame: Frame, table: Path, engine: str
+) -> None:
+    batch = frame(put("a", 1)).withColumn("n", twin_fields())
+    for rules in ({}, {"stored_as_scd_type": 2}, {"sequence_by": "n[0]"}):
+        with pytest.raises(ConfigurationError, match="has the fields 'x' and 'X'"):
+            merge(batch, table, **rules, **ENGINES[engine])
+    assert list(table.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fields_that_differ_in_case_are_not_added(frame: Frame, table: Path, engine: str) -> None:
+    """A table with such fields could not be opened any more."""
+    own = F.array(F.struct(F.lit(1).alias("x")))
+    merge(
+        frame(put("a", 1)).withColumn("own", own),
+        table,
+        engine="delta-rs",
+        deletion_vectors=engine == "merge-on-read",
+    )
+    version = DeltaTable(table).version()
+    for name in ("n", "own"):
+        batch = frame(put("a", 2)).withColumn(name, twin_fields())
+        with pytest.raises(ConfigurationError, match=f"column '{name}' has the fields 'x' and 'X'"):
+            merge(batch, table, **ENGINES[engine])
+    assert DeltaTable(table).version() == version
+    assert live(table) == {"a": 1}
+
+
+def test_version_that_delta_rs_could_not_read_is_not_committed(table: Path) -> None:
+    fields = StructType([StructField("x", IntegerType()), StructField("X", IntegerType())])
+    schema, storage = StructType([StructField("n", fields)]), TableStorage("fleet", str(table))
+    for put_version in (put_first_version, TableStorage.put_copy_on_write):
+        with pytest.raises(EngineRefusedError, match="Duplicate field name"):
+            put_version(storage, schema, {})
     assert not table.exists()
 
 

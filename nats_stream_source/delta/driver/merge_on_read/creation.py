@@ -19,7 +19,7 @@ from nats_stream_source.delta.driver.delta_log import (
     now_ms,
 )
 from nats_stream_source.delta.driver.features import DELETION_VECTORS
-from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.storage import TableStorage, schema_string
 
 
 def put_first_version(
@@ -29,6 +29,7 @@ def put_first_version(
 
     Raises:
         CommitFailedError: another process has committed it.
+        EngineRefusedError: delta-rs does not read the columns; nothing is written.
     """
     features = ["deletionVectors"]
     if has_ntz(schema):
@@ -42,7 +43,7 @@ def put_first_version(
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema.json(),
+        "schemaString": schema_string(schema),
         "partitionColumns": [],
         "configuration": {**properties, DELETION_VECTORS: "true"},
         "createdTime": now_ms(),
