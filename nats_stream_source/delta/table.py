@@ -134,7 +134,7 @@ def table_schema(batch: StructType, deletes: Deletes) -> StructType:
     A column without a type (VOID) is not one of them.
     """
     fields = [
-        StructField(field.name, stored_type(field.dataType), True, field.metadata)
+        stored_field(field)
         for field in batch.fields
         if field.name not in DELIVERY_COLUMNS and not isinstance(field.dataType, NullType)
     ]
@@ -143,15 +143,21 @@ def table_schema(batch: StructType, deletes: Deletes) -> StructType:
     return StructType(fields)
 
 
+def stored_field(field: StructField) -> StructField:
+    """A column of a batch, or a field in one, as a table has it.
+
+    Of its metadata the table gets the comment. The rest would be rules of another table for this
+    one: defaults, expressions of generated columns, invariants, lengths of CHAR.
+    """
+    comment = {name: text for name, text in field.metadata.items() if name == "comment"}
+    return StructField(field.name, stored_type(field.dataType), True, comment)
+
+
 def stored_type(of: DataType) -> DataType:
     """A type as a table has it: all parts nullable, and structs without fields of no type."""
     if isinstance(of, StructType):
         return StructType(
-            [
-                StructField(field.name, stored_type(field.dataType), True, field.metadata)
-                for field in of.fields
-                if not isinstance(field.dataType, NullType)
-            ]
+            [stored_field(field) for field in of.fields if not isinstance(field.dataType, NullType)]
         )
     if isinstance(of, ArrayType):
         return ArrayType(stored_type(of.elementType), True)

@@ -45,6 +45,7 @@ from nats_stream_source.delta.table import (
     TableChangedError,
     quote,
     require_distinct_fields,
+    stored_field,
     stored_type,
 )
 from nats_stream_source.errors import ConfigurationError
@@ -87,9 +88,7 @@ def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField
                 f"the table's column {other!r} differ in case only; rename the column of the batch"
             )
         if field.name not in fields:
-            fields[field.name] = StructField(
-                field.name, stored_type(field.dataType), True, field.metadata
-            )
+            fields[field.name] = stored_field(field)
             changed = True
         else:
             own = fields[field.name]
@@ -197,17 +196,17 @@ def _united(given: DataType, own: DataType) -> DataType | None:
         fields = {field.name: field for field in own.fields}
         lower = {name.lower(): name for name in fields}
         for field in given.fields:
-            kind: DataType | None = stored_type(field.dataType)
             if lower.setdefault(field.name.lower(), field.name) != field.name:
                 return None
-            if field.name in fields:
-                kind = _united(field.dataType, fields[field.name].dataType)
-            elif isinstance(kind, NullType):
+            before = fields.get(field.name)
+            if before is None:
+                if not isinstance(field.dataType, NullType):
+                    fields[field.name] = stored_field(field)
                 continue
+            kind = _united(field.dataType, before.dataType)
             if kind is None:
                 return None
-            before = fields.get(field.name, field)
-            if field.name not in fields or kind != before.dataType:
+            if kind != before.dataType:
                 fields[field.name] = StructField(field.name, kind, True, before.metadata)
         return StructType(list(fields.values()))
     if isinstance(given, ArrayType) and isinstance(own, ArrayType):

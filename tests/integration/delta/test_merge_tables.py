@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
 from nats_stream_source.delta import Deletes, Engine, merge_changes
+from nats_stream_source.delta import merge as merge_batch
+from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.errors import (
     ConfigurationError,
 )
+from tests.integration.delta.cdc.conftest import ENGINES
 from tests.integration.delta.merge_model import Entry, Frame, Merge, delete, put, spark_in_faults
 from tests.integration.delta.table_content import stored, version
 
@@ -45,6 +50,46 @@ def test_columns_of_user(frame: Frame, table: Path, merge: Merge) -> None:
         ("c", 5, [("text", "c@5")], None, False),
     ]
     assert not {"value", "bucket", "created", "delta", "initial"} & set(stored(table)[0])
+
+
+# Metadata of columns with the value 1, as tables have them that a batch is read from.
+METADATA: dict[str, dict[str, str]] = {
+    "default": {"CURRENT_DEFAULT": "5", "EXISTS_DEFAULT": "5"},
+    "generated": {"delta.generationExpression": "revision + 1"},
+    "invariant": {"delta.invariants": '{"expression":{"expression":"invariant > 5"}}'},
+    "char": {"__CHAR_VARCHAR_TYPE_STRING": "char(3)"},
+    "mapped": {"delta.columnMapping.physicalName": "col-x"},
+    "described": {"comment": "of the batch"},
+}
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(
+    "name", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
+)
+def test_table_gets_only_comments_of_column_metadata(
+    spark: SparkSession, frame: Frame, table: Path, name: str, existing: bool
+) -> None:
+    """The rest would be rules of another table, with which this one could not be read."""
+    options = ENGINES[name]
+    fields = [
+        F.lit("1" if column == "char" else 1).alias(column, metadata=values)
+        for column, values in METADATA.items()
+    ]
+    if existing:
+        merge_batch(frame(put("a", 1)), table, **options)
+    for revision in (2, 3):
+        batch = frame(put("a", revision)).select("*", *fields, F.struct(*fields).alias("nested"))
+        merge_batch(batch, table, **options)
+    schema = schema_of(DeltaTable(table))
+    for columns in (schema, schema["nested"].dataType):
+        assert isinstance(columns, StructType)
+        of_column = {field.name: field.metadata for field in columns if field.name in METADATA}
+        assert of_column == {
+            column: values if column == "described" else {} for column, values in METADATA.items()
+        }
+    rows = spark.read.format("delta").load(str(table)).select("revision", *METADATA, "nested.*")
+    assert [[str(value) for value in row] for row in rows.collect()] == [["3", *["1"] * 12]]
 
 
 def test_buckets_that_share_table(frame: Frame, table: Path, merge: Merge) -> None:
