@@ -5,9 +5,8 @@ the delivery of an entry and differ when the entry is read again. With marked de
 has the column ``deleted BOOLEAN``. Other columns of the table belong to the user and are never
 written.
 
-**Names of columns.** Delta Lake compares names without case, and a table without column mapping
-cannot have some characters in them, which delta-rs would accept. Both are errors before a table is
-created, whatever the session's ``spark.sql.caseSensitive``.
+**Names of columns.** Delta Lake compares names without case, whatever the session's
+``spark.sql.caseSensitive``. :mod:`stored_columns` has what else a table does not store.
 
 **Identity.** One row per key. If the table has a column ``bucket``, one row per bucket and key, so
 several buckets can share a table.
@@ -15,20 +14,12 @@ several buckets can share a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    MapType,
-    NullType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BooleanType, NullType, StructField, StructType
 
 from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.stored_columns import stored_field
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.headers import OPERATIONS
@@ -44,7 +35,6 @@ DELIVERY_COLUMNS = ("delta", "initial")
 DELETED_COLUMN = "deleted"
 OWN_PREFIX = "_nats_stream_source_"
 """How the names of columns begin that exist only while a batch is merged."""
-_NOT_IN_NAMES = " ,;{}()\n\t="
 MARK_COLUMNS = ("stream_created", "revision", "created", "operation")
 """The columns of a marked row that are the marker's own."""
 
@@ -143,29 +133,6 @@ def table_schema(batch: StructType, deletes: Deletes) -> StructType:
     return StructType(fields)
 
 
-def stored_field(field: StructField) -> StructField:
-    """A column of a batch, or a field in one, as a table has it.
-
-    Of its metadata the table gets the comment. The rest would be rules of another table for this
-    one: defaults, expressions of generated columns, invariants, lengths of CHAR.
-    """
-    comment = {name: text for name, text in field.metadata.items() if name == "comment"}
-    return StructField(field.name, stored_type(field.dataType), True, comment)
-
-
-def stored_type(of: DataType) -> DataType:
-    """A type as a table has it: all parts nullable, and structs without fields of no type."""
-    if isinstance(of, StructType):
-        return StructType(
-            [stored_field(field) for field in of.fields if not isinstance(field.dataType, NullType)]
-        )
-    if isinstance(of, ArrayType):
-        return ArrayType(stored_type(of.elementType), True)
-    if isinstance(of, MapType):
-        return MapType(stored_type(of.keyType), stored_type(of.valueType), True)
-    return of
-
-
 def key_columns(columns: list[str]) -> list[str]:
     """The columns that identify the row of an entry."""
     return ["bucket", "key"] if "bucket" in columns else ["key"]
@@ -202,56 +169,6 @@ def validate_names(columns: list[str]) -> None:
                 f"could not merge the batch: it has a column {name!r}, and names that begin with "
                 f"{OWN_PREFIX!r} are reserved; rename the column"
             )
-
-
-def require_storable_names(table: str, schema: StructType) -> None:
-    """Raise ConfigurationError if a table without column mapping cannot have these columns.
-
-    Args:
-        table: path or name, for the message.
-        schema: the columns that the table is to have.
-    """
-    for name in (name for struct in _structs(schema) for name in struct.names):
-        found = next((one for one in name if one in _NOT_IN_NAMES), None)
-        if found is not None or not name:
-            problem = f"has {found!r} in its name" if found else "has an empty name"
-            raise ConfigurationError(
-                f"could not store the columns in table {table!r}: column {name!r} {problem}, which "
-                f"Delta Lake does not accept; rename the column, or create the table with column "
-                f"mapping (delta.columnMapping.mode = 'name') before the first merge"
-            )
-
-
-def require_distinct_fields(table: str, column: StructField) -> None:
-    """Raise ConfigurationError if two fields of a struct in a column have one name for Delta Lake.
-
-    Args:
-        table: path or name, for the message.
-        column: of a batch.
-    """
-    for struct in _structs(column.dataType):
-        seen: dict[str, str] = {}
-        for name in struct.names:
-            if (other := seen.get(name.lower())) is not None:
-                raise ConfigurationError(
-                    f"could not merge the batch into table {table!r}: a struct in column "
-                    f"{column.name!r} has the fields {other!r} and {name!r}, whose names Delta "
-                    f"Lake does not distinguish; rename or drop one of them"
-                )
-            seen[name.lower()] = name
-
-
-def _structs(of: DataType) -> Iterator[StructType]:
-    """The structs in a type, and the type itself if it is one."""
-    if isinstance(of, StructType):
-        yield of
-        for field in of.fields:
-            yield from _structs(field.dataType)
-    elif isinstance(of, ArrayType):
-        yield from _structs(of.elementType)
-    elif isinstance(of, MapType):
-        yield from _structs(of.keyType)
-        yield from _structs(of.valueType)
 
 
 def verify_table(

@@ -8,7 +8,8 @@
   since Delta Lake and Spark take them for one.
 - A type of the batch whose values are values of the table's type is cast. Where a wider type has
   the values of both, the table's column gets it; any other type is refused.
-- A column without a type (VOID: all its values are null) is not added.
+- A column without a type (VOID: all its values are null) is not added. An array or a map of VOID
+  and a struct without other fields have values, such as an empty array, so they are refused.
 
 **Wider types.** Delta Lake's feature ``typeWidening`` changes the schema only, and delta-rs, polars
 and DuckDB do not read a table that has it (measured with deltalake 1.6.6 and polars 2.1). Without
@@ -41,13 +42,13 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from nats_stream_source.delta.table import (
-    TableChangedError,
-    quote,
+from nats_stream_source.delta.stored_columns import (
     require_distinct_fields,
+    require_storable_type,
     stored_field,
     stored_type,
 )
+from nats_stream_source.delta.table import TableChangedError, quote
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
@@ -89,6 +90,7 @@ def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField
             )
         if field.name not in fields:
             fields[field.name] = stored_field(field)
+            require_storable_type(table, field.name, field.dataType, fields[field.name].dataType)
             changed = True
         else:
             own = fields[field.name]
@@ -100,6 +102,7 @@ def with_new_columns(table: str, schema: StructType, batch: Iterable[StructField
                     f"{_type_name(own.dataType)} as in the table; cast the column"
                 )
             if kind != own.dataType:
+                require_storable_type(table, field.name, field.dataType, kind)
                 fields[field.name] = StructField(field.name, kind, own.nullable, own.metadata)
                 changed = True
     return StructType(list(fields.values())) if changed else schema

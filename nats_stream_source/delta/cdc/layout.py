@@ -44,13 +44,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from nats_stream_source.delta.table import (
-    DELETED_COLUMN,
-    Deletes,
-    TableChangedError,
-    stored_type,
-    table_schema,
-)
+from nats_stream_source.delta.stored_columns import stored_type
+from nats_stream_source.delta.table import DELETED_COLUMN, Deletes, TableChangedError, table_schema
 from nats_stream_source.errors import ConfigurationError
 
 PROPERTY = "nats_stream_source.cdc"

@@ -33,7 +33,8 @@ from nats_stream_source.delta.driver.timestamps import unsupported_timestamp
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
+from nats_stream_source.delta.stored_columns import require_storable_names
+from nats_stream_source.delta.table import EngineRefusedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from nats_stream_source.logs import field_logger

@@ -40,7 +40,8 @@ from nats_stream_source.delta.driver.features import unsupported_type
 from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of, schema_string
-from nats_stream_source.delta.table import EngineRefusedError, require_storable_names
+from nats_stream_source.delta.stored_columns import require_storable_names
+from nats_stream_source.delta.table import EngineRefusedError
 
 _NTZ = "timestampNtz"
 _FEATURES = {  # those that a protocol's version has without their names

@@ -15,7 +15,8 @@ from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
 from nats_stream_source.delta.spark.settings import require_exact_times
-from nats_stream_source.delta.table import not_a_table_error, require_storable_names
+from nats_stream_source.delta.stored_columns import require_storable_names
+from nats_stream_source.delta.table import not_a_table_error
 from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")

@@ -50,7 +50,8 @@ from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.merge_into import SparkTable, max_created, merge_result
 from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
-from nats_stream_source.delta.table import OWN_PREFIX, quote, stored_type
+from nats_stream_source.delta.stored_columns import stored_type
+from nats_stream_source.delta.table import OWN_PREFIX, quote
 from nats_stream_source.delta.upkeep import Upkeep
 
 # What a row that goes to a partition, or comes from it, is.

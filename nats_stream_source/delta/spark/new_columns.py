@@ -26,7 +26,8 @@ from nats_stream_source.delta.cdc.columns import (
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.settings import require_exact_times
-from nats_stream_source.delta.table import quote, require_storable_names
+from nats_stream_source.delta.stored_columns import require_storable_names
+from nats_stream_source.delta.table import quote
 from nats_stream_source.errors import ConfigurationError
 
 _WIDENING = "delta.enableTypeWidening"

@@ -218,6 +218,59 @@ def test_version_that_delta_rs_could_not_read_is_not_committed(table: Path) -> N
     assert not table.exists()
 
 
+# Values of types that Delta Lake does not store, and the part of the type that the error names.
+TYPES = {
+    "array()": "VOID",
+    "map('a', NULL)": "VOID",
+    "named_struct('x', NULL)": "a struct without fields",
+    "array(named_struct('x', NULL))": "a struct without fields",
+    "named_struct('x', 1, 'y', array())": "VOID",
+    "INTERVAL 1 DAY": "INTERVAL DAY",
+    "make_interval(1, 2)": "INTERVAL",
+    "array(TIME '12:00:00')": "TIME",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_type_that_no_engine_stores(frame: Frame, tmp_path: Path, engine: str) -> None:
+    """Refused before a table is created or changed, with each form of a merge."""
+    new, table = tmp_path / "new", tmp_path / "fleet"
+    own = F.expr("named_struct('x', 1)").alias("n")
+    merge(
+        frame(put("a", 1)).select("*", own),
+        table,
+        engine="delta-rs",
+        deletion_vectors=engine == "merge-on-read",
+    )
+    version = DeltaTable(table).version()
+    for value, part in TYPES.items():
+        batch = frame(put("a", 2)).select("*", F.expr(value).alias("m"))
+        field = F.struct(F.lit(1).alias("x"), F.expr(value).alias("z")).alias("n")
+        in_struct = frame(put("a", 2)).select("*", field)
+        for refused, target, rules in (
+            (batch, new, {}),
+            (batch, new, {"stored_as_scd_type": 2}),
+            (batch, table, {}),
+            (in_struct, table, {}),
+        ):
+            error = f"column '[mn]' is .*, and Delta Lake does not store {part}"
+            with pytest.raises(ConfigurationError, match=error):
+                merge(refused, target, **rules, **ENGINES[engine])
+    assert list(tmp_path.iterdir()) == [table]
+    assert DeltaTable(table).version() == version
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_values_without_type_become_those_of_column(frame: Frame, table: Path, engine: str) -> None:
+    own = "array(1) AS list", "map('a', 1) AS map", "named_struct('x', 1, 'y', 2) AS struct"
+    void = "array() AS list", "map('b', NULL) AS map", "named_struct('x', NULL) AS struct"
+    for revision, columns in ((1, own), (2, void)):
+        merge(frame(put("a", revision)).selectExpr("*", *columns), table, **ENGINES[engine])
+    (row,) = rows_of(DeltaTable(table))
+    found = row["list"], dict(row["map"]), row["struct"]
+    assert found == ([], {"b": None}, {"x": None, "y": None})
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_added_column_that_no_engine_stores(frame: Frame, table: Path, engine: str) -> None:
     merge(frame(put("a", 1)), table, engine="delta-rs", deletion_vectors=engine == "merge-on-read")
