@@ -23,8 +23,9 @@ from nats_stream_source.delta.driver.deletion_vectors import (
     vector_path,
     vector_rows,
 )
-from nats_stream_source.delta.driver.delta_log import Action, now_ms
+from nats_stream_source.delta.driver.delta_log import Action, now_ms, outside_problem
 from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.table import EngineRefusedError
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _STATISTICS_COLUMNS = 32  # Delta's own number
@@ -73,8 +74,11 @@ def read_data_file(
     """Columns of a data file with the table's types; null where the file lacks a column.
 
     Raises:
+        EngineRefusedError: the file is outside of the table.
         OSError: the file does not exist, is damaged, or the store failed.
     """
+    if (problem := outside_problem([add["path"]])) is not None:
+        raise EngineRefusedError(problem)
     path = unquote(add["path"])
     try:
         with objects.reader(path) as source:
@@ -104,6 +108,7 @@ def removed_rows(objects: TableObjects, add: Action, rows: int) -> BitMap64:
         rows: the number of rows of the file.
 
     Raises:
+        EngineRefusedError: the vector is outside of the table.
         VectorError: the vector is damaged.
         OSError: its file does not exist, or the store failed.
     """

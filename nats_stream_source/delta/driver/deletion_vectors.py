@@ -7,13 +7,14 @@ endian), the vector, and the vector's CRC-32 (big endian). The log names a vecto
     {"storageType": "u", "pathOrInlineDv": Z85 of the file's UUID, "offset": of the size field,
      "sizeInBytes": of the vector, "cardinality": removed rows}
 
-``storageType`` "i" has the vector itself in Z85, and "p" an absolute path, which this module
-refuses. Pure: bytes in, bitmaps out.
+``storageType`` "i" has the vector itself in Z85, and "p" an absolute path: the tables of shallow
+clones have those, and Spark changes these tables. Pure: bytes in, bitmaps out.
 """
 
 from __future__ import annotations
 
 import base64
+import posixpath
 import struct
 import uuid
 import zlib
@@ -21,6 +22,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyroaring import BitMap64
+
+from nats_stream_source.delta.table import EngineRefusedError
 
 _MAGIC = struct.pack("<I", 1681511377)
 _VERSION = b"\x01"
@@ -73,15 +76,23 @@ def vector_path(descriptor: Descriptor) -> str | None:
     """The path within the table of the file with a vector; None if the descriptor contains it.
 
     Raises:
-        VectorError: the file lies outside of the table.
+        EngineRefusedError: the file can lie outside of the table.
     """
     kind, text = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "i":
         return None
     if kind != "u":
-        raise VectorError(f"the deletion vector is outside of the table (storageType {kind!r})")
+        raise EngineRefusedError(f"a deletion vector is outside of the table ({text})")
     prefix, name = text[:-_UUID_LENGTH], text[-_UUID_LENGTH:]
     return _file_name(prefix, uuid.UUID(bytes=_decode(name)))
+
+
+def vector_file_name(descriptor: Descriptor) -> str | None:
+    """The name of the file with a vector, in whatever directory; None if there is none."""
+    if descriptor["storageType"] == "p":
+        return posixpath.basename(str(descriptor["pathOrInlineDv"]))
+    path = vector_path(descriptor)
+    return None if path is None else posixpath.basename(path)
 
 
 def vector_rows(descriptor: Descriptor, content: bytes, rows: int) -> BitMap64:

@@ -36,6 +36,7 @@ FileId = tuple[str, str | None]
 
 _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
 _ADD_FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags")
 _MAPS = ("partitionValues", "tags")
@@ -224,6 +225,16 @@ def file_id(action: Action) -> FileId:
         return action["path"], None
     identity = f"{vector['storageType']}{vector['pathOrInlineDv']}"
     return action["path"], f"{identity}@{vector['offset']}" if "offset" in vector else identity
+
+
+def outside_problem(paths: Iterable[str]) -> str | None:
+    """Why the driver cannot change a table with files of these paths; None if it can.
+
+    Args:
+        paths: as the log has them: relative, except those of a shallow clone's source.
+    """
+    path = next((path for path in paths if _ABSOLUTE.match(path)), None)
+    return path and f"data file {path} is outside of the table, as in a shallow clone"
 
 
 def removal(add: Action, *, data_change: bool) -> Action:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from nats_stream_source.delta.cdc.events import require_valid_frame
 from nats_stream_source.delta.cdc.tables import BaseEngine, FoundTables, RowTable
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
-from nats_stream_source.delta.driver.delta_log import DeltaLog
+from nats_stream_source.delta.driver.delta_log import DeltaLog, outside_problem
 from nats_stream_source.delta.driver.event_merge import merge_collected
 from nats_stream_source.delta.driver.features import (
     DELETION_VECTORS,
@@ -28,7 +28,7 @@ from nats_stream_source.delta.driver.merge_on_read.creation import put_first_ver
 from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
 from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
 from nats_stream_source.delta.driver.objects import UnsupportedStoreError
-from nats_stream_source.delta.driver.storage import TableStorage, schema_of
+from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
 from nats_stream_source.delta.driver.timestamps import unsupported_timestamp
 from nats_stream_source.delta.limits import LimitCheck
 from nats_stream_source.delta.location import TableLocation
@@ -121,6 +121,7 @@ class DriverEngine(BaseEngine[RowTable]):
     def _table(self, target: DeltaTable) -> RowTable:
         _require_supported(
             unsupported_feature(target)
+            or outside_problem(file_sizes(target))
             or unsupported_timestamp(target)
             or unsupported_type(schema_of(target))
         )

@@ -112,6 +112,35 @@ def test_features(spark: SparkSession, frame: Frame, table: Path, feature: str) 
         assert is_unsupported(str(refused.value))
 
 
+@pytest.mark.parametrize("vectors", ["true", "false"])
+def test_shallow_clone_is_changed_by_spark(
+    spark: SparkSession, frame: Frame, tmp_path: Path, vectors: str
+) -> None:
+    """Its log has the paths of its source's files and vectors, which delta-rs does not open."""
+    source, clone = tmp_path / "source", tmp_path / "clone"
+    create(spark, source, f"TBLPROPERTIES (delta.enableDeletionVectors = {vectors})")
+    merge(frame(put("a", 1), put("b", 1), put("c", 1)), source, engine="spark")
+    spark.sql(f"DELETE FROM delta.`{source}` WHERE key = 'b'")
+    assert any(source.glob("deletion_vector*")) == (vectors == "true")
+    spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
+    with pytest.raises(ConfigurationError, match=r"source/part-.* is outside of the table"):
+        merge(frame(put("a", 2)), clone, engine="delta-rs")
+    with pytest.raises(ConfigurationError, match=r"source/part-.* is outside of the table"):
+        maintain(spark, clone, engine="delta-rs")
+    merge(frame(put("a", 2), put("d", 2)), clone)
+    maintain(spark, clone)
+    for table, expected in (
+        (clone, [("a", 2), ("c", 1), ("d", 2)]),
+        (source, [("a", 1), ("c", 1)]),
+    ):
+        rows = spark.read.format("delta").load(str(table)).select("key", "revision").collect()
+        assert sorted(map(tuple, rows)) == expected
+    # Once all files are its own, the driver changes it, beside the source's vectors in the log.
+    spark.sql(f"UPDATE delta.`{clone}` SET value = NULL")
+    merge(frame(put("a", 3)), clone, engine="delta-rs")
+    maintain(spark, clone, engine="delta-rs")
+
+
 def test_rows_of_table_with_deletion_vectors(
     spark: SparkSession, frame: Frame, table: Path
 ) -> None:

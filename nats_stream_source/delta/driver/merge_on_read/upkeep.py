@@ -11,6 +11,7 @@ removal.
 
 from __future__ import annotations
 
+import posixpath
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.driver.deletion_vectors import (
     VectorError,
     is_vector_path,
-    vector_path,
+    vector_file_name,
 )
 from nats_stream_source.delta.driver.delta_log import (
     DamagedLogError,
@@ -164,14 +165,16 @@ def delete_expired_vectors(target: DeltaTable, objects: TableObjects, upkeep: Up
     before = now_ms() - retention_ms(upkeep, target.metadata().configuration)
     named = DeltaLog(objects).files_since(target.version(), before)
     kept = {
-        vector_path(action["deletionVector"]) for action in named if action.get("deletionVector")
+        vector_file_name(action["deletionVector"])
+        for action in named
+        if action.get("deletionVector")
     }
     expired = [
         path
         for path, info in objects.list()
         # An object that no version names yet belongs to a commit that is under way.
         if is_vector_path(path)
-        and path not in kept
+        and posixpath.basename(path) not in kept
         and info.last_modified.timestamp() * 1000 < before
     ]
     objects.delete(expired)

@@ -13,9 +13,12 @@ from nats_stream_source.delta.driver.deletion_vectors import (
     VectorError,
     VectorFile,
     is_vector_path,
+    vector_file_name,
     vector_path,
     vector_rows,
 )
+from nats_stream_source.delta.driver.delta_log import outside_problem
+from nats_stream_source.delta.table import EngineRefusedError
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -84,5 +87,17 @@ def test_row_beyond_data_file_is_found() -> None:
 
 
 def test_vector_outside_of_table_is_refused() -> None:
-    with pytest.raises(VectorError, match="outside of the table"):
-        vector_path({"storageType": "p", "pathOrInlineDv": "s3://other/vector.bin"})
+    descriptor = {"storageType": "p", "pathOrInlineDv": "s3://other/vector.bin"}
+    with pytest.raises(EngineRefusedError, match="outside of the table"):
+        vector_path(descriptor)
+    assert vector_file_name(descriptor) == "vector.bin"
+    assert vector_file_name({"storageType": "i", "pathOrInlineDv": "0"}) is None
+
+
+@pytest.mark.parametrize("path", ["file:/lake/a", "s3a://lake/a%20b", "/lake/a", "file:///lake/a"])
+def test_data_file_outside_of_table_is_refused(path: str) -> None:
+    assert outside_problem(["a", path]) is not None
+
+
+def test_data_file_of_table_is_accepted() -> None:
+    assert outside_problem(["a.parquet", "b=c%3A%2Fd/a.parquet", "b:c/a", "a%3A/b"]) is None
