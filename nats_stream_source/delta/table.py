@@ -35,6 +35,12 @@ DELIVERY_COLUMNS = ("delta", "initial")
 DELETED_COLUMN = "deleted"
 OWN_PREFIX = "_nats_stream_source_"
 """How the names of columns begin that exist only while a batch is merged."""
+# Columns that Delta Lake 4.4 or deltalake 1.6.6 has while it merges or reads.
+_NAMES_OF_ENGINES = (
+    *("_source_row_present_", "_target_row_present_", "_row_dropped_"),
+    *("__delta_internal_is_row_deleted", "__delta_rs_source", "__delta_rs_target"),
+    "__delta_rs_operation",
+)
 MARK_COLUMNS = ("stream_created", "revision", "created", "operation")
 """The columns of a marked row that are the marker's own."""
 
@@ -163,6 +169,11 @@ def validate_names(columns: list[str]) -> None:
             raise ConfigurationError(
                 f"could not merge the batch: it has the columns {other!r} and {name!r}, whose "
                 f"names Delta Lake does not distinguish; rename or drop one of them"
+            )
+        if name.lower() in _NAMES_OF_ENGINES:
+            raise ConfigurationError(
+                f"could not merge the batch: it has a column {name!r}, and Delta Lake or delta-rs "
+                f"has a column of this name while it merges; rename the column"
             )
         if name.lower().startswith(OWN_PREFIX):
             raise ConfigurationError(

@@ -155,6 +155,18 @@ def refused(error: str, *names: str) -> tuple[str, tuple[str, ...]]:
         refused("columns 'key' and 'KEY'", "KEY"),
         refused("columns 'delta' and 'Delta'", "Delta"),
         refused("begin with '_nats_stream_source_'", "_nats_stream_source_row"),
+        *(
+            refused(f"column '{name}', and Delta Lake or delta-rs has a column of this name", name)
+            for name in (
+                "_source_row_present_",
+                "_Target_Row_Present_",
+                "_row_dropped_",
+                "__delta_internal_is_row_deleted",
+                "__delta_rs_source",
+                "__delta_rs_target",
+                "__delta_rs_operation",
+            )
+        ),
     ],
 )
 def test_column_that_no_engine_stores(
