@@ -128,7 +128,7 @@ def follow(
             "`spark.readStream`, or merge a batch with nats_stream_source.delta.merge"
         )
     merge = merge_changes(table, **merge_arguments)
-    merge.validate(changes.columns)
+    merge.validate(changes.schema)
     if not is_connect(changes.sparkSession):
         _remove_commits_without_offsets(changes.sparkSession, os.fspath(checkpoint))
     # Before the query starts: its first merge is recorded, too.

@@ -24,9 +24,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.cdc.events import (
     Events,
+    entry_order,
     events_of,
     keeps_newest_entries,
     selected_columns,
@@ -35,6 +37,7 @@ from nats_stream_source.delta.cdc.events import (
 from nats_stream_source.delta.cdc.layout import other_rules_error
 from nats_stream_source.delta.cdc.rules import ChangeRules, ScdType, SequenceBy
 from nats_stream_source.delta.cdc.tables import EventEngine
+from nats_stream_source.delta.compared_types import validate_entry_types
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableArgument, TableLocation
@@ -231,20 +234,22 @@ class TableMerger:
     def __repr__(self) -> str:
         return f"<TableMerger {self._selector.location!r} rules={self._rules!r}>"
 
-    def validate(self, columns: list[str]) -> None:
+    def validate(self, schema: StructType) -> None:
         """Raise ConfigurationError if a batch with these columns cannot be merged."""
+        columns = schema.names
         validate_columns(self._rules, columns)
         validate_names(columns)
         if keeps_newest_entries(self._rules, columns):
             validate_batch(selected_columns(self._rules, columns), self._rules.deletes)
+        validate_entry_types(schema, entry_order(self._rules, columns))
 
     def __call__(self, batch: DataFrame, batch_id: int = 0) -> None:
         """Merge a batch; see :func:`merge`."""
-        columns = batch.columns
-        self.validate(columns)
+        schema = batch.schema
+        self.validate(schema)
         warn_of_missing_settings(batch.sparkSession)
-        if keeps_newest_entries(self._rules, columns):
-            selected = selected_columns(self._rules, columns)
+        if keeps_newest_entries(self._rules, schema.names):
+            selected = selected_columns(self._rules, schema.names)
             self._merge_entries(batch.select(*map(quote, selected)) if self._selects else batch)
         else:
             self._merge_events(events_of(batch, self._rules))

@@ -151,6 +151,14 @@ def keeps_newest_entries(rules: ChangeRules, columns: list[str]) -> bool:
     )
 
 
+def entry_order(rules: ChangeRules, columns: list[str]) -> list[str]:
+    """The columns of a bucket's entries by which the rules order and apply events."""
+    if not is_entries(columns):
+        return []
+    order = ORDER_COLUMNS if _is_default(rules.sequence_by, ORDER_COLUMNS) else ()
+    return [*order, *(("operation",) if _is_default(rules.apply_as_deletes, PUT) else ())]
+
+
 def validate_columns(rules: ChangeRules, columns: list[str]) -> None:
     """Raise ConfigurationError if the rules do not fit a batch with these columns.
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from nats_stream_source.delta import Deletes, Engine, merge_changes
 from nats_stream_source.delta import merge as merge_batch
+from nats_stream_source.delta.cdc.rules import ScdType
 from nats_stream_source.delta.driver.storage import schema_of
 from nats_stream_source.errors import (
     ConfigurationError,
 )
 from tests.integration.delta.cdc.conftest import ENGINES
-from tests.integration.delta.merge_model import Entry, Frame, Merge, delete, put, spark_in_faults
+from tests.integration.delta.merge_model import (
+    RECREATED,
+    Entry,
+    Frame,
+    Merge,
+    delete,
+    put,
+    spark_in_faults,
+)
 from tests.integration.delta.table_content import stored, version
 
 pytestmark = pytest.mark.delta
@@ -129,6 +140,56 @@ def test_column_required_is_missing(frame: Frame, table: Path, column: str, merg
     ):
         merge(frame(put("a", 1)).drop(column), str(table))
     assert not table.exists()
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize(
+    ("column", "kind", "expected"),
+    [
+        ("revision", "STRING", "BIGINT, another integer or DECIMAL"),
+        ("revision", "FLOAT", "BIGINT"),
+        ("revision", "DECIMAL(20,2)", "BIGINT"),
+        ("stream_created", "DATE", "TIMESTAMP or TIMESTAMP_NTZ"),
+        ("stream_created", "STRING", "TIMESTAMP"),
+        ("operation", "INT", "STRING"),
+    ],
+)
+def test_column_of_order_has_type_that_is_not_exact(
+    frame: Frame, table: Path, column: str, kind: str, expected: str, scd_type: ScdType
+) -> None:
+    batch = frame(put("a", 1)).withColumn(column, F.lit(None).cast(kind))
+    error = f"column '{column}' is {re.escape(kind)}, expected {expected}.*; keep the column"
+    for arguments in ENGINES.values():
+        with pytest.raises(ConfigurationError, match=error):
+            merge_changes(str(table), stored_as_scd_type=scd_type, **arguments)(batch)
+    assert not table.exists()
+    if scd_type == 1:
+        schema = to_arrow_schema(batch.drop("delta", "initial").schema, timezone="UTC")
+        DeltaTable.create(str(table), Schema.from_arrow(schema))
+        for arguments in ENGINES.values():
+            with pytest.raises(ConfigurationError, match=f"use table .* column '{column}' is"):
+                merge_changes(str(table), **arguments)(frame(put("a", 1)))
+        assert version(table) == 0
+
+
+@pytest.mark.parametrize(
+    "engine", [*list(ENGINES)[:2], pytest.param("spark", marks=pytest.mark.faults)]
+)
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("revision", "SMALLINT"),
+        ("revision", "DECIMAL(20,0)"),
+        ("stream_created", "TIMESTAMP_NTZ"),
+    ],
+)
+def test_column_of_order_has_other_type_that_is_exact(
+    frame: Frame, table: Path, column: str, kind: str, engine: str
+) -> None:
+    for entry in (put("a", 10), put("a", 9), put("a", 8, RECREATED)):
+        batch = frame(entry).withColumn(column, F.col(column).cast(kind))
+        merge_changes(str(table), **ENGINES[engine])(batch)
+    assert [(row["key"], row["revision"]) for row in stored(table)] == [("a", 8)]
 
 
 @spark_in_faults
