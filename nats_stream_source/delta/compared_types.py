@@ -1,13 +1,16 @@
-"""The types of the columns by which entries are compared.
+"""The types of the columns by which rows are found and entries are compared.
 
 **Entries** are ordered by ``stream_created`` and ``revision`` and applied by their ``operation``.
 Each engine compares the types of :data:`ENTRY_TYPES` exactly, in the batch and in the table; others
 are an error. Texts would be ordered by their digits, and a FLOAT or DATE rounds.
+
+**Keys** have any type, except CHAR: Spark pads a CHAR with spaces where it is stored, not where
+MERGE compares it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql.types import (
     ByteType,
@@ -34,6 +37,8 @@ ENTRY_TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "operation": ((StringType,), "STRING"),
 }
 """The types of the columns by which entries are ordered and applied, and what an error expects."""
+
+_CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"  # Spark's, in the metadata of a STRING
 
 
 def validate_entry_types(batch: StructType, columns: Iterable[str]) -> None:
@@ -62,6 +67,29 @@ def require_entry_types(table: str, schema: StructType) -> None:
             raise ConfigurationError(
                 f"could not use table {table!r}: {problem}; replay the bucket into a new table"
             )
+
+
+def require_exact_keys(table: str, schema: StructType, columns: Sequence[str]) -> None:
+    """Raise ConfigurationError if Spark stores other values of a table's key than it compares.
+
+    Args:
+        table: path or name, for the message.
+        schema: the table's columns.
+        columns: that identify and order its rows.
+    """
+    for field in schema.fields:
+        length = declared_length(field)
+        if field.name in columns and length.startswith("CHAR"):
+            raise ConfigurationError(
+                f"could not use table {table!r}: rows are found by column {field.name!r}, which is "
+                f"{length}, expected STRING: Spark stores a CHAR with other spaces than it "
+                f"compares; copy the table into one with STRING"
+            )
+
+
+def declared_length(field: StructField) -> str:
+    """CHAR(n) or VARCHAR(n) if a STRING was declared as one; else empty."""
+    return str(field.metadata.get(_CHAR_VARCHAR, "")).upper()
 
 
 def _entry_type_problem(field: StructField) -> str | None:

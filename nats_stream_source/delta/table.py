@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from pyspark.sql.types import BooleanType, NullType, StructField, StructType
 
-from nats_stream_source.delta.compared_types import require_entry_types
+from nats_stream_source.delta.compared_types import require_entry_types, require_exact_keys
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.stored_columns import stored_field
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
@@ -206,6 +206,7 @@ def verify_table(
                 f"could not use table {table!r}: the table has no column '{column}', "
                 f"expected {_join_quoted(REQUIRED_COLUMNS)}; use a table created from a bucket"
             )
+    require_exact_keys(table, schema, key_columns(columns))
     require_entry_types(table, schema)
     if deletes == "mark" and DELETED_COLUMN not in columns:
         raise ConfigurationError(

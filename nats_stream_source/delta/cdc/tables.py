@@ -14,6 +14,7 @@ from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
+from nats_stream_source.delta.compared_types import require_exact_keys
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.table import Deletes, Table, TableEngine, table_schema
 from nats_stream_source.delta.upkeep import Upkeep
@@ -135,6 +136,7 @@ class BaseEngine(ABC, Generic[_T]):
         table = self.find()
         if table is not None:
             layout.verify(self._name, table.layout)
+            require_exact_keys(self._name, table.schema, (*layout.keys, *layout.order))
         own = StructType() if table is None else table.schema
         schema = self._with(own, layout.table_schema(events.schema))
         state = self._state().of_table(table, layout) if layout.has_state else None

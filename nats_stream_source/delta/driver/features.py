@@ -7,6 +7,8 @@ could become wrong: it evaluates the expressions of generated columns and of con
 own functions and in UTC, where Spark uses its functions and the session's time zone; and rows that
 it writes with a VARIANT cannot be read.
 
+It also stores a CHAR without Spark's spaces and a VARCHAR of any length.
+
 Timestamps can become wrong without any feature, see :mod:`timestamps`.
 """
 
@@ -33,6 +35,8 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+
+from nats_stream_source.delta.compared_types import declared_length
 
 DELETION_VECTORS = "delta.enableDeletionVectors"
 """The table property with which writers may write deletion vectors."""
@@ -115,6 +119,8 @@ def is_unsupported(commit_error: str) -> bool:
 def unsupported_type(schema: StructType) -> str | None:
     """Why delta-rs cannot write these columns; None if it can."""
     for field in schema.fields:
+        if length := declared_length(field) or _declared(field.dataType):
+            return f"column '{field.name}' has the length of {length}, which delta-rs does not keep"
         unsupported = _unsupported(field.dataType)
         if unsupported is not None:
             return (
@@ -122,6 +128,18 @@ def unsupported_type(schema: StructType) -> str | None:
                 f"delta-rs does not write"
             )
     return None
+
+
+def _declared(of: DataType) -> str:
+    """The CHAR or VARCHAR as which a part of a type was declared; else empty."""
+    if isinstance(of, StructType):
+        lengths = (declared_length(field) or _declared(field.dataType) for field in of.fields)
+        return next(filter(None, lengths), "")
+    if isinstance(of, ArrayType):
+        return _declared(of.elementType)
+    if isinstance(of, MapType):
+        return _declared(of.keyType) or _declared(of.valueType)
+    return ""
 
 
 def _unsupported(of: DataType) -> DataType | None:

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import Upkeep, maintain, merge
+from nats_stream_source.delta import Engine, Upkeep, maintain, merge
 from nats_stream_source.delta.driver.collect import BatchCollector
 from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
 from nats_stream_source.delta.driver.features import DELETION_VECTORS, is_unsupported
@@ -266,6 +266,51 @@ def test_partitions_by_timestamp_are_right_in_any_time_zone(
     assert DeltaTable(table).history(1)[0]["engineInfo"].startswith("Apache-Spark")
     with pytest.raises(ConfigurationError, match="partition column 'stream_created' is a TIMEST"):
         merge(frame(put("a", 3)), str(table), engine="delta-rs")
+
+
+LAYOUT = (
+    '{"scd_type":1,"keys":["id"],"sequence":"bigint","order":["seq"],"deletes":"remove",'
+    '"times":false,"table_id":""}'
+)
+
+
+def create_for_events(spark: SparkSession, table: Path, columns: str, after: str = "") -> None:
+    """Create a table for events with the key ``id`` and the sequence ``seq``."""
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` ({columns}) USING delta {after} "
+        f"TBLPROPERTIES ('nats_stream_source.cdc' = '{LAYOUT}')"
+    )
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark", "delta-rs"])
+def test_key_of_type_char_is_refused(
+    spark: SparkSession, frame: Frame, tmp_path: Path, engine: Engine
+) -> None:
+    """Spark stores 'a' with spaces and finds it without them: two merges would make two rows."""
+    error = r"'(key|id)'.* CHAR\(5\)"
+    entries, events = tmp_path / "entries", tmp_path / "events"
+    columns = COLUMNS.replace("key STRING", "key CHAR(5)")
+    spark.sql(f"CREATE TABLE delta.`{entries}` ({columns}) USING delta")
+    with pytest.raises(ConfigurationError, match=error):
+        merge(frame(put("a", 1)), entries, engine=engine)
+    create_for_events(spark, events, "id CHAR(5), seq BIGINT")
+    batch = spark.sql("SELECT 'a' AS id, 1L AS seq")
+    with pytest.raises(ConfigurationError, match=error):
+        merge(batch, events, keys="id", sequence_by="seq", engine=engine)
+    assert [DeltaTable(path).version() for path in (entries, events)] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["CHAR(5)", "VARCHAR(5)", "STRUCT<a: VARCHAR(5)>"])
+def test_length_of_texts_is_left_to_spark(
+    spark: SparkSession, frame: Frame, table: Path, kind: str
+) -> None:
+    create(spark, table, f"n {kind}")
+    text = F.lit("ab") if kind[0] != "S" else F.struct(F.lit("ab").alias("a"))
+    with pytest.raises(ConfigurationError, match=r"column 'n' has the length of .*CHAR\(5\)"):
+        merge(frame(put("a", 1)).withColumn("n", text), table, engine="delta-rs")
+    if kind == "CHAR(5)":
+        merge(frame(put("a", 1)).withColumn("n", text), table)
+        assert [row.n for row in spark.read.format("delta").load(str(table)).collect()] == ["ab   "]
 
 
 @pytest.mark.faults  # as the features above
