@@ -15,6 +15,7 @@ This module does not import Spark, so that executors load it fast.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ ORDER_COLUMNS = ("stream_created", "revision")
 # Less than this is not worth a reduction.
 _FIRST_ROWS = 65_536
 _FIRST_BYTES = 64 << 20
+_Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 _GREATEST = np.iinfo(np.int64).max
 
 
@@ -182,7 +184,8 @@ def key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
     """A number for each entry, equal for equal keys, from 0 to less than the number of entries."""
     codes: np.ndarray | None = None
     for column in keys:
-        encoded = entries[column].combine_chunks().dictionary_encode(null_encoding="encode")
+        values = without_negative_zero(entries[column]).combine_chunks()
+        encoded = values.dictionary_encode(null_encoding="encode")
         column_codes = encoded.indices.to_numpy().astype(np.int64)
         if codes is None or not codes.any():
             codes = column_codes
@@ -194,15 +197,20 @@ def key_codes(entries: pa.Table, keys: Sequence[str]) -> np.ndarray:
     return codes
 
 
+def without_negative_zero(column: _Column) -> _Column:
+    """The values with 0.0 in place of -0.0, which equals it and has other bytes."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.add(column, pa.scalar(0.0, column.type))
+
+
 def order_values_nulls_last(column: pa.ChunkedArray) -> np.ndarray:
     """A number for each value, in the order of the values; a null has the greatest."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
         values = pc.cast(column, pa.int64())
     else:
-        if pa.types.is_floating(kind):
-            column = pc.add(column, pa.scalar(0.0, kind))  # -0.0 equals 0.0
-        encoded = column.combine_chunks().dictionary_encode()
+        encoded = without_negative_zero(column).combine_chunks().dictionary_encode()
         ranks = np.empty(len(encoded.dictionary), np.int64)
         ranks[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
         values = pa.array(ranks, pa.int64()).take(encoded.indices)

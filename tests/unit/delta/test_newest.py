@@ -89,6 +89,12 @@ def test_batches_are_reduced_as_one_table(batches: list[list[dict[str, Any]]]) -
     assert orders_of(rows_of(found)) == newest_orders(everything)
 
 
+def test_keys_of_zero_with_either_sign_are_one() -> None:
+    keys = pa.array([0.0, -0.0, float("nan"), float("nan")])
+    rows = pa.table({"key": keys, "stream_created": [1] * 4, "revision": [1, 2, 1, 2]})
+    assert newest_per_key(rows, ["key"])["revision"].to_pylist() == [2, 2]
+
+
 def test_entry_without_column_bucket() -> None:
     rows = [{"key": key, "revision": n, "stream_created": 1} for n, key in enumerate("abab", 1)]
     schema = pa.schema([SCHEMA.field(name) for name in ("key", "revision", "stream_created")])

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from nats_stream_source.delta.newest import without_negative_zero
+
 _RATIO = 4  # of the sizes of two runs
 _HASHED_AT_ONCE = 1 << 18  # keys; bounds the memory of a hash
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -47,6 +49,7 @@ def _binary(column: pa.Array) -> pa.LargeBinaryArray:
         return column.cast(pa.large_binary())
     if pa.types.is_timestamp(kind):
         column = column.cast(pa.int64())
+    column = without_negative_zero(column)
     return column.cast(pa.large_string()).cast(pa.large_binary())
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.integration.delta.cdc.conftest import MergeEvents, columns_of
+from nats_stream_source.delta import merge
+from tests.integration.delta.cdc.conftest import ENGINES, MergeEvents, columns_of
 from tests.support.cdc.events import SITUATIONS, Event, events_of
 
 pytestmark = pytest.mark.delta
@@ -50,3 +53,24 @@ def test_greater_values_of_one_sequence_go_on_with_version_before(
     merge_events([Event("k", 5, "U", 2, "x")], stored_as_scd_type=2)
     rows = columns_of(table, "key", "__START_AT", "__END_AT", "seq", "a")
     assert rows == [("k", 1, None, 5, 2)]
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [
+        ("merge-on-read", "merge-on-read"),
+        ("copy-on-write", "copy-on-write"),
+        ("merge-on-read", "spark"),
+        pytest.param(("spark", "merge-on-read"), marks=pytest.mark.faults),
+        pytest.param(("spark", "spark"), marks=pytest.mark.faults),
+    ],
+)
+def test_keys_of_zero_with_either_sign_are_one(
+    spark: SparkSession, table: Path, engines: tuple[str, str]
+) -> None:
+    """In one batch and in two, as Spark compares them; so are the texts of NaN."""
+    batches = [[(0.0, 1), (-0.0, 2), (math.nan, 1)], [(0.0, 3), (math.nan, 3), (math.nan, 2)]]
+    for engine, batch in zip(engines, batches, strict=True):
+        rows = spark.createDataFrame(batch, "id DOUBLE, seq INT")
+        merge(rows, table, keys="id", sequence_by="seq", **ENGINES[engine])
+    assert [seq for (seq,) in columns_of(table, "seq")] == [3, 3]

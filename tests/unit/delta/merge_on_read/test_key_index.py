@@ -64,3 +64,9 @@ def test_composite_keys_differ(pairs: list[tuple[str, str]]) -> None:
 def test_null_in_key_column_is_null() -> None:
     columns = [pa.array(["a", None], pa.string()), pa.array([None, "b"], pa.string())]
     assert encoded_keys(columns).to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_zero_with_either_sign_is_one_key(kind: pa.DataType) -> None:
+    zero, negative, one = encoded_keys([pa.array([0.0, -0.0, 1.0], kind)]).to_pylist()
+    assert zero == negative != one
