@@ -21,6 +21,7 @@ from nats_stream_source.delta.driver.event_merge import merge_collected
 from nats_stream_source.delta.driver.features import (
     DELETION_VECTORS,
     deletion_vectors_problem,
+    rewriting_problem,
     unsupported_feature,
     unsupported_type,
 )
@@ -140,6 +141,7 @@ class DriverEngine(BaseEngine[RowTable]):
         return self._copy_on_write(target)
 
     def _copy_on_write(self, target: DeltaTable) -> RowTable:
+        _require_supported(rewriting_problem(target))
         self._opened.int96_columns.require_known_range(target)
         return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
 

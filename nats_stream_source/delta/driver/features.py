@@ -7,7 +7,8 @@ could become wrong: it evaluates the expressions of generated columns and of con
 own functions and in UTC, where Spark uses its functions and the session's time zone; and rows that
 it writes with a VARIANT cannot be read.
 
-It also stores a CHAR without Spark's spaces and a VARCHAR of any length.
+It also writes a BINARY partition value as the text of escapes, stores a CHAR without Spark's spaces
+and a VARCHAR of any length, and fails for a DOUBLE partition value whose digits are a long name.
 
 Timestamps can become wrong without any feature, see :mod:`timestamps`.
 """
@@ -15,6 +16,7 @@ Timestamps can become wrong without any feature, see :mod:`timestamps`.
 from __future__ import annotations
 
 from deltalake import DeltaTable
+from deltalake.schema import PrimitiveType
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -94,6 +96,21 @@ def unsupported_feature(target: DeltaTable) -> str | None:
         for name, kind in _EXPRESSIONS.items():
             if name in field.metadata:
                 return f"the table has the {kind} {field.name!r}"
+    return _partition_problem(target, "binary")
+
+
+def rewriting_problem(target: DeltaTable) -> str | None:
+    """Why delta-rs cannot rewrite files of a table whose log it can change; None if it can."""
+    return _partition_problem(target, "double", "float")
+
+
+def _partition_problem(target: DeltaTable, *kinds: str) -> str | None:
+    # delta-rs writes other texts than Spark reads, or directories with names that are too long.
+    types = {field.name: field.type for field in target.schema().fields}
+    for name in target.metadata().partition_columns:
+        kind = types[name]
+        if isinstance(kind, PrimitiveType) and kind.type in kinds:
+            return f"the partition column {name!r} is a {kind.type.upper()}"
     return None
 
 

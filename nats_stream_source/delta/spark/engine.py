@@ -52,6 +52,8 @@ class SparkEngine(BaseEngine[SparkTable]):
             return None
 
     def _merge(self, found: FoundTables[SparkTable], upkeep: Upkeep | None) -> MergeResult:
+        if found.table is not None:
+            found.table.require_exact_partitions()
         return merge_by_spark(
             self._spark, self._name, found.events, lambda: self._created(found, upkeep), upkeep
         )

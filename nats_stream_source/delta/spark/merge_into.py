@@ -25,7 +25,7 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import BinaryType, StructField, StructType, TimestampType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
 from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
@@ -53,6 +53,7 @@ from nats_stream_source.delta.table import (
     without_delivery,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.headers import OPERATIONS
 
 _RANK_COLUMN = OWN_PREFIX + "rank"
@@ -102,7 +103,8 @@ class SparkTable:
         return newest_version(self._target)
 
     def _detail(self) -> Row:
-        detail = self._target.detail().select("id", "properties").head()
+        columns = ("id", "properties", "partitionColumns")
+        detail = self._target.detail().select(*columns).head()
         assert detail is not None  # DESCRIBE DETAIL has one row
         return detail
 
@@ -110,6 +112,17 @@ class SparkTable:
     def schema(self) -> StructType:
         """The table's columns."""
         return self._target.toDF().schema
+
+    def require_exact_partitions(self) -> None:
+        """Raise ConfigurationError if Spark stores other values in a partition column."""
+        schema = self.schema
+        for name in self._detail().partitionColumns:
+            if isinstance(schema[name].dataType, BinaryType):
+                raise ConfigurationError(
+                    f"could not use table {self._name!r}: the partition column {name!r} is a "
+                    f"BINARY, whose bytes are stored as UTF-8 and lost where they are not; "
+                    f"partition the table by another column"
+                )
 
     def add_columns(self, columns: Sequence[StructField], of: SparkTable | None = None) -> None:
         """See :class:`nats_stream_source.delta.cdc.tables.LayoutTable`.
@@ -127,6 +140,7 @@ class SparkTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         own = self.schema
         verify_table(self._name, own, deletes, batch.schema)
+        self.require_exact_partitions()
         batch = without_delivery(batch)
         schema = with_new_columns(self._name, own, batch.schema)
         entries = conformed(batch, schema)

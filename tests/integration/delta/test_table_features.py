@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -311,6 +312,44 @@ def test_length_of_texts_is_left_to_spark(
     if kind == "CHAR(5)":
         merge(frame(put("a", 1)).withColumn("n", text), table)
         assert [row.n for row in spark.read.format("delta").load(str(table)).collect()] == ["ab   "]
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark", "delta-rs"])
+def test_partition_of_type_binary_is_refused(
+    spark: SparkSession, frame: Frame, tmp_path: Path, engine: Engine
+) -> None:
+    """Spark and merge-on-read write its bytes as UTF-8, delta-rs as the text of escapes."""
+    entries, events = tmp_path / "entries", tmp_path / "events"
+    create(spark, entries, "PARTITIONED BY (value)")
+    with pytest.raises(ConfigurationError, match="partition column 'value' is a BINARY"):
+        merge(frame(put("a", 1)), entries, engine=engine)
+    create_for_events(spark, events, "id BINARY, seq BIGINT", "PARTITIONED BY (id)")
+    batch = spark.sql("SELECT X'FF01' AS id, 1L AS seq")
+    with pytest.raises(ConfigurationError, match="partition column 'id' is a BINARY"):
+        merge(batch, events, keys="id", sequence_by="seq", engine=engine)
+    assert [DeltaTable(path).version() for path in (entries, events)] == [0, 0]
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("kind", ["DOUBLE", "FLOAT"])
+def test_partition_of_floating_numbers(
+    spark: SparkSession, table: Path, kind: str, vectors: bool
+) -> None:
+    """delta-rs names a directory by all digits, which are too many for a file system."""
+    create_for_events(spark, table, f"id {kind}, seq BIGINT", "PARTITIONED BY (id)")
+    rules: dict[str, Any] = {"keys": "id", "sequence_by": "seq", "engine": "delta-rs"}
+    batches = [spark.sql(f"SELECT CAST('1e30' AS {kind}) AS id, {n}L AS seq") for n in (1, 2)]
+    if vectors:
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({DELETION_VECTORS} = true)")
+        for batch in batches:
+            merge(batch, table, **rules)
+        assert spark.read.format("delta").load(str(table)).collect() == batches[1].collect()
+    for change in (
+        lambda: merge(batches[0], table, **rules, deletion_vectors=False),
+        lambda: maintain(spark, table, engine="delta-rs"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"partition column 'id' is a {kind}"):
+            change()
 
 
 @pytest.mark.faults  # as the features above

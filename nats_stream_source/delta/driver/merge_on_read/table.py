@@ -42,6 +42,7 @@ from nats_stream_source.delta.driver.data_files import (
     write_data_file,
 )
 from nats_stream_source.delta.driver.delta_log import VersionExistsError
+from nats_stream_source.delta.driver.features import rewriting_problem
 from nats_stream_source.delta.driver.live_files import LiveFile
 from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
 from nats_stream_source.delta.driver.merge_on_read.key_index import Integers
@@ -62,6 +63,7 @@ from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     MARK_COLUMNS,
     Deletes,
+    EngineRefusedError,
     key_columns,
 )
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
@@ -282,6 +284,8 @@ class MergeOnReadTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         storage = self._opened.storage
         target = self._target or storage.open_existing()
+        if (problem := rewriting_problem(target)) is not None:
+            raise EngineRefusedError(problem)
         self._opened.int96_columns.require_known_range(target)
         result = maintain_by_delta_rs(target, upkeep, storage.name)
 
