@@ -12,17 +12,23 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.cdc.layout import DELETE, END, SEQUENCE, START, TIME, Layout
+from nats_stream_source.delta.cdc.layout import (
+    DELETE,
+    END,
+    ENTRY_SEQUENCE,
+    SEQUENCE,
+    START,
+    TIME,
+    Layout,
+)
 from nats_stream_source.delta.newest import ORDER_COLUMNS
 from nats_stream_source.errors import ConfigurationError
-
-_SEQUENCE = "struct<stream_created:timestamp,revision:bigint>"
 
 
 def require_entries(table: str, layout: Layout) -> None:
     """Raise ConfigurationError unless the table is the history of a bucket's entries."""
     keys = layout.keys in (("key",), ("bucket", "key"))
-    if layout.scd_type != 2 or layout.sequence != _SEQUENCE or not keys:
+    if layout.scd_type != 2 or layout.sequence != ENTRY_SEQUENCE or not keys:
         raise ConfigurationError(
             f"could not reconcile table {table!r}: it has keys {list(layout.keys)!r} and a "
             f"sequence of type {layout.sequence}, expected those of a bucket's entries; reconcile "

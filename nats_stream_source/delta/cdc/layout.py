@@ -45,7 +45,13 @@ from pyspark.sql.types import (
 )
 
 from nats_stream_source.delta.stored_columns import stored_type
-from nats_stream_source.delta.table import DELETED_COLUMN, Deletes, TableChangedError, table_schema
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    REQUIRED_COLUMNS,
+    Deletes,
+    TableChangedError,
+    table_schema,
+)
 from nats_stream_source.errors import ConfigurationError
 
 PROPERTY = "nats_stream_source.cdc"
@@ -62,6 +68,8 @@ EVENT_COLUMNS = (SEQUENCE, DELETE, TIME, UNAVAILABLE)
 """The columns of an event that are not columns of its row."""
 START, END = "__START_AT", "__END_AT"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
+ENTRY_SEQUENCE = "struct<stream_created:timestamp,revision:bigint>"
+"""The sequence of a bucket's entries."""
 
 _NAMES = "array<string>"
 _ORDERED = (
@@ -266,6 +274,29 @@ class Layout:
                 f"another table, which was deleted or replaced; delete the state table, or restore "
                 f"the table that it belongs to"
             )
+
+
+def times_of_entries(layout: Layout | None, columns: list[str]) -> frozenset[str]:
+    """The columns of a table that have times of a bucket and its entries.
+
+    Args:
+        layout: of the table.
+        columns: of the table.
+
+    Returns:
+        Names of columns, or of fields as ``column.field``.
+    """
+    stream_created = "stream_created"
+    if layout is None:
+        entries = all(name in columns for name in REQUIRED_COLUMNS)
+        return frozenset({"created", stream_created} if entries else ())
+    times: set[str] = set()
+    if layout.times:
+        times |= {"created", VALID_FROM, VALID_TO, TIME}
+    if layout.sequence == ENTRY_SEQUENCE:
+        sequences = (SEQUENCE, START, END)
+        times |= {stream_created, *(f"{name}.{stream_created}" for name in sequences)}
+    return frozenset(times)
 
 
 def state_name(table: str) -> str:

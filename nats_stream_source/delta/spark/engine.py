@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.cdc.layout import state_name
+from nats_stream_source.delta.cdc.layout import Layout, state_name
 from nats_stream_source.delta.cdc.tables import BaseEngine, FoundTables
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
@@ -67,7 +67,7 @@ class SparkEngine(BaseEngine[SparkTable]):
     ) -> SparkTable:
         name, path = self._name, self._path
         require_storable_names(name, schema)
-        require_exact_times(self._spark, name, schema)
+        require_exact_times(self._spark, name, schema, lambda: Layout.of(layout))
         builder = DeltaTable.createIfNotExists(self._spark)
         builder = builder.tableName(name) if path is None else builder.location(path)
         properties = {**layout, **(upkeep.table_properties(False) if upkeep else {})}
@@ -82,5 +82,5 @@ class SparkEngine(BaseEngine[SparkTable]):
 
     def _table(self, target: DeltaTable) -> SparkTable:
         table = SparkTable(self._spark, self._name, self._path, target)
-        require_exact_times(self._spark, self._name, table.schema)
+        require_exact_times(self._spark, self._name, table.schema, lambda: table.layout)
         return table

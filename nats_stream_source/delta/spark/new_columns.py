@@ -23,6 +23,7 @@ from nats_stream_source.delta.cdc.columns import (
     widened_columns,
     with_new_columns,
 )
+from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.settings import require_exact_times
@@ -72,7 +73,7 @@ def add_columns(
     assert detail is not None  # DESCRIBE DETAIL has one row
     if detail.properties.get("delta.columnMapping.mode", "none") == "none":
         require_storable_names(name, schema)
-    require_exact_times(spark, name, schema)
+    require_exact_times(spark, name, schema, lambda: Layout.of(detail.properties))
     properties = {}
     widened, widens = widened_columns(own, schema), _widens(detail)
     if widened and not widens and of_table is not None and _widens(of_table.detail().head()):

@@ -6,12 +6,13 @@ the same. With these they do not, and Spark reports nothing (measured with Delta
 - ``outputTimestampType=TIMESTAMP_MILLIS`` drops microseconds, also of ``stream_created``, by which
   entries are compared.
 - The mode ``LEGACY`` shifts dates before 1582 and times before 1900 by days, in files that Spark
-  writes for all other readers, and in files of other writers for Spark.
+  writes for all other readers, and in files of other writers for Spark. ``EXCEPTION`` fails for
+  them, when the tables may be created and empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from nats_stream_source.delta.cdc.layout import Layout, times_of_entries
 from nats_stream_source.errors import ConfigurationError
 
 _OUTPUT = "spark.sql.parquet.outputTimestampType"
@@ -33,30 +35,36 @@ _REBASE = tuple(
     for kind in ("datetime", "int96")
     for way in ("Write", "Read")
 )
-# Times of servers and of commits, which are never before 1900.
-_RECENT = ("created", "stream_created", "valid_from", "valid_to")
+_REBASED = {"LEGACY": "has other days before 1900", "EXCEPTION": "is refused before 1900"}
 
 
-def require_exact_times(spark: SparkSession, table: str, schema: StructType) -> None:
+def require_exact_times(
+    spark: SparkSession, table: str, schema: StructType, layout: Callable[[], Layout | None]
+) -> None:
     """Raise ConfigurationError if Spark would change dates or times of a table.
 
     Args:
         spark: the session of the table.
         table: path or name, for the message.
         schema: the table's columns.
+        layout: returns the layout of the table; called if a setting requires it.
     """
     columns = list(_times(schema))
     exact = [name for name, kind in columns if not isinstance(kind, DateType)]
-    old = [name for name, _ in columns if name not in _RECENT]
     if exact and _setting(spark, _OUTPUT) == "TIMESTAMP_MILLIS":
         problem = (
             f"{_OUTPUT} is TIMESTAMP_MILLIS, with which column {exact[0]!r} loses microseconds"
         )
-        raise _error(table, problem, "TIMESTAMP_MICROS")
-    for name in _REBASE if old else ():
-        if _setting(spark, name) == "LEGACY":
-            problem = f"{name} is LEGACY, with which column {old[0]!r} has other days before 1900"
-            raise _error(table, problem, "CORRECTED")
+        raise _error(table, problem, "set it to TIMESTAMP_MICROS")
+    for name in _REBASE if columns else ():
+        if (mode := _setting(spark, name)) not in _REBASED:
+            continue
+        # Times of servers are never before 1900.
+        recent = times_of_entries(layout(), schema.names)
+        old = [column for column, _ in columns if column not in recent]
+        if old:
+            problem = f"{name} is {mode}, with which column {old[0]!r} {_REBASED[mode]}"
+            raise _error(table, problem, "set it to CORRECTED")
 
 
 @contextmanager
@@ -77,18 +85,18 @@ def _setting(spark: SparkSession, name: str) -> str:
     return (spark.conf.get(name, None) or "").upper()
 
 
-def _error(table: str, problem: str, value: str) -> ConfigurationError:
+def _error(table: str, problem: str, action: str) -> ConfigurationError:
     return ConfigurationError(
-        f"could not use table {table!r} with engine='spark': the session's setting {problem}; set "
-        f"it to {value}, or use engine='delta-rs'"
+        f"could not use table {table!r} with engine='spark': the session's setting {problem}; "
+        f"{action}, or use engine='delta-rs'"
     )
 
 
 def _times(schema: DataType, name: str = "") -> Iterator[tuple[str, DataType]]:
-    """The dates and times of columns and of all fields in them, with their names."""
+    """The dates and times of columns and of all fields in them, as ``column.field``."""
     if isinstance(schema, StructType):
         for field in schema.fields:
-            yield from _times(field.dataType, field.name)
+            yield from _times(field.dataType, f"{name}.{field.name}" if name else field.name)
     elif isinstance(schema, ArrayType):
         yield from _times(schema.elementType, name)
     elif isinstance(schema, MapType):

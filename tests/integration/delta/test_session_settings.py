@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import maintain, merge, reconcile
+from nats_stream_source.delta.cdc.rules import ScdType
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.conftest import ENGINES
@@ -237,3 +238,33 @@ def test_setting_that_changes_values(
         with pytest.raises(ConfigurationError, match=error):
             refused()
     assert DeltaTable(table).version() == version
+
+
+@pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
+def test_rebase_mode_with_dates_of_user(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    """A name of a column does not show that its times are those of a bucket."""
+    session, table = spark.newSession(), tmp_path / "table"
+    session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", mode)
+    day = "DATE'1500-01-01'"
+    for column, value in (
+        ("valid_from", day),
+        ("created", day),
+        ("x.stream_created", f"named_struct('stream_created', {day})"),
+    ):
+        batch = session.sql(f"SELECT 1 AS id, {value} AS {column.split('.')[0]}, 1L AS seq")
+        error = f"is {mode}, with which column '{column}' .*; set it to CORRECTED"
+        with pytest.raises(ConfigurationError, match=error):
+            merge(batch, table, keys="id", sequence_by="seq", engine="spark")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scd_type", [1, pytest.param(2, marks=pytest.mark.faults)])
+def test_rebase_mode_with_times_of_bucket_only(
+    spark: SparkSession, url: str, tmp_path: Path, scd_type: ScdType
+) -> None:
+    session, table = spark.newSession(), tmp_path / "table"
+    session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY")
+    batch = session.read.format("nats_kv").options(servers=url, bucket="fleet").load()
+    for engine in ("spark", "delta-rs", "spark"):
+        merge(batch, table, engine=engine, stored_as_scd_type=scd_type)
+    assert len(rows_of(DeltaTable(table))) == 2
