@@ -14,7 +14,11 @@ from nats_stream_source.delta.cdc.tables import BaseEngine, FoundTables
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.spark.event_merge import merge_by_spark
 from nats_stream_source.delta.spark.merge_into import SparkTable
-from nats_stream_source.delta.spark.settings import require_exact_times
+from nats_stream_source.delta.spark.settings import (
+    require_changeable_table,
+    require_exact_times,
+    require_repeated_commits,
+)
 from nats_stream_source.delta.stored_columns import require_storable_names
 from nats_stream_source.delta.table import not_a_table_error
 from nats_stream_source.delta.upkeep import Upkeep
@@ -39,6 +43,7 @@ class SparkEngine(BaseEngine[SparkTable]):
     def find(self) -> SparkTable | None:
         """See :class:`nats_stream_source.delta.table.TableEngine`."""
         spark, name, path = self._spark, self._name, self._path
+        require_repeated_commits(spark, name)
         if path is not None:
             exists = DeltaTable.isDeltaTable(spark, path)
             return self._table(DeltaTable.forPath(spark, path)) if exists else None
@@ -67,6 +72,7 @@ class SparkEngine(BaseEngine[SparkTable]):
     ) -> SparkTable:
         name, path = self._name, self._path
         require_storable_names(name, schema)
+        require_changeable_table(self._spark, name)
         require_exact_times(self._spark, name, schema, lambda: Layout.of(layout))
         builder = DeltaTable.createIfNotExists(self._spark)
         builder = builder.tableName(name) if path is None else builder.location(path)

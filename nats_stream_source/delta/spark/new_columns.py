@@ -90,6 +90,8 @@ def add_columns(
         if widened and not widens:
             rows = conformed(newest().toDF(), schema, schema.names)
             writer = rows.write.mode("overwrite").option("overwriteSchema", "true")
+            # The session can have another mode, which cannot change a schema.
+            writer = writer.option("partitionOverwriteMode", "static")
             writer = writer.partitionBy(*detail.partitionColumns)
         else:
             # A write without rows: it adds fields to structs, and widens types, as ALTER TABLE

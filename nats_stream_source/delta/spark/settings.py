@@ -8,6 +8,10 @@ the same. With these they do not, and Spark reports nothing (measured with Delta
 - The mode ``LEGACY`` shifts dates before 1582 and times before 1900 by days, in files that Spark
   writes for all other readers, and in files of other writers for Spark. ``EXCEPTION`` fails for
   them, when the tables may be created and empty.
+
+Others change what a commit does. With ``txnAppId`` and ``txnVersion`` Delta Lake commits one
+command and skips each later one without an error. A table that is created with the default
+``appendOnly`` accepts one merge.
 """
 
 from __future__ import annotations
@@ -36,6 +40,33 @@ _REBASE = tuple(
     for way in ("Write", "Read")
 )
 _REBASED = {"LEGACY": "has other days before 1900", "EXCEPTION": "is refused before 1900"}
+_TRANSACTION = tuple(f"spark.databricks.delta.write.txn{part}" for part in ("AppId", "Version"))
+_APPEND_ONLY = "spark.databricks.delta.properties.defaults.appendOnly"
+
+
+def require_repeated_commits(spark: SparkSession, table: str) -> None:
+    """Raise ConfigurationError if Delta Lake would skip commits of the session.
+
+    Args:
+        spark: the session of the table.
+        table: path or name, for the message.
+    """
+    for name in _TRANSACTION:
+        if _setting(spark, name):
+            problem = f"{name} is set, with which Delta Lake skips the second of two commits"
+            raise _error(table, problem, f"unset {name}")
+
+
+def require_changeable_table(spark: SparkSession, table: str) -> None:
+    """Raise ConfigurationError if a table that the session creates could not be merged into.
+
+    Args:
+        spark: the session of the table.
+        table: path or name, for the message.
+    """
+    if _setting(spark, _APPEND_ONLY) == "TRUE":
+        problem = f"{_APPEND_ONLY} is true, with which a new table accepts one merge"
+        raise _error(table, problem, "set it to false")
 
 
 def require_exact_times(

@@ -268,3 +268,60 @@ def test_rebase_mode_with_times_of_bucket_only(
     for engine in ("spark", "delta-rs", "spark"):
         merge(batch, table, engine=engine, stored_as_scd_type=scd_type)
     assert len(rows_of(DeltaTable(table))) == 2
+
+
+@pytest.mark.parametrize("rules", [{}, {"keys": "key", "sequence_by": "created"}])
+@pytest.mark.parametrize("part", ["AppId", "Version"])
+def test_setting_with_which_delta_skips_commits(
+    spark: SparkSession, url: str, tmp_path: Path, part: str, rules: dict[str, Any]
+) -> None:
+    session, table = spark.newSession(), tmp_path / "table"
+    session.conf.set(f"spark.databricks.delta.write.txn{part}", "1")
+    batch = entries(session, url)
+    error = f"setting spark.databricks.delta.write.txn{part} is set.*; unset"
+    with pytest.raises(ConfigurationError, match=error):
+        merge(batch, table, engine="spark", **rules)
+    assert list(tmp_path.iterdir()) == []
+    merge(batch, table, engine="delta-rs", **rules)
+    version = DeltaTable(table).version()
+    for refused in (
+        lambda: merge(batch, table, engine="spark", **rules),
+        lambda: maintain(session, table, engine="spark"),
+    ):
+        with pytest.raises(ConfigurationError, match=error):
+            refused()
+    assert DeltaTable(table).version() == version
+
+
+def test_setting_that_creates_append_only_tables(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    session, table = spark.newSession(), tmp_path / "table"
+    session.conf.set(f"{_DEFAULTS}.appendOnly", "true")
+    error = "defaults.appendOnly is true, .*; set it to false"
+    for rules in ({}, {"stored_as_scd_type": 2}):
+        with pytest.raises(ConfigurationError, match=error):
+            merge(entries(session, url), table, engine="spark", **rules)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrite_mode_with_wider_column_of_partitioned_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    session, table = spark.newSession(), tmp_path / "table"
+    session.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    rules: dict[str, Any] = {"keys": "id", "sequence_by": "seq", "engine": "delta-rs"}
+    batch = session.sql("SELECT 1 AS id, 1L AS seq, 1 AS n")
+    merge(batch, tmp_path / "other", **rules)
+    layout = DeltaTable(tmp_path / "other").metadata().configuration["nats_stream_source.cdc"]
+    session.sql(
+        f"CREATE TABLE delta.`{table}` (id INT, seq BIGINT, n INT) USING delta PARTITIONED BY (id) "
+        f"TBLPROPERTIES ('nats_stream_source.cdc' = '{layout}')"
+    )
+    merge(batch, table, **rules)
+    wide = session.sql("SELECT 2 AS id, 2L AS seq, 5000000000 AS n")
+    merge(wide, table, **{**rules, "engine": "spark"})
+    assert sorted((row["id"], row["n"]) for row in rows_of(DeltaTable(table))) == [
+        (1, 1),
+        (2, 5_000_000_000),
+    ]
