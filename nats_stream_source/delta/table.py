@@ -14,6 +14,7 @@ several buckets can share a table.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from pyspark.sql.types import BooleanType, NullType, StructField, StructType
@@ -214,6 +215,8 @@ def verify_table(
             f"'{DELETED_COLUMN}', so rows of deleted keys are removed from it; use "
             f"deletes='remove', or replay the bucket into a new table"
         )
+    if deletes == "mark":
+        require_markable(table, schema, ("bucket", "key", *MARK_COLUMNS, DELETED_COLUMN))
     if deletes == "remove" and DELETED_COLUMN in columns and DELETED_COLUMN not in batch_columns:
         raise ConfigurationError(
             f"could not use table {table!r} with deletes='remove': it has a column "
@@ -225,6 +228,22 @@ def verify_table(
             f"could not merge the batch into table {table!r}: the batch has no column 'bucket', "
             f"and the table identifies rows by 'bucket' and 'key'; keep the column 'bucket'"
         )
+
+
+def require_markable(table: str, schema: StructType, kept: Collection[str]) -> None:
+    """Raise ConfigurationError if a marked row would have a null in a column that is NOT NULL.
+
+    Args:
+        table: path or name, for the message.
+        schema: the table's columns.
+        kept: the columns of a marked row that have values.
+    """
+    for field in schema.fields:
+        if not field.nullable and field.name not in kept:
+            raise ConfigurationError(
+                f"could not use table {table!r} with deletes='mark': column {field.name!r} is NOT "
+                f"NULL, and null in the row of a deleted key; drop NOT NULL from the column"
+            )
 
 
 def not_a_table_error(table: str) -> ConfigurationError:
@@ -249,9 +268,14 @@ def order_columns(keys: list[str]) -> list[str]:
     return [*keys, "stream_created", "revision", "operation"]
 
 
-def mark_values(columns: list[str]) -> dict[str, str]:
-    """The columns of a marked row as SQL: those of the mark ``s``, and null in all others."""
-    unchanged = {"bucket", "key"}
+def mark_values(columns: list[str], computed: Iterable[str] = ()) -> dict[str, str]:
+    """The columns of a marked row as SQL: those of the mark ``s``, and null in all others.
+
+    Args:
+        columns: of the table.
+        computed: those that the engine writes itself (generated and identity columns).
+    """
+    unchanged = {"bucket", "key", *computed}
     mark = {name: f"s.{name}" for name in MARK_COLUMNS}
     mark[DELETED_COLUMN] = "true"
     return {column: mark.get(column, "NULL") for column in columns if column not in unchanged}

@@ -182,6 +182,49 @@ def conformed(frame: DataFrame, schema: StructType, added: Iterable[str] = ()) -
     )
 
 
+def require_fields(table: str, batch: StructType, own: StructType) -> None:
+    """Raise ConfigurationError if a part of a column can be null and is NOT NULL in the table.
+
+    Args:
+        table: path or name, for the message.
+        batch: the columns of the batch.
+        own: the table's columns.
+    """
+    given = {field.name: field.dataType for field in batch.fields}
+    for field in own.fields:
+        if field.name in given and _can_be_null(given[field.name], field.dataType):
+            raise not_null_error(table, field.name)
+
+
+def not_null_error(table: str, column: str) -> ConfigurationError:
+    """The error for a column with a part that is null and NOT NULL in the table."""
+    return ConfigurationError(
+        f"could not merge the batch into table {table!r}: a part of column {column!r} that is NOT "
+        f"NULL in the table can be null in the batch; drop NOT NULL from the part"
+    )
+
+
+def _can_be_null(given: DataType, own: DataType) -> bool:
+    if isinstance(given, StructType) and isinstance(own, StructType):
+        fields = {field.name: field for field in given.fields}
+        return any(
+            (not field.nullable and (field.name not in fields or fields[field.name].nullable))
+            or (field.name in fields and _can_be_null(fields[field.name].dataType, field.dataType))
+            for field in own.fields
+        )
+    if isinstance(given, ArrayType) and isinstance(own, ArrayType):
+        nulls = given.containsNull and not own.containsNull
+        return nulls or _can_be_null(given.elementType, own.elementType)
+    if isinstance(given, MapType) and isinstance(own, MapType):
+        nulls = given.valueContainsNull and not own.valueContainsNull
+        return (
+            nulls
+            or _can_be_null(given.keyType, own.keyType)
+            or _can_be_null(given.valueType, own.valueType)
+        )
+    return False
+
+
 def has_ntz(of: DataType) -> bool:
     """Whether a type has a TIMESTAMP_NTZ, which requires a feature of the table."""
     if isinstance(of, StructType):

@@ -16,7 +16,14 @@ from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
 from nats_stream_source.delta.compared_types import require_exact_keys
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.table import Deletes, Table, TableEngine, table_schema
+from nats_stream_source.delta.table import (
+    DELETED_COLUMN,
+    Deletes,
+    Table,
+    TableEngine,
+    require_markable,
+    table_schema,
+)
 from nats_stream_source.delta.upkeep import Upkeep
 
 
@@ -137,6 +144,9 @@ class BaseEngine(ABC, Generic[_T]):
         if table is not None:
             layout.verify(self._name, table.layout)
             require_exact_keys(self._name, table.schema, (*layout.keys, *layout.order))
+            if layout.deletes == "mark":
+                kept = (*layout.keys, *layout.order, DELETED_COLUMN)
+                require_markable(self._name, table.schema, kept)
         own = StructType() if table is None else table.schema
         schema = self._with(own, layout.table_schema(events.schema))
         state = self._state().of_table(table, layout) if layout.has_state else None

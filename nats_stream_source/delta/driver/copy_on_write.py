@@ -37,6 +37,7 @@ from nats_stream_source.delta.driver.collect import (
     collect_entries,
     entries_to_merge,
 )
+from nats_stream_source.delta.driver.data_files import stored_column
 from nats_stream_source.delta.driver.new_columns import add_columns
 from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
 from nats_stream_source.delta.driver.upkeep import maintain_by_delta_rs, upkeep_after_commit
@@ -176,7 +177,8 @@ class CopyOnWriteTable:
             changes = select(lambda keys, columns: _rows_of(target, layout, keys, columns))
             if changes.state_only:
                 _commit_without_changes(target)
-            return _apply(target, layout, changes) if len(changes) else None, changes
+            name = self._storage.name
+            return _apply(target, name, layout, changes) if len(changes) else None, changes
 
         merged, changes = self._storage.changed("merge the batch into", change)
         if merged is None:
@@ -229,7 +231,7 @@ class CopyOnWriteTable:
         if with_new_columns(name, schema, stored) is not schema:
             raise TableChangedError("another writer has removed columns of the table")
         keys = key_columns(schema.names)
-        source = _cast(entries_to_merge(entries, keys, deletes), target)
+        source = _cast(entries_to_merge(entries, keys, deletes), target, name)
         columns = {quote(column): f"s.{quote(column)}" for column in source.column_names}
         merger = target.merge(
             source,
@@ -303,11 +305,11 @@ def _commit_without_changes(target: DeltaTable) -> None:
     target.create_write_transaction([], "append", target.schema(), commit_properties=_NEXT_VERSION)
 
 
-def _apply(target: DeltaTable, layout: Layout | None, changes: RowChanges) -> _Merged:
+def _apply(target: DeltaTable, name: str, layout: Layout | None, changes: RowChanges) -> _Merged:
     """Upsert and remove rows in one MERGE."""
     assert layout is not None
     before, files = target.version(), file_sizes(target)
-    upserts, removed = _cast(changes.upserts, target), _cast(changes.removed, target)
+    upserts, removed = (_cast(of, target, name) for of in (changes.upserts, changes.removed))
     nulls = [
         removed[field.name]
         if field.name in removed.column_names
@@ -337,13 +339,14 @@ def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _cast(entries: pa.Table, target: DeltaTable) -> pa.Table:
+def _cast(entries: pa.Table, target: DeltaTable, table: str) -> pa.Table:
     """The entries with the table's types: Spark's timestamps have the session's time zone."""
     types = pa.schema(target.schema().to_arrow())
     for index, column in enumerate(entries.column_names):
         wanted = types.field(column).type
         if entries.field(index).type != wanted:
-            entries = entries.set_column(index, column, entries.column(index).cast(wanted))
+            cast = stored_column(entries, column, wanted, table)
+            entries = entries.set_column(index, column, cast)
     return entries
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from nats_stream_source.delta.cdc.columns import not_null_error
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.driver.deletion_vectors import (
     VectorError,
@@ -144,6 +145,20 @@ def partitions(
 def cast_column(column: Any, kind: pa.DataType) -> Any:
     """A column with the table's type: Spark's timestamps have the session's time zone."""
     return column if column.type == kind else column.cast(kind)
+
+
+def stored_column(rows: pa.Table, name: str, kind: pa.DataType, table: str) -> Any:
+    """A column of a batch with the table's type.
+
+    Raises:
+        ConfigurationError: a part of the column is null that is NOT NULL in the table.
+    """
+    try:
+        return cast_column(rows[name], kind)
+    except pa.ArrowInvalid as error:
+        if "non-nullable" not in str(error):
+            raise
+        raise not_null_error(table, name) from error
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:

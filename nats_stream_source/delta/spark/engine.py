@@ -9,6 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from nats_stream_source.delta.cdc.columns import require_fields
 from nats_stream_source.delta.cdc.layout import Layout, state_name
 from nats_stream_source.delta.cdc.tables import BaseEngine, FoundTables
 from nats_stream_source.delta.merge_result import MergeResult
@@ -59,6 +60,8 @@ class SparkEngine(BaseEngine[SparkTable]):
     def _merge(self, found: FoundTables[SparkTable], upkeep: Upkeep | None) -> MergeResult:
         if found.table is not None:
             found.table.require_exact_partitions()
+        if found.table is not None:
+            require_fields(self._name, found.events.rows.schema, found.table.schema)
         return merge_by_spark(
             self._spark, self._name, found.events, lambda: self._created(found, upkeep), upkeep
         )

@@ -15,6 +15,7 @@ tables has changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -28,7 +29,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StructField, StructType, TimestampType
 
 from nats_stream_source.delta.cdc.bucket_history import open_row_columns, open_rows
-from nats_stream_source.delta.cdc.columns import conformed, with_new_columns
+from nats_stream_source.delta.cdc.columns import (
+    conformed,
+    require_fields,
+    with_new_columns,
+)
 from nats_stream_source.delta.cdc.layout import END, Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import CREATED_COLUMN, MergeResult, created_time
@@ -57,6 +62,7 @@ from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.headers import OPERATIONS
 
 _RANK_COLUMN = OWN_PREFIX + "rank"
+_COMPUTED = {"delta.generationExpression", "delta.identity.step"}
 _ROW = OWN_PREFIX + "row_"  # before the names of the table's columns
 _T = TypeVar("_T")
 
@@ -143,6 +149,7 @@ class SparkTable:
         self.require_exact_partitions()
         batch = without_delivery(batch)
         schema = with_new_columns(self._name, own, batch.schema)
+        require_fields(self._name, batch.schema, own)
         entries = conformed(batch, schema)
         if deletes == "mark":
             entries = entries.withColumn(DELETED_COLUMN, F.col("operation") != "PUT")
@@ -184,6 +191,14 @@ class SparkTable:
         """See :class:`nats_stream_source.delta.table.Table`."""
         return maintain_by_spark(self._spark, self._target, upkeep, self._name)
 
+    def _computed(self) -> list[str]:
+        """The generated and identity columns, whose metadata a DataFrame does not have."""
+        if not hasattr(self._target, "_jdt"):  # over Spark Connect
+            return []
+        metadata = self._target._jdt.deltaLog().unsafeVolatileSnapshot().metadata()
+        schema = StructType.fromJson(json.loads(metadata.schemaString()))
+        return [field.name for field in schema.fields if _COMPUTED & field.metadata.keys()]
+
     def _retried(self, work: Callable[[], _T]) -> _T:
         return retry_conflicts(work, self._name, CONFLICTS)
 
@@ -217,7 +232,8 @@ class SparkTable:
             builder = builder.whenMatchedDelete()
         else:
             assignments: dict[str, str | Column] = {
-                quote(column): F.expr(value) for column, value in mark_values(columns).items()
+                quote(column): F.expr(value)
+                for column, value in mark_values(columns, self._computed()).items()
             }
             builder = builder.whenMatchedUpdate(
                 ~F.coalesce(F.col(f"t.{DELETED_COLUMN}"), F.lit(False)), assignments

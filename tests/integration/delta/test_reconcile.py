@@ -88,6 +88,30 @@ def test_reconcile(
     assert live(table)["a"] == 11
 
 
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_reconcile_marks_rows_of_table_with_generated_columns(
+    spark: SparkSession,
+    frame: Frame,
+    table: Path,
+    bucket: Bucket,
+    reconciled: Reconciled,
+    merge: Merge,
+) -> None:
+    """Delta Lake computes them for the marked row, too, and refuses other values."""
+    columns = frame().drop("delta", "initial").schema.toDDL()
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` ({columns}, deleted BOOLEAN, note STRING, "
+        f"number BIGINT GENERATED ALWAYS AS IDENTITY, "
+        f"next BIGINT GENERATED ALWAYS AS (revision + 1)) USING delta"
+    )
+    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes="mark")
+    spark.sql(f"UPDATE delta.`{table}` SET note = 'mine'")
+    bucket.purge_subjects("a")
+    assert reconciled(deletes="mark").removed == 1
+    rows = [(row["key"], row["note"], row["next"], row["deleted"]) for row in stored(table)]
+    assert rows == [("a", None, 3, True), ("b", "mine", 3, False)]
+
+
 @spark_in_faults
 @both_modes
 def test_reconcile_beside_query(

@@ -18,6 +18,7 @@ from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
 from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.cdc.conftest import ENGINES
 from tests.integration.delta.merge_model import Frame, delete, put
 
 pytestmark = pytest.mark.delta
@@ -275,11 +276,14 @@ LAYOUT = (
 )
 
 
-def create_for_events(spark: SparkSession, table: Path, columns: str, after: str = "") -> None:
+def create_for_events(
+    spark: SparkSession, table: Path, columns: str, after: str = "", deletes: str = "remove"
+) -> None:
     """Create a table for events with the key ``id`` and the sequence ``seq``."""
+    layout = LAYOUT.replace("remove", deletes)
     spark.sql(
         f"CREATE TABLE delta.`{table}` ({columns}) USING delta {after} "
-        f"TBLPROPERTIES ('nats_stream_source.cdc' = '{LAYOUT}')"
+        f"TBLPROPERTIES ('nats_stream_source.cdc' = '{layout}')"
     )
 
 
@@ -350,6 +354,50 @@ def test_partition_of_floating_numbers(
     ):
         with pytest.raises(ConfigurationError, match=f"partition column 'id' is a {kind}"):
             change()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_column_not_null_of_marked_rows_is_refused(
+    spark: SparkSession, frame: Frame, tmp_path: Path, engine: str
+) -> None:
+    entries, events = tmp_path / "entries", tmp_path / "events"
+    columns = COLUMNS.replace("value BINARY", "value BINARY NOT NULL") + ", deleted BOOLEAN"
+    spark.sql(f"CREATE TABLE delta.`{entries}` ({columns}) USING delta")
+    error = "deletes='mark': column '(value|n)' is NOT NULL, and null in the row of a deleted key"
+    with pytest.raises(ConfigurationError, match=error):
+        merge(frame(put("a", 1)), entries, deletes="mark", **ENGINES[engine])
+    columns = "id INT, seq BIGINT, n INT NOT NULL, deleted BOOLEAN"
+    create_for_events(spark, events, columns, deletes="mark")
+    rules: dict[str, Any] = {"keys": "id", "sequence_by": "seq", "deletes": "mark"}
+    with pytest.raises(ConfigurationError, match=error):
+        merge(spark.sql("SELECT 1 AS id, 1L AS seq, 1 AS n"), events, **rules, **ENGINES[engine])
+    assert [DeltaTable(path).version() for path in (entries, events)] == [0, 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_field_not_null_that_is_null_is_refused(
+    spark: SparkSession, frame: Frame, tmp_path: Path, engine: str
+) -> None:
+    entries, events = tmp_path / "entries", tmp_path / "events"
+    vectors = f"TBLPROPERTIES ({DELETION_VECTORS} = true)"
+    create(spark, entries, "n STRUCT<x: INT NOT NULL>")
+    create_for_events(spark, events, "id INT, seq BIGINT, n STRUCT<x: INT NOT NULL>")
+    rules: dict[str, Any] = {"keys": "id", "sequence_by": "seq"}
+    for table in (entries, events) if engine == "merge-on-read" else ():
+        spark.sql(f"ALTER TABLE delta.`{table}` SET {vectors}")
+    before = [DeltaTable(path).version() for path in (entries, events)]
+    for value in ("named_struct('x', CAST(NULL AS INT))", "CAST(NULL AS STRUCT<x: INT>)"):
+        error = "a part of column 'n' that is NOT NULL in the table can be null in the batch"
+        with pytest.raises(ConfigurationError, match=error):
+            merge(frame(put("a", 1)).withColumn("n", F.expr(value)), entries, **ENGINES[engine])
+        batch = spark.sql(f"SELECT 1 AS id, 1L AS seq, {value} AS n")
+        with pytest.raises(ConfigurationError, match=error):
+            merge(batch, events, **rules, **ENGINES[engine])
+    assert [DeltaTable(path).version() for path in (entries, events)] == before
+    field = F.expr("named_struct('x', 7)")
+    merge(frame(put("a", 1)).withColumn("n", field), entries, **ENGINES[engine])
+    row = spark.read.format("delta").load(str(entries)).select("n.x").first()
+    assert row == (7,)
 
 
 @pytest.mark.faults  # as the features above

@@ -37,8 +37,8 @@ from nats_stream_source.delta.cdc.layout import Layout
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.collect import collect_entries, entries_to_merge
 from nats_stream_source.delta.driver.data_files import (
-    cast_column,
     partitions,
+    stored_column,
     write_data_file,
 )
 from nats_stream_source.delta.driver.delta_log import VersionExistsError
@@ -344,7 +344,7 @@ def _rows_of(table: IndexedTable, entries: pa.Table, slots: Integers) -> pa.Tabl
         slots: of the rows that the entries replace, -1 for none.
     """
     columns = {
-        name: cast_column(entries[name], table.schema.field(name).type)
+        name: stored_column(entries, name, table.schema.field(name).type, table.name)
         for name in entries.column_names
     }
     kept = [name for name in table.schema.names if name not in columns]
