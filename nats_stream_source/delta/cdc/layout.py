@@ -301,9 +301,9 @@ def times_of_entries(layout: Layout | None, columns: list[str]) -> frozenset[str
 
 def state_name(table: str) -> str:
     """The path, URI or name of the state table of a table."""
-    if table.endswith("`"):
-        return table[:-1] + STATE_SUFFIX + "`"
-    return table.rstrip("/\\") + STATE_SUFFIX
+    # A name in backquotes can be a path, too: delta.`/lake/fleet/`.
+    end = "`" if table.endswith("`") else ""
+    return table.removesuffix(end).rstrip("/\\") + STATE_SUFFIX + end
 
 
 def missing_state_error(state: str) -> ConfigurationError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.location import TableArgument, TableLocation
 from nats_stream_source.errors import ConfigurationError
 
@@ -84,3 +85,16 @@ def test_path_that_engines_read_differently(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"invalid argument: table is .*{problem}"):
         TableLocation(table, **arguments)
+
+
+@pytest.mark.parametrize("slash", ["", "/", "\\"])
+@pytest.mark.parametrize(
+    ("table", "state"),
+    [
+        ("/lake/fleet{}", "/lake/fleet__cdc_state"),
+        ("s3://bucket/fleet{}", "s3://bucket/fleet__cdc_state"),
+        ("delta.`/lake/fleet{}`", "delta.`/lake/fleet__cdc_state`"),
+    ],
+)
+def test_state_table_is_beside_table(table: str, state: str, slash: str) -> None:
+    assert state_name(table.format(slash)) == state
