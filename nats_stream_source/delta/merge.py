@@ -37,11 +37,11 @@ from nats_stream_source.delta.cdc.events import (
 from nats_stream_source.delta.cdc.layout import other_rules_error
 from nats_stream_source.delta.cdc.rules import ChangeRules, ScdType, SequenceBy
 from nats_stream_source.delta.cdc.tables import EventEngine
-from nats_stream_source.delta.compared_types import validate_entry_types
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import Engine, TableArgument, TableLocation
 from nats_stream_source.delta.merge_result import MergeResult, report_merge
+from nats_stream_source.delta.stored_columns import validate_entry_types
 from nats_stream_source.delta.table import Deletes, quote, validate_batch, validate_names
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.logs import field_logger

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from pyspark.sql.types import BooleanType, NullType, StructField, StructType
 
-from nats_stream_source.delta.compared_types import require_entry_types, require_exact_keys
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.stored_columns import stored_field
+from nats_stream_source.delta.stored_columns import (
+    require_entry_types,
+    require_exact_keys,
+    stored_field,
+)
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.headers import OPERATIONS

@@ -14,8 +14,8 @@ from nats_stream_source.delta.cdc.changes import Reader, RowChanges
 from nats_stream_source.delta.cdc.columns import with_new_columns
 from nats_stream_source.delta.cdc.events import Events
 from nats_stream_source.delta.cdc.layout import Layout, missing_state_error
-from nats_stream_source.delta.compared_types import require_exact_keys
 from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.stored_columns import require_exact_keys
 from nats_stream_source.delta.table import (
     DELETED_COLUMN,
     Deletes,

@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from nats_stream_source.delta.compared_types import declared_length
+from nats_stream_source.delta.stored_columns import declared_length
 
 DELETION_VECTORS = "delta.enableDeletionVectors"
 """The table property with which writers may write deletion vectors."""
