@@ -127,7 +127,7 @@ def require_storable_type(table: str, name: str, given: DataType, stored: DataTy
         given: its type in the batch, for the message.
         stored: the type that the table is to have.
     """
-    for part in _parts(stored):
+    for part in type_parts(stored):
         problem = part.simpleString().upper() if part.typeName() in _NOT_STORED else None
         if isinstance(part, StructType) and not part.fields:
             problem = "a struct without fields of a type"
@@ -190,7 +190,7 @@ def declared_length(field: StructField) -> str:
     return str(field.metadata.get(_CHAR_VARCHAR, "")).upper()
 
 
-def _parts(of: DataType) -> Iterator[DataType]:
+def type_parts(of: DataType) -> Iterator[DataType]:
     """A type, and all types in it."""
     yield of
     if isinstance(of, StructType):
@@ -200,11 +200,11 @@ def _parts(of: DataType) -> Iterator[DataType]:
     else:
         inner = [of.keyType, of.valueType] if isinstance(of, MapType) else []
     for one in inner:
-        yield from _parts(one)
+        yield from type_parts(one)
 
 
 def _structs(of: DataType) -> Iterator[StructType]:
-    return (part for part in _parts(of) if isinstance(part, StructType))
+    return (part for part in type_parts(of) if isinstance(part, StructType))
 
 
 def _entry_type_problem(field: StructField) -> str | None:

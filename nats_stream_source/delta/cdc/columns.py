@@ -47,6 +47,7 @@ from nats_stream_source.delta.stored_columns import (
     require_storable_type,
     stored_field,
     stored_type,
+    type_parts,
 )
 from nats_stream_source.delta.table import TableChangedError, quote
 from nats_stream_source.errors import ConfigurationError
@@ -227,13 +228,7 @@ def _can_be_null(given: DataType, own: DataType) -> bool:
 
 def has_ntz(of: DataType) -> bool:
     """Whether a type has a TIMESTAMP_NTZ, which requires a feature of the table."""
-    if isinstance(of, StructType):
-        return any(has_ntz(field.dataType) for field in of.fields)
-    if isinstance(of, ArrayType):
-        return has_ntz(of.elementType)
-    if isinstance(of, MapType):
-        return has_ntz(of.keyType) or has_ntz(of.valueType)
-    return isinstance(of, TimestampNTZType)
+    return any(isinstance(part, TimestampNTZType) for part in type_parts(of))
 
 
 def _united(given: DataType, own: DataType) -> DataType | None:

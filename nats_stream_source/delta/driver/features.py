@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from nats_stream_source.delta.stored_columns import declared_length
+from nats_stream_source.delta.stored_columns import declared_length, type_parts
 
 DELETION_VECTORS = "delta.enableDeletionVectors"
 """The table property with which writers may write deletion vectors."""
@@ -138,37 +138,23 @@ def unsupported_type(schema: StructType) -> str | None:
     for field in schema.fields:
         if length := declared_length(field) or _declared(field.dataType):
             return f"column '{field.name}' has the length of {length}, which delta-rs does not keep"
-        unsupported = _unsupported(field.dataType)
-        if unsupported is not None:
+        unsupported = [part for part in type_parts(field.dataType) if not _is_written(part)]
+        if unsupported:
             return (
-                f"column '{field.name}' has the type {unsupported.simpleString().upper()}, which "
-                f"delta-rs does not write"
+                f"column '{field.name}' has the type {unsupported[0].simpleString().upper()}, "
+                f"which delta-rs does not write"
             )
     return None
 
 
 def _declared(of: DataType) -> str:
     """The CHAR or VARCHAR as which a part of a type was declared; else empty."""
-    if isinstance(of, StructType):
-        lengths = (declared_length(field) or _declared(field.dataType) for field in of.fields)
-        return next(filter(None, lengths), "")
-    if isinstance(of, ArrayType):
-        return _declared(of.elementType)
-    if isinstance(of, MapType):
-        return _declared(of.keyType) or _declared(of.valueType)
-    return ""
+    structs = (part for part in type_parts(of) if isinstance(part, StructType))
+    lengths = (declared_length(field) for struct in structs for field in struct.fields)
+    return next(filter(None, lengths), "")
 
 
-def _unsupported(of: DataType) -> DataType | None:
-    """The part of a type that delta-rs does not write."""
-    if isinstance(of, StructType):
-        parts = [field.dataType for field in of.fields]
-    elif isinstance(of, ArrayType):
-        parts = [of.elementType]
-    elif isinstance(of, MapType):
-        parts = [of.keyType, of.valueType]
-    else:
-        # A string with a collation is compared by other rules than its bytes.
-        written = type(of) in _TYPES and (not isinstance(of, StringType) or of == StringType())
-        return None if written else of
-    return next((found for part in parts if (found := _unsupported(part)) is not None), None)
+def _is_written(part: DataType) -> bool:
+    if isinstance(part, StringType):
+        return part == StringType()  # one with a collation is compared by other rules than bytes
+    return isinstance(part, (StructType, ArrayType, MapType)) or type(part) in _TYPES

@@ -30,8 +30,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
-    ArrayType,
-    DataType,
     IntegerType,
     LongType,
     MapType,
@@ -50,7 +48,7 @@ from nats_stream_source.delta.spark.conflicts import CONFLICTS
 from nats_stream_source.delta.spark.merge_into import SparkTable, max_created, merge_result
 from nats_stream_source.delta.spark.settings import temporary_setting
 from nats_stream_source.delta.spark.upkeep import upkeep_after_spark_commit
-from nats_stream_source.delta.stored_columns import stored_type
+from nats_stream_source.delta.stored_columns import stored_type, type_parts
 from nats_stream_source.delta.table import OWN_PREFIX, quote
 from nats_stream_source.delta.upkeep import Upkeep
 
@@ -252,17 +250,9 @@ def _same(columns: Sequence[str]) -> Column:
 def _as_read(field: StructField, read: str) -> Column:
     """Whether a column of the row has the value that was read; null equals null."""
     now, before = (F.col(f"{of}.{quote(field.name)}") for of in ("t", read))
-    if not _is_comparable(field.dataType):
+    if any(isinstance(part, (MapType, VariantType)) for part in type_parts(field.dataType)):
         now, before = F.to_json(F.struct(now)), F.to_json(F.struct(before.alias(field.name)))
     return now.eqNullSafe(before)
-
-
-def _is_comparable(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return all(_is_comparable(field.dataType) for field in kind)
-    if isinstance(kind, ArrayType):
-        return _is_comparable(kind.elementType)
-    return not isinstance(kind, (MapType, VariantType))
 
 
 def _nullable(schema: StructType) -> StructType:
