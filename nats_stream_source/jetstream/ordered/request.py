@@ -28,7 +28,7 @@ class RangeRequest:
         prefix: the reader leaves out the messages whose subjects do not start with it. A stream has
             such messages if it stored them before its subjects were changed. A filter of the server
             costs time there (docs/internals/measurements.md, Servers 5), and servers ignore one
-            that is the stream's subject (Servers 21).
+            that is the stream's subject (Servers 27).
         last_per_subject: deliver only the last message of each subject (``start`` is then 0).
         headers_only: omit payloads.
         batch_rows, batch_bytes: the maximum size of one yielded ``Frames``.
