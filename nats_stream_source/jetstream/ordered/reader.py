@@ -87,6 +87,7 @@ class OrderedReader:
     Attributes:
         request: the range.
         cursor: the progress of the read, and the reasons of the rebuilds.
+        left_out: the number of messages that lacked ``request.prefix``.
     """
 
     def __init__(self, connections: ReusableConnection, request: RangeRequest) -> None:
@@ -99,7 +100,7 @@ class OrderedReader:
         self._held = HeldRows()
         started = request.start_time
         self._last = None if started is None else (request.start, started)  # kept, and its time
-        self._left_out = 0
+        self.left_out = 0
         self._stalled = False
         self._rebuild_detail = ""
         self._away = False  # the last consumer was not created because servers are away
@@ -143,7 +144,7 @@ class OrderedReader:
                     announced = True
                     yield Frames.join([])
         finally:
-            report_left_out(request.stream, request.prefix, self._left_out)
+            report_left_out(request.stream, request.prefix, self.left_out)
             await run_to_completion(self._consumer.close())
         while (batch := self._batcher.pop()) is not None:
             yield batch
@@ -298,7 +299,7 @@ class OrderedReader:
         elif self.request.prefix:
             kept = within(frames, self.request.prefix)
             if kept is not frames:
-                self._left_out += len(frames) - len(kept)
+                self.left_out += len(frames) - len(kept)
                 frames, stream_seq = kept, ack_tokens(kept).stream_seq
         position = self.cursor.position
         if len(self._held) or (stream_seq.size and stream_seq[-1] > position):

@@ -6,7 +6,14 @@ those that the offsets promise, and the task fails.
 
 from __future__ import annotations
 
-from nats_stream_source.errors import DataLossError, PermissionDeniedError, RequestTimeoutError
+from nats_stream_source.errors import (
+    ConsumerLimitError,
+    DataLossError,
+    PermissionDeniedError,
+    ProtocolError,
+    RequestTimeoutError,
+)
+from nats_stream_source.jetstream.kv.other_messages import count_entries
 from nats_stream_source.jetstream.leader import verify_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare, identify
@@ -108,6 +115,32 @@ async def _is_lost(connection: ReusableConnection, info: StreamInfo, known: Know
             return False
 
     return await connection.retry_transient(is_lost)
+
+
+async def verify_left_out(
+    info: StreamInfo, split: Split, connection: ReusableConnection, messages: int
+) -> None:
+    """Raise ProtocolError if messages were left out that the stream does not have.
+
+    Args:
+        info: the stream after the read.
+        messages: the number of those whose subjects lack the prefix of the range.
+    """
+
+    async def other_messages() -> int:
+        try:
+            jetstream = await connection.jetstream()
+            return (await count_entries(jetstream, info, split.range.prefix))[1]
+        except (PermissionDeniedError, ConsumerLimitError):
+            return messages
+
+    if messages and not await connection.retry_transient(other_messages):
+        raise ProtocolError(
+            f"could not read stream {info.name!r}: {messages} messages of the range "
+            f"{split.range.bounds} were received with subjects that do not start with "
+            f"{split.range.prefix!r}, and the stream does not have such messages; a proxy may have "
+            f"changed them: use TLS"
+        )
 
 
 async def verified_stream_info(

@@ -18,7 +18,6 @@ from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream, as_delivered, max_concurrent_requests
-from nats_stream_source.jetstream.ordered.request import report_left_out
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.logs import field_logger
@@ -78,12 +77,12 @@ async def _read(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo]
         return None
     if any("\ufffd" in message.subject for message in messages):
         return None  # possibly the server's replacement of bytes that are not UTF-8
-    filters = request.subject_filters
+    filters = request.filters
+    if not filters and not all(one.subject.startswith(request.prefix) for one in messages):
+        return None  # the verification of what is left out compares a consumer's deliveries
     matching = [
         as_delivered(message, headers_only=request.headers_only)
         for message in messages
         if not filters or any(covers(f, message.subject) for f in filters)
     ]
-    if not request.filters:
-        report_left_out(stream, request.prefix, len(messages) - len(matching))
     return encode_deliveries(stream, matching), after

@@ -33,6 +33,7 @@ from nats_stream_source.spark.reading.read_verifier import (
     ReadVerifier,
     verified_stream_info,
     verify_created,
+    verify_left_out,
 )
 from nats_stream_source.spark.reading.small_range import small_range
 from nats_stream_source.spark.runner import Runner, cached_runner
@@ -160,6 +161,7 @@ async def _split_frames(
             yield frames
     info = await verified_stream_info(connection, split, adapter)
     await verifier.verify(info, connection, adapter)
+    await verify_left_out(info, split, connection, reader.left_out)
 
 
 def read_range(runner: Runner, request: RangeRequest) -> Generator[Frames, None, None]:
