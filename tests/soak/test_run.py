@@ -77,7 +77,7 @@ def test_queries_stop_after_power_loss() -> None:
     result = summary(outcome)
     assert not result["anomalies"], (result, lines)
     assert result["faults"][POWER_LOSS] == 1
-    assert result["data_loss"].keys() == {"full", "current", "stream"}
+    assert {"full", "current", "stream"} <= result["data_loss"].keys()
     # Acknowledged writes are removed, and the sinks have those that were read before.
     loss, evidence = outcome.rollback, outcome.evidence
     assert loss is not None
