@@ -22,7 +22,7 @@ try:
     from nats_stream_source.delta.maintain import maintain
     from nats_stream_source.delta.merge import merge, merge_changes
     from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
-    from nats_stream_source.delta.session import configure_delta
+    from nats_stream_source.delta.spark.session import configure_delta
     from nats_stream_source.delta.table import Deletes
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
     from nats_stream_source.spark.session import configure

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import session
 from nats_stream_source.delta.cdc.tables import EventEngine
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.limits import NO_LIMITS, AutoLimits, LimitCheck
 from nats_stream_source.delta.location import TableLocation
+from nats_stream_source.delta.spark import session
 from nats_stream_source.delta.table import EngineRefusedError, TableChangedError
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger

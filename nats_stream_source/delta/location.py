@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import session
+from nats_stream_source.delta.spark import session
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 
 Engine = Literal["auto", "delta-rs", "spark"]

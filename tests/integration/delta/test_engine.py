@@ -12,9 +12,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import AutoLimits, location, merge, merge_changes, session
+from nats_stream_source.delta import AutoLimits, location, merge, merge_changes
 from nats_stream_source.delta.engine import EngineSelector
 from nats_stream_source.delta.location import TableLocation
+from nats_stream_source.delta.spark import session
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, put

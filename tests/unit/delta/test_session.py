@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import configure_delta, session
+from nats_stream_source.delta import configure_delta
+from nats_stream_source.delta.spark import session
 from nats_stream_source.errors import MissingPackageError
 
 
