@@ -15,14 +15,14 @@ from docs.front_page import figure_table, program, promises
 from docs.overview import overview
 from nats_stream_source import delta, errors, jetstream, values
 from nats_stream_source.metrics.table import markdown_table as metrics_table
-from nats_stream_source.options import CONNECTION, KV, STREAM, markdown_table
+from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.lookup import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.spark.formats.columns import COLUMNS, ignored_columns, written_columns
 
 DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"
-STREAMS, WRITING = DOCS / "streams.md", DOCS / "writing.md"
+WRITING = DOCS / "writing.md"
 OPERATIONS = DOCS / "operations.md"
 PERFORMANCE = DOCS / "internals/performance.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
@@ -105,17 +105,20 @@ def replace_section(text: str, name: str, part: str) -> str:
 def documents() -> dict[Path, str]:
     """The documents as they should be."""
     options = (DOCS / "options.md").read_text()
-    for name, table in (
-        ("connection", CONNECTION),
-        ("nats_kv", KV),
-        ("nats_stream", STREAM),
-        ("lookup", LOOKUP),
-        ("writing nats_kv", KV_WRITE),
-        ("writing nats_stream", STREAM_WRITE),
+    written = tuple(option for option in KV_WRITE if option in STREAM_WRITE)
+    for name, table, elsewhere in (
+        ("connection", CONNECTION, ()),
+        ("nats_kv", KV, COMMON),
+        ("nats_stream", STREAM, COMMON),
+        ("reading", COMMON, ()),
+        ("lookup", LOOKUP, KV),
+        ("writing nats_kv", KV_WRITE, (*written, *KV)),
+        ("writing nats_stream", STREAM_WRITE, written),
+        ("writing", written, ()),
     ):
-        options = replace_section(options, f"options: {name}", markdown_table(table))
-    reading, streams, writing = (path.read_text() for path in (COLUMNS_PAGE, STREAMS, WRITING))
-    streams = replace_section(streams, "columns: nats_stream", read_table("nats_stream"))
+        own = tuple(option for option in table if option not in elsewhere)
+        options = replace_section(options, f"options: {name}", markdown_table(own))
+    reading, writing = COLUMNS_PAGE.read_text(), WRITING.read_text()
     for name in COLUMNS:
         reading = replace_section(reading, f"columns: {name}", read_table(name))
         writing = replace_section(writing, f"written columns: {name}", written_table(name))
@@ -142,7 +145,6 @@ def documents() -> dict[Path, str]:
             PERFORMANCE.read_text(), "figures", figure_table(all_rows=True)
         ),
         COLUMNS_PAGE: reading,
-        STREAMS: streams,
         WRITING: writing,
         DOCS / "options.md": options,
         OPERATIONS: replace_section(OPERATIONS.read_text(), "metrics", metrics_table()),

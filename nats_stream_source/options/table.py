@@ -92,15 +92,8 @@ def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]
 
 def markdown_table(table: tuple[Option, ...]) -> str:
     """The table in Markdown, as docs/options.md contains it."""
-    lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| option | type | meaning |", "| --- | --- | --- |"]
     for option in table:
-        default = {None: "", (): "", True: "`true`", False: "`false`"}.get(
-            option.default, f"`{option.default}`"
-        )
-        if isinstance(option.default, float):
-            default = f"`{option.default:g}`"
         only = f" {option.only.name.capitalize()} only." if option.only else ""
-        lines.append(
-            f"| `{option.name}` | {option.kind} | {default} | {option.description}{only} |"
-        )
+        lines.append(f"| `{option.name}` | {option.kind} | {option.description}{only} |")
     return "\n".join(lines) + "\n"
