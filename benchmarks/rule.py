@@ -21,7 +21,7 @@ from benchmarks.support.delta_merge import rows as entries_of
 from nats_stream_source.delta.cdc.changes import RowChanges
 from nats_stream_source.delta.cdc.layout import DELETE, END, SEQUENCE, START, TIME, Layout
 from nats_stream_source.delta.cdc.merge_events import changes_of
-from nats_stream_source.delta.table import DELETED_COLUMN
+from nats_stream_source.delta.table import DELETED_COLUMN, Deletes
 
 _TRACKED = ("value",)
 _ORDER = ("stream_created", "revision")
@@ -29,13 +29,13 @@ _ORDER = ("stream_created", "revision")
 Rule = Callable[[], RowChanges]
 
 
-def entries(count: int, deletes: str = "remove") -> Rule:
+def entries(count: int, deletes: Deletes = "remove") -> Rule:
     """Entries of a bucket and one row for each key."""
     events, rows = _batch(count), _rows(count)
     if deletes == "mark":
         rows = rows.append_column(DELETED_COLUMN, pa.array([False] * len(rows)))
     sequence = "struct<stream_created:timestamp,revision:bigint>"
-    layout = Layout(1, ("bucket", "key"), sequence, _ORDER, deletes, times=False)  # type: ignore[arg-type]
+    layout = Layout(1, ("bucket", "key"), sequence, _ORDER, deletes, times=False)
     return _rule(events, layout, rows, rows[:0])
 
 
