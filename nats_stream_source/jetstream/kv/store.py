@@ -157,10 +157,10 @@ class KeyValue(ReadOnlyKeyValue):
         Args:
             key: the key.
             value: the value.
-            ttl: seconds after which this entry is removed, an integer of at least 1. The key then
-                has no value; a bucket with history may show the value before it. The bucket must be
-                created with ``limit_marker_ttl`` on server 2.11 or later. That is also the shortest
-                TTL; the server extends a shorter one to it.
+            ttl: seconds after which this entry is removed, an integer of at least 1. The bucket
+                must be created with ``limit_marker_ttl`` on server 2.11 or later. That is also the
+                shortest TTL; the server extends a shorter one to it. In a bucket with history, an
+                older revision that the key still has is then its value again, without a marker.
             msg_id: a write that is repeated with the same id within the stream's duplicate window
                 is stored once, and returns the revision of the first one.
 

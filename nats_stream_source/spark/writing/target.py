@@ -97,6 +97,14 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
             settings=("bucket",),
         )
     _verify_writable(info, f"bucket {name!r}", options.common)
+    if options.has_ttl and bucket.allows_message_ttl and bucket.history != 1:
+        log.warning(
+            "a row that expires makes the older revision of its key current again",
+            target=f"bucket {name!r}",
+            reason="servers write no marker where the key has an older revision",
+            history=bucket.history,
+            action="write rows with a ttl to a bucket with history=1",
+        )
     return info
 
 

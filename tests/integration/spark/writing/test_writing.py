@@ -12,10 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
+from nats_stream_source.spark.datasource import NatsKvDataSource
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.target import prepare_target
 from nats_stream_source.spark.writing.task import write_task
@@ -343,3 +345,23 @@ def test_duplicate_window_short_warns(
     prepare_target(kv_write_options({**given, "messageId": "auto", "duplicateWindow": "5"}))
     assert "duplicate window is shorter than a restart may take" in caplog.text
     assert publish(shared_server.url, [("$KV.short.a", b"", None)]) == [1], "it was created"
+
+
+@pytest.mark.parametrize(
+    ("columns", "history", "warns"),
+    [("key STRING, ttl INT", 5, True), ("key STRING, ttl INT", 1, False), ("key STRING", 5, False)],
+)
+def test_ttl_in_bucket_with_history_warns(
+    shared_server: NatsServer,
+    caplog: pytest.LogCaptureFixture,
+    columns: str,
+    history: int,
+    warns: bool,
+) -> None:
+    bucket = f"expiring{history}"
+    given = {"servers": shared_server.url, "bucket": bucket, "ifMissing": "create"}
+    options = {**given, "history": str(history), "limitMarkerTtl": "60"}
+    caplog.set_level(logging.WARNING)
+    NatsKvDataSource(options).writer(StructType.fromDDL(columns), overwrite=False)
+    warning = "a row that expires makes the older revision of its key current again"
+    assert (warning in caplog.text) == warns
