@@ -39,6 +39,7 @@ _CONFIG_TYPES: dict[str, type] = {
     "allow_msg_ttl": bool,
     "allow_direct": bool,
     "mirror_direct": bool,
+    "no_ack": bool,
 }
 _JSON_TYPES = {
     str: "a string",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,11 @@ class StreamInfo:
         return bool(self.config.get("mirror"))
 
     @property
+    def no_ack(self) -> bool:
+        """Whether the stream stores messages without PubAcks."""
+        return is_no_ack(self.config)
+
+    @property
     def num_deleted(self) -> int:
         """The number of sequences from the first to the last one without a message."""
         return self.last_seq - self.first_seq + 1 - self.messages
@@ -186,6 +192,11 @@ class StreamInfo:
                 for replica in array(cluster, "replicas")
             ),
         )
+
+
+def is_no_ack(config: Mapping[str, Any]) -> bool:
+    """Whether a stream with this configuration stores messages without PubAcks."""
+    return bool(config.get("no_ack"))
 
 
 def _known_time(time: str) -> str | None:

@@ -220,6 +220,7 @@ class KvWriteOptions:
 
     Attributes:
         config: the bucket that ``ifMissing=create`` creates.
+        has_ttl: whether the rows have the column ``ttl``.
     """
 
     connection: ConnectionSettings
@@ -228,6 +229,7 @@ class KvWriteOptions:
     config: KeyValueConfig
     common: CommonWriteOptions
     codec: KvCodec = NO_CODEC
+    has_ttl: bool = False
 
     @property
     def target(self) -> str:

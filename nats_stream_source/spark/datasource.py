@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nats_stream_source.extras import import_failure
@@ -165,7 +166,7 @@ class NatsKvDataSource(NatsFormat):
     def _write_options(self, schema: StructType) -> KvWriteOptions:
         options = kv_write_options(self.options)
         validate_columns(schema, self.name())
-        return options
+        return replace(options, has_ttl="ttl" in schema.names)
 
 
 class NatsStreamDataSource(NatsFormat):

@@ -71,6 +71,7 @@ class KvBatchWriter:
             bucket.stream,
             max_in_flight=max_in_flight,
             retry_timeout=retry_timeout,
+            no_ack=bucket.no_ack,
             on_rejected=self._on_rejected,
         )
         self._conflicts: list[Rejection] = []

@@ -14,7 +14,7 @@ from nats_stream_source.errors import (
     UnsupportedStreamError,
 )
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
-from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.stream_info import StreamInfo, is_no_ack
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
     key_subject,
@@ -51,6 +51,7 @@ class Bucket:
         write_api_prefix: API prefix of the mirrored bucket's account or domain, if it is another
             one.
         allows_message_ttl: whether a single write may have a TTL.
+        no_ack: whether writes are stored without PubAcks.
         codec: how its keys and values are encoded; keys in the other attributes are stored keys.
     """
 
@@ -63,6 +64,7 @@ class Bucket:
     write_bucket: str
     write_api_prefix: str | None = None
     allows_message_ttl: bool = False
+    no_ack: bool = False
     codec: KvCodec = NO_CODEC
 
     @classmethod
@@ -107,6 +109,7 @@ class Bucket:
             write_bucket=origin,
             write_api_prefix=(mirror.get("external") or {}).get("api") or None,
             allows_message_ttl=bool(config.get("allow_msg_ttl")),
+            no_ack=is_no_ack(config) and not mirror,
             codec=codec,
         )
 

@@ -44,6 +44,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     MSG_ID,
     ROLLUP,
     TTL,
+    no_ack_error,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.stream_info import StreamInfo
@@ -68,9 +69,9 @@ class KeyValue(ReadOnlyKeyValue):
 
     Writes return their revision after the stream stored them. In addition to the errors that they
     list, they raise ConfigurationError, before anything is sent, for an argument of another type or
-    out of range; the errors of :meth:`Publisher.send` and its future: MessageTooLargeError,
-    StreamFullError, NoStreamError, PermissionDeniedError; and AckLostError or AckTimeoutError if it
-    is unknown whether the write was stored.
+    out of range, and for a bucket whose stream has ``no_ack``; the errors of :meth:`Publisher.send`
+    and its future: MessageTooLargeError, StreamFullError, NoStreamError, PermissionDeniedError; and
+    AckLostError or AckTimeoutError if it is unknown whether the write was stored.
     """
 
     @classmethod
@@ -156,10 +157,10 @@ class KeyValue(ReadOnlyKeyValue):
         Args:
             key: the key.
             value: the value.
-            ttl: seconds after which this entry is removed, an integer of at least 1. The key then
-                has no value; a bucket with history may show the value before it. The bucket must be
-                created with ``limit_marker_ttl`` on server 2.11 or later. That is also the shortest
-                TTL; the server extends a shorter one to it.
+            ttl: seconds after which this entry is removed, an integer of at least 1. The bucket
+                must be created with ``limit_marker_ttl`` on server 2.11 or later. That is also the
+                shortest TTL; the server extends a shorter one to it. In a bucket with history, an
+                older revision that the key still has is then its value again, without a marker.
             msg_id: a write that is repeated with the same id within the stream's duplicate window
                 is stored once, and returns the revision of the first one.
 
@@ -300,6 +301,8 @@ class KeyValue(ReadOnlyKeyValue):
     async def _publish(
         self, key: str, value: bytes, headers: dict[str, str], revision: int | None = None
     ) -> int:
+        if self.bucket.no_ack:
+            raise no_ack_error(f"bucket {self.name!r}")
         connection = self.jetstream.connection
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
         raw_key = validate_written_key(self.bucket.codec.raw_key(key))

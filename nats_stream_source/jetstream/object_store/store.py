@@ -49,6 +49,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     ROLLUP,
     PubAck,
+    no_ack_error,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.subjects import (
@@ -81,6 +82,7 @@ class ObjectStore(ObjectReader):
     def __init__(self, jetstream: JetStream, bucket: str) -> None:
         super().__init__(jetstream, bucket)
         self._nuid = NUID()
+        self._acknowledges = False  # known at the first write
 
     @classmethod
     async def create(cls, jetstream: JetStream, bucket: str, **config: Any) -> ObjectStore:
@@ -134,6 +136,7 @@ class ObjectStore(ObjectReader):
                 as ``min_last_seq`` read this object or a later one.
 
         Raises:
+            ConfigurationError: an argument is invalid, or the stream has ``no_ack``.
             MessageTooLargeError, StreamFullError, PublishError: rejected; nothing is left behind.
             AckLostError, AckTimeoutError: unknown whether the object was written. If not, chunks
                 that no meta message refers to remain.
@@ -152,6 +155,7 @@ class ObjectStore(ObjectReader):
             metadata=metadata or {},
             chunk_size=chunk_size,
         )
+        await self._verify_acknowledges()
         old = await self._current_meta(name)
         sent = False
         try:
@@ -182,7 +186,9 @@ class ObjectStore(ObjectReader):
 
         Raises:
             ObjectNotFoundError: the object never existed.
+            ConfigurationError: the stream has ``no_ack``.
         """
+        await self._verify_acknowledges()
         for attempt in range(_WRITE_ATTEMPTS):
             old = await self.info(name, deleted=True)
             if old.deleted:
@@ -198,6 +204,13 @@ class ObjectStore(ObjectReader):
                     raise
         await self._purge_chunks(old)
         return replace(info, sequence=ack.seq, modified_ns=0)
+
+    async def _verify_acknowledges(self) -> None:
+        """Raise ConfigurationError if the stream stores messages without PubAcks."""
+        if not self._acknowledges:
+            if (await self._stream_info(None)).no_ack:
+                raise no_ack_error(f"object store {self.bucket!r}")
+            self._acknowledges = True
 
     async def _current_meta(self, name: str) -> _CurrentMeta:
         try:

@@ -46,6 +46,8 @@ class BatchPublisher(ColumnPublisher):
         max_in_flight: the maximum number of messages in the window.
         retry_timeout: seconds without progress after which the publisher fails. Default: the
             connection's ``connect_timeout``.
+        no_ack: whether the stream stores messages without PubAcks, which is refused. None: the
+            stream is requested.
         on_rejected: called with each message that the stream rejected; it may raise.
     """
 
@@ -56,10 +58,11 @@ class BatchPublisher(ColumnPublisher):
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
         retry_timeout: float | None = None,
+        no_ack: bool | None = None,
         on_rejected: Callable[[Rejection], None] = raise_rejection,
     ) -> None:
         acks = _PubAcks(jetstream.connection, stream, max_in_flight, on_rejected)
-        super().__init__(jetstream, acks, retry_timeout)
+        super().__init__(jetstream, acks, retry_timeout, no_ack)
 
 
 class _PubAcks(Acknowledgements):

@@ -39,7 +39,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
-from nats_stream_source.jetstream.publish.pub_ack import lost_error
+from nats_stream_source.jetstream.publish.pub_ack import lost_error, no_ack_error
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.publish.frames import MessageColumns
 
@@ -62,16 +62,23 @@ class ColumnPublisher:
         acks: the responses of the stream.
         retry_timeout: seconds without progress after which the publisher fails. Default: the
             connection's ``connect_timeout``.
+        no_ack: whether the stream stores messages without PubAcks, which is refused. None: the
+            stream is requested.
     """
 
     def __init__(
-        self, jetstream: JetStream, acks: Acknowledgements, retry_timeout: float | None
+        self,
+        jetstream: JetStream,
+        acks: Acknowledgements,
+        retry_timeout: float | None,
+        no_ack: bool | None,
     ) -> None:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._acks = acks
         settings = self._connection.settings
         self._retry_timeout = settings.connect_timeout if retry_timeout is None else retry_timeout
+        self._no_ack = no_ack
         self._inbox: Inbox | None = None
 
     @property
@@ -85,7 +92,17 @@ class ColumnPublisher:
         return self._acks.duplicates
 
     async def __aenter__(self) -> Self:
+        """Subscribe to the PubAcks.
+
+        Raises:
+            ConfigurationError: the stream has ``no_ack``.
+        """
         connection = self._connection
+        if self._no_ack is None:
+            with contextlib.suppress(NatsSourceError):  # send() reports it, if it persists
+                self._no_ack = (await self._jetstream.stream_info(self._acks.stream)).no_ack
+        if self._no_ack:
+            raise no_ack_error(f"stream {self._acks.stream!r}")
         await connection.verify_inbox_permission()
         connection.denial_listeners.append(self._on_denied)
         try:

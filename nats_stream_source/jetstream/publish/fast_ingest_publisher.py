@@ -69,9 +69,10 @@ class FastIngestPublisher(ColumnPublisher):
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
         retry_timeout: float | None = None,
+        no_ack: bool | None = None,
     ) -> None:
         acks = _BatchAcks(jetstream.connection, stream, max_in_flight)
-        super().__init__(jetstream, acks, retry_timeout)
+        super().__init__(jetstream, acks, retry_timeout, no_ack)
 
 
 class _BatchAcks(Acknowledgements):

@@ -18,6 +18,8 @@ from nats_stream_source.err_codes import (
 )
 from nats_stream_source.errors import (
     AckLostError,
+    AckTimeoutError,
+    ConfigurationError,
     MessageTooLargeError,
     NoStreamError,
     ProtocolError,
@@ -42,6 +44,11 @@ _ERRORS_BY_CODE: dict[int | None, type[PublishError]] = {
 }
 _WRONG_LAST_SEQUENCE = (WrongLastSequenceError.err_code, WRONG_LAST_SEQUENCE_OF_OLD_SERVERS)
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
+
+_NO_ACK = (
+    "its stream has no_ack, expected PubAcks, which confirm that a message is stored; update the "
+    "stream with no_ack=false, or write to another one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,18 @@ def lost_error(subject: str, reason: str) -> AckLostError:
     return AckLostError(
         f"could not confirm a message on {subject!r}: {reason}; the message may or may not be "
         f"stored"
+    )
+
+
+def no_ack_error(target: str) -> ConfigurationError:
+    """The error for a write to a stream that stores messages without PubAcks; none was sent."""
+    return ConfigurationError(f"could not write to {target}: {_NO_ACK}")
+
+
+def not_acknowledged_error(subject: str, stream: str) -> AckTimeoutError:
+    """The error for a message on ``subject`` that such a stream has received."""
+    return AckTimeoutError(
+        f"could not confirm a message on {subject!r} of stream {stream!r}: {_NO_ACK}"
     )
 
 

@@ -31,15 +31,18 @@ from nats_stream_source.errors import (
     ApiError,
     ConfigurationError,
     ConnectError,
+    NatsSourceError,
     NoStreamError,
     ProtocolError,
     PublishError,
 )
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.in_flight import MessagesInFlight
 from nats_stream_source.jetstream.publish.pub_ack import (
     PubAck,
     lost_error,
     no_stream_error,
+    not_acknowledged_error,
     too_large_error,
     too_many_messages,
 )
@@ -105,6 +108,9 @@ class Publisher:
         without the time in which the message waits for others. Few messages are repeated at a time:
         a thousand would exceed again what the stream accepts.
 
+        After an AckTimeoutError it looks up the stream of the subject once: if that has ``no_ack``,
+        the error says so.
+
         Raises: as :meth:`send`, and as the future that it returns.
         """
         loop, waited, rejected = asyncio.get_running_loop(), 0.0, False
@@ -129,7 +135,12 @@ class Publisher:
                 return next(retries_left, None) is not None
             return too_many_messages(error) and waited < self._connection.settings.request_timeout
 
-        return await retry(publish_once, backoff=_BACKOFF, on_error=passes)
+        try:
+            return await retry(publish_once, backoff=_BACKOFF, on_error=passes)
+        except AckTimeoutError:
+            if (stream := await self._stream_without_pub_acks(subject)) is not None:
+                raise not_acknowledged_error(subject, stream) from None
+            raise
 
     async def send(
         self,
@@ -250,6 +261,23 @@ class Publisher:
         for serial in self._in_flight.serials():
             if subject is None or self._in_flight[serial].subject == subject:
                 self._in_flight.complete(serial, error)
+
+    async def _stream_without_pub_acks(self, subject: str) -> str | None:
+        """The stream of a subject, if it stores messages without PubAcks."""
+        jetstream = JetStream(self._connection)
+
+        async def find() -> str | None:
+            async with self._repeated:
+                for stream in await jetstream.stream_names_by_subject(subject):
+                    if (await jetstream.stream_info(stream)).no_ack:
+                        return stream
+            return None
+
+        try:
+            # The caller has waited for request_timeout already.
+            return await asyncio.wait_for(find(), _PONG_TIMEOUT)
+        except (NatsSourceError, asyncio.TimeoutError):
+            return None
 
     # -- PubAcks --------------------------------------------------------------------------------
 

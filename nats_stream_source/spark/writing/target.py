@@ -19,6 +19,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.publish.pub_ack import no_ack_error
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.logs import field_logger
@@ -73,7 +74,8 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
 
     Raises:
         BucketNotFoundError: the bucket does not exist.
-        ConfigurationError: the bucket is a mirror or sealed, or ``asyncPersist`` refuses it.
+        ConfigurationError: the bucket is a mirror, sealed or has ``no_ack``, or ``asyncPersist``
+            refuses it.
         ApiError: the server rejected the creation.
     """
     name = options.bucket
@@ -95,6 +97,14 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
             settings=("bucket",),
         )
     _verify_writable(info, f"bucket {name!r}", options.common)
+    if options.has_ttl and bucket.allows_message_ttl and bucket.history != 1:
+        log.warning(
+            "a row that expires makes the older revision of its key current again",
+            target=f"bucket {name!r}",
+            reason="servers write no marker where the key has an older revision",
+            history=bucket.history,
+            action="write rows with a ttl to a bucket with history=1",
+        )
     return info
 
 
@@ -103,8 +113,8 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
 
     Raises:
         StreamNotFoundError: the stream does not exist.
-        ConfigurationError: the stream is a mirror, sealed or without subjects, or ``asyncPersist``
-            refuses it.
+        ConfigurationError: the stream is a mirror, sealed, without subjects or has ``no_ack``, or
+            ``asyncPersist`` refuses it.
         FastIngestNotSupportedError: ``fastIngest``, and the stream does not have ``allow_batched``.
         ApiError: the server rejected the creation.
     """
@@ -201,6 +211,8 @@ def _verify_writable(info: StreamInfo, target: str, common: CommonWriteOptions) 
             f"could not write to {target}: its stream is sealed, which is read-only and permanent; "
             f"write to another one"
         )
+    if info.no_ack:
+        raise no_ack_error(target)
     if config.get("persist_mode") == "async":
         if common.refuse_async_persist:
             raise ConfigurationError(

@@ -147,7 +147,9 @@ async def _open(
         common.unsendable_headers,
     )
     publisher = FastIngestPublisher if options.fast_ingest else BatchPublisher
-    async with publisher(jetstream, options.stream, max_in_flight=common.max_in_flight) as writer:
+    async with publisher(
+        jetstream, options.stream, max_in_flight=common.max_in_flight, no_ack=info.no_ack
+    ) as writer:
         yield _Sink(encoder, writer)
 
 

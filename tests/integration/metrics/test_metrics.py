@@ -165,8 +165,10 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
 
     query.stop()
     wait_until(lambda: value(scrape(port), "query_active", **of) == 0, "the end of the query", 60)
+    # Spark counts the rows of the batch twice that was read again for the new table. The event of
+    # the last micro-batch may arrive after Spark reports that the query is not active.
+    wait_until(reached(port, "input_rows_total", 8, **of), "the last progress", 60)
     ended = scrape(port)
-    # Spark counts the rows of the batch twice that was read again for the new table.
     assert value(ended, "input_rows_total", **of) == 8
     for gauge in ("offsets_behind_latest", "table_files", "last_report_timestamp_seconds"):
         assert value(ended, gauge, **of) is None
@@ -272,6 +274,30 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     second.stop()
     watch(second)  # a query that has ended
     wait_until(lambda: value(scrape(port), "query_active", query=label) == 0, "its end", 60)
+
+
+def test_query_whose_end_no_listener_receives_is_not_active(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    port: int,
+    queries: list[StreamingQuery],
+) -> None:
+    """As after a stream thread that dies before it reports its end."""
+    bucket = Bucket(shared_server.url, "unreported").create()
+    bucket.write(("a", "PUT"))
+    listener = watch_progress(spark, prometheus=port)
+    writer = changes(spark, bucket).writeStream.format("noop").queryName("unreported")
+    query = begin(writer.start)
+    queries.append(query)
+    lag = {"query": "unreported", "stream": "KV_unreported"}
+    wait(lambda: value(scrape(port), "offsets_behind_latest", **lag) == 0, "the row", query)
+    assert value(scrape(port), "query_active", query="unreported") == 1
+    spark.streams.removeListener(listener)
+    query.stop()
+    now = scrape(port)
+    assert value(now, "query_active", query="unreported") == 0
+    assert value(now, "offsets_behind_latest", **lag) is None, "as after a reported end"
+    assert value(now, "input_rows_total", query="unreported") == 1
 
 
 def test_rebuild_on_executor_is_counted_by_reason(

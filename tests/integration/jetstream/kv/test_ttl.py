@@ -82,6 +82,31 @@ async def test_ttl_of_entry_and_its_marker(shared_server: NatsServer) -> None:
         await wait_until_async(nothing_left, "nothing left")
 
 
+async def test_entry_that_expires_makes_older_revision_current_again(
+    shared_server: NatsServer,
+) -> None:
+    """A marker is only written for a key without an older revision; the TTL is lengthened."""
+    async with connect(shared_server.url) as js:
+        if await js.api_level() == 0:
+            return
+        kv = await KeyValue.create_bucket(
+            js, KeyValueConfig("older", history=2, limit_marker_ttl=2)
+        )
+        old = await kv.put("both", b"old")
+        await kv.put("both", b"short", ttl=1)
+        single = await kv.put("single", b"short", ttl=1)
+        message = await js.message("KV_older", seq=single)
+        assert message is not None
+        assert b"Nats-TTL: 2\r\n" in message.headers, "lengthened to that of markers"
+
+        async def expired() -> bool:
+            entries = await kv.history("both") + await kv.history("single")
+            return [e.operation for e in entries] == ["PUT", "PURGE"]
+
+        await wait_until_async(expired, "the older revision, and the marker of the other key")
+        assert (await kv.get("both")).revision == old
+
+
 REASONS = [("MaxAge", "PURGE"), ("Purge", "PURGE"), ("Remove", "DEL"), ("Other", "PUT")]
 
 

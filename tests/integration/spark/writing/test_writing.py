@@ -12,15 +12,17 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
+from nats_stream_source.spark.datasource import NatsKvDataSource
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.target import prepare_target
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
-from tests.support.nats.streams import create_stream
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -266,6 +268,13 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("'a' AS key, 1 AS value", {"bucket": "b"}, "column 'value' is INT"),
     ("'a' AS key, 'v' AS value", {"bucket": "mirrored"}, "is a mirror, which is read-only; write"),
     ("'a' AS subject, 'v' AS data", {"stream": "SEALED"}, "is sealed, which is read-only"),
+    ("'a' AS key, 'v' AS value", {"bucket": "silent"}, "bucket 'silent': its stream has no_ack"),
+    ("'silent.a' AS subject, 'v' AS data", {"stream": "SILENT"}, "'SILENT': its stream has no_ack"),
+    (
+        "'silent.a' AS subject, 'v' AS data",
+        {"stream": "SILENT", "fastIngest": "true"},
+        "'SILENT': its stream has no_ack",
+    ),
     ("'a' AS subject, 'v' AS data", {"stream": "KV_mirrored"}, "does not have subjects"),
     ("'a' AS data", {"stream": "PLAIN"}, "column 'subject' is missing"),
     (
@@ -299,12 +308,15 @@ def test_refused(
     mirror = {"name": "KV_mirrored", "mirror": {"name": "KV_plain"}, "max_msgs_per_subject": 1}
     api(url, "STREAM.CREATE.KV_mirrored", mirror)
     create_stream(url, "PLAIN", "plain.>")
+    create_stream(url, "SILENT", "silent.>", no_ack=True, allow_batched=True)
+    create_stream(url, "KV_silent", "$KV.silent.>", no_ack=True, max_msgs_per_subject=1)
     if "SEALED" not in (api(url, "STREAM.NAMES")["streams"] or ()):
         sealed = create_stream(url, "SEALED", "sealed.>")["config"]
         api(url, "STREAM.UPDATE.SEALED", {**sealed, "sealed": True})
     with pytest.raises(PySparkException) as caught:
         write(spark.sql(f"SELECT {columns}"), **options)
     assert re.search(problem, str(caught.value), re.DOTALL)
+    assert all(not stream_state(url, name)["messages"] for name in ("SILENT", "KV_silent"))
 
 
 def test_modes(spark: SparkSession, write: Write) -> None:
@@ -333,3 +345,23 @@ def test_duplicate_window_short_warns(
     prepare_target(kv_write_options({**given, "messageId": "auto", "duplicateWindow": "5"}))
     assert "duplicate window is shorter than a restart may take" in caplog.text
     assert publish(shared_server.url, [("$KV.short.a", b"", None)]) == [1], "it was created"
+
+
+@pytest.mark.parametrize(
+    ("columns", "history", "warns"),
+    [("key STRING, ttl INT", 5, True), ("key STRING, ttl INT", 1, False), ("key STRING", 5, False)],
+)
+def test_ttl_in_bucket_with_history_warns(
+    shared_server: NatsServer,
+    caplog: pytest.LogCaptureFixture,
+    columns: str,
+    history: int,
+    warns: bool,
+) -> None:
+    bucket = f"expiring{history}"
+    given = {"servers": shared_server.url, "bucket": bucket, "ifMissing": "create"}
+    options = {**given, "history": str(history), "limitMarkerTtl": "60"}
+    caplog.set_level(logging.WARNING)
+    NatsKvDataSource(options).writer(StructType.fromDDL(columns), overwrite=False)
+    warning = "a row that expires makes the older revision of its key current again"
+    assert (warning in caplog.text) == warns
