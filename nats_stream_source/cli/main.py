@@ -34,10 +34,8 @@ FAILED, USAGE, DATA_LOSS, INTERRUPTED = 1, 2, 3, 130
 _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
     "inspect": "show a query's checkpoint, and its lag behind the live stream",
-    "ls": "list the buckets, or the keys of a bucket",
     "peek": "show the first or last rows of a bucket or stream, or follow it",
     "follow": "keep a Delta table equal to a bucket, with Spark; requires the extra 'delta'",
-    "bench": "measure how fast one reader reads a bucket or stream",
     "demo": "run a server, a bucket, a query and a Delta table; requires the extra 'demo'",
 }
 _DEMO = "nats_stream_source.demo"
@@ -60,11 +58,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if argv[:1] == ["demo"]:
             return _demo(argv[1:])  # it parses its own command line
         _, unknown = _parser(argv).parse_known_args(argv, arguments)
-        if hasattr(arguments, "filters"):
-            # argparse accepts positional arguments in one place only, not behind an option.
-            arguments.filters += [word for word in unknown if not word.startswith("-")]
-            unknown = [word for word in unknown if word.startswith("-")]
         if unknown:
+            # By the command's parser, whose help has the flags.
             arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = arguments.run(arguments)
         sys.stdout.flush()

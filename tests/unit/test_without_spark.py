@@ -74,7 +74,7 @@ except ImportError as error:
 
 def test_jetstream_options_and_command_line_do_not_need_spark() -> None:
     code = """
-import nats_stream_source.cli.bench, nats_stream_source.cli.inspect, nats_stream_source.cli.peek
+import nats_stream_source.cli.inspect, nats_stream_source.cli.peek
 import nats_stream_source.embedded, nats_stream_source.options
 import nats_stream_source.jetstream as jetstream
 for name in jetstream.__all__:
