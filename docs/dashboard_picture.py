@@ -65,7 +65,7 @@ def watch_demo(scratch: Path) -> Rows:
         RuntimeError: the demo failed.
     """
     demo = subprocess.Popen(
-        [sys.executable, "-u", "-m", "nats_stream_source.demo"],
+        [sys.executable, "-u", "-m", "examples.demo"],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -82,12 +82,3 @@ for name in jetstream.__all__:
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_demo_names_missing_packages() -> None:
-    done = python("from nats_stream_source.cli.main import main; sys.exit(main(['demo']))")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "nats-stream-source demo: could not start the demo: pyspark, delta-spark not installed; "
-        "run `pip install 'nats-stream-source[demo]'`\n"
-    )

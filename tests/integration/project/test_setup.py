@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.demo import preflight
 from nats_stream_source.zip_package import FORMAT_MODULES
+from tests.support import preflight
 from tests.support.paths import ROOT
 
-PREFLIGHT = Path("nats_stream_source/demo/preflight.py")
+PREFLIGHT = Path("tests/support/preflight.py")
 
 
 def program(path: Path, script: str) -> Path:
@@ -223,7 +223,7 @@ def make_test(
     for name in ("pyproject.toml", "Makefile", PREFLIGHT):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, directory / name)
-    (directory / "tests").mkdir()
+    (directory / "tests").mkdir(exist_ok=True)
     for name, text in tests.items():
         (directory / "tests" / name).write_text(text)
     program(directory / ".venv/bin/python", f'exec {sys.executable} "$@"')
