@@ -57,6 +57,7 @@ def run(rows: int | None, sink: str, engine: str, work: Path, stack: ExitStack) 
     step(f"Spark starts{jars}")
     writer = Writer(url, replay)
     spark = start_session(engine, work)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark's own calls the busy JVM
     stack.callback(spark.stop)
     with socket.socket() as usual:
         port = 9464 if usual.connect_ex(("127.0.0.1", 9464)) else free_port()
@@ -127,7 +128,7 @@ def main() -> int:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM")
     work, status = Path(tempfile.mkdtemp(prefix="nats-stream-source-demo-")), 1
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
