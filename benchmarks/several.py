@@ -1,6 +1,6 @@
 """The cost of many buckets in one query: polls of an idle query, planning, and the first read.
 
-``python -m benchmarks.several [--quick] [--json FILE] [--buckets 1000] [--no-spark]``
+``python -m benchmarks.several [--quick] [--json FILE] [--buckets 1000]``
 
 The benchmark fills so many buckets with so many keys each, and one bucket with as many entries as
 all of them. A query selects the small ones by a pattern. Without Spark, planner and tasks run in
@@ -8,8 +8,7 @@ this process, one task after the other. Measured are
 
 - the idle query, called every 10 ms as Spark does: CPU of planner and server, requests a second;
 - planning a micro-batch after writes to 10 buckets, and to all of them: end and tasks;
-- the first read of all buckets, planning included, beside that of the one bucket; and in Spark,
-  with a sink that drops the rows, from the start of the query to its end.
+- the first read of all buckets, planning included, beside that of the one bucket.
 """
 
 from __future__ import annotations
@@ -17,23 +16,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-from rich.console import Console
-
 from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.machine import Stopwatch
 from benchmarks.support.output import finish
 from benchmarks.support.planner_bucket import Requests
-from benchmarks.support.progress import progress
 from benchmarks.support.raw_connection import fill
-from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
@@ -76,16 +69,6 @@ class FirstRead:
     rows_per_second: float
     planning: float
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SparkRead:
-    """The first read in Spark: seconds of the whole query, and of its micro-batch."""
-
-    buckets: int
-    rows: int
-    seconds: float
-    micro_batch: float
 
 
 class Query:
@@ -200,78 +183,34 @@ def first_read(options: KvOptions, buckets: int, rows: int) -> FirstRead:
     return FirstRead(buckets, rows, rows / seconds, planning, len(tasks))
 
 
-def read_in_spark(spark: SparkSession, options: Mapping[str, str], buckets: int) -> SparkRead:
-    """Run a query with ``availableNow`` from its start position to its end."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        frame = spark.readStream.format("nats_kv").options(**options).load()
-        writer = frame.writeStream.format("noop").trigger(availableNow=True)
-        began = time.perf_counter()
-        query = writer.option("checkpointLocation", scratch).start()
-        query.awaitTermination()
-        seconds = time.perf_counter() - began
-        (batch,) = [one for one in query.recentProgress if one["numInputRows"]]
-    return SparkRead(
-        buckets, batch["numInputRows"], seconds, batch["durationMs"]["triggerExecution"] / 1000
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """All figures of a run."""
-
-    idle: Idle
-    planned: list[Planned]
-    reads: list[FirstRead]
-    spark_reads: list[SparkRead]
-
-
-def measure(buckets: int, keys: int, rounds: int, seconds: float, *, spark: bool) -> Figures:
+def measure(buckets: int, keys: int, rounds: int, seconds: float) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     names = [f"site-{i:04}" for i in range(buckets)]
     rows = buckets * keys
     reads: list[FirstRead] = []
     with NatsServer() as server:
-        with progress("filling", buckets + 1) as step:
-            for name in names:
-                fill_bucket(server.port, name, entries(keys, keys), history=1)
-                step(1)
-            fill_bucket(server.port, _ONE, entries(rows, rows), history=1)
-            step(1)
+        for name in names:
+            fill_bucket(server.port, name, entries(keys, keys), history=1)
+        fill_bucket(server.port, _ONE, entries(rows, rows), history=1)
         several = _options(server, bucketPattern="site-.*")
         for _ in range(max(1, rounds // 5)):  # in turn, so that both meet the same machine
             reads.append(first_read(several, buckets, rows))
             reads.append(first_read(_options(server, bucket=_ONE), 1, rows))
         plans = [planned(server, several, names, touched, rounds) for touched in (10, buckets)]
         rest = idle(server, several, seconds)
-        spark_reads = _spark_reads(server, buckets) if spark else []
-    return Figures(rest, plans, reads, spark_reads)
-
-
-def _spark_reads(server: NatsServer, buckets: int) -> list[SparkRead]:
-    many = {"servers": server.url, "bucketPattern": "site-.*"}
-    one = {"servers": server.url, "bucket": _ONE}
-    with spark_session() as session:
-        read_in_spark(session, one, 1)  # starts the Python workers
-        return [
-            read_in_spark(session, options, count)
-            for _ in range(3)
-            for options, count in ((many, buckets), (one, 1))
-        ]
+    pairs = zip(reads[::2], reads[1::2], strict=True)
+    return {
+        "buckets": buckets,
+        "keys": keys,
+        "idle": asdict(rest),
+        "planned": [asdict(one) for one in plans],
+        "reads": [asdict(one) for one in reads],
+        "ratio": statistics.median(a.rows_per_second / b.rows_per_second for a, b in pairs),
+    }
 
 
 def _options(server: NatsServer, **options: str) -> KvOptions:
     return kv_options({"servers": server.url, **options}, Mode.STREAMING)
-
-
-def ratio(reads: Sequence[FirstRead] | Sequence[SparkRead]) -> float:
-    """The rate of many buckets ÷ that of one: the median of the rounds."""
-    rates = [
-        (one.buckets > 1, one.rows_per_second if isinstance(one, FirstRead) else 1 / one.seconds)
-        for one in reads
-    ]
-    many = [rate for is_many, rate in rates if is_many]
-    single = [rate for is_many, rate in rates if not is_many]
-    return statistics.median(a / b for a, b in zip(many, single, strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -280,23 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="100 buckets, few rounds")
     parser.add_argument("--buckets", type=int)
     parser.add_argument("--keys", type=int, default=1000)
-    parser.add_argument("--no-spark", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     buckets = options.buckets or (100 if options.quick else 1000)
     if buckets < 10 or options.keys < 1:
         parser.error("at least 10 buckets with one key each")
     rounds, seconds = (5, 3.0) if options.quick else (15, _IDLE_SECONDS)
-    console = Console()
-    host = machine()
-    console.print(str(host), highlight=False)
-    spark = not (options.quick or options.no_spark)
-    figures = measure(buckets, options.keys, rounds, seconds, spark=spark)
-    results = {"buckets": buckets, "keys": options.keys, **asdict(figures)}
-    results["ratio"] = ratio(figures.reads)
-    if figures.spark_reads:
-        results["spark_ratio"] = ratio(figures.spark_reads)
-    finish("several", host, results, options.json)
+    finish("several", measure(buckets, options.keys, rounds, seconds), options.json)
 
 
 if __name__ == "__main__":
