@@ -18,7 +18,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,38 +36,6 @@ from nats_stream_source.spark.tasks import NatsInputPartition
 
 _IDLE_SECONDS = 15.0
 _ONE = "one"
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """An idle query: shares of one core, and requests in a second."""
-
-    planner: float
-    server: float
-    baseline: float
-    requests: float
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Planning of micro-batches after writes to ``touched`` buckets; milliseconds."""
-
-    touched: int
-    p50: float
-    worst: float
-    requests: int
-    tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class FirstRead:
-    """The first read of all entries: rows per second, and the seconds of planning in it."""
-
-    buckets: int
-    rows: int
-    rows_per_second: float
-    planning: float
-    tasks: int
 
 
 class Query:
@@ -113,8 +80,8 @@ class Query:
         close_cached_runners()
 
 
-def idle(server: NatsServer, options: KvOptions, seconds: float) -> Idle:
-    """Measure a query whose streams have been silent for long."""
+def idle(server: NatsServer, options: KvOptions, seconds: float) -> dict[str, float]:
+    """A query whose streams have been silent for long: shares of a core, requests a second."""
     query = Query(options)
     try:
         while tasks := query.poll():
@@ -131,21 +98,21 @@ def idle(server: NatsServer, options: KvOptions, seconds: float) -> Idle:
             time.sleep(seconds / 2)
     finally:
         query.close()
-    return Idle(
-        watch.own_cpu / watch.wall,
-        watch.other_cpu / watch.wall,
-        nothing.other_cpu / nothing.wall,
-        count / watch.wall,
-    )
+    return {
+        "planner": watch.own_cpu / watch.wall,
+        "server": watch.other_cpu / watch.wall,
+        "baseline": nothing.other_cpu / nothing.wall,
+        "requests": count / watch.wall,
+    }
 
 
 def planned(
     server: NatsServer, options: KvOptions, names: Sequence[str], touched: int, rounds: int
-) -> Planned:
-    """Plan micro-batches after a write to each of ``touched`` buckets; read them too."""
+) -> dict[str, float]:
+    """Plan micro-batches after a write to each of ``touched`` buckets, and read them; ms."""
     query = Query(options, jumps=True)
     took: list[float] = []
-    asked = tasks_planned = 0
+    asked = 0
     try:
         while tasks := query.poll():
             query.read(tasks)
@@ -158,54 +125,50 @@ def planned(
                 tasks = query.poll()
                 took.append((time.perf_counter() - began) * 1000)
                 asked += requests.count
-            tasks_planned = len(tasks)
             rows = query.read(tasks)
             if rows != touched:
                 raise RuntimeError(f"read {rows} rows, expected {touched}")
     finally:
         query.close()
-    return Planned(touched, statistics.median(took), max(took), asked // rounds, tasks_planned)
+    p50, requests = statistics.median(took), asked // rounds
+    return {"touched": touched, "p50": p50, "worst": max(took), "requests": requests}
 
 
-def first_read(options: KvOptions, buckets: int, rows: int) -> FirstRead:
-    """Plan and read everything that the buckets have."""
+def first_read(options: KvOptions, rows: int) -> float:
+    """Plan and read everything that the buckets have; returns rows per second."""
     began = time.perf_counter()
     query = Query(options)
     try:
-        tasks = query.poll()
-        planning = time.perf_counter() - began
-        found = query.read(tasks)
+        found = query.read(query.poll())
         seconds = time.perf_counter() - began
     finally:
         query.close()
     if found != rows:
         raise RuntimeError(f"read {found} rows, expected {rows}")
-    return FirstRead(buckets, rows, rows / seconds, planning, len(tasks))
+    return rows / seconds
 
 
 def measure(buckets: int, keys: int, rounds: int, seconds: float) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     names = [f"site-{i:04}" for i in range(buckets)]
     rows = buckets * keys
-    reads: list[FirstRead] = []
+    ratios = []
     with NatsServer() as server:
         for name in names:
             fill_bucket(server.port, name, entries(keys, keys), history=1)
         fill_bucket(server.port, _ONE, entries(rows, rows), history=1)
         several = _options(server, bucketPattern="site-.*")
         for _ in range(max(1, rounds // 5)):  # in turn, so that both meet the same machine
-            reads.append(first_read(several, buckets, rows))
-            reads.append(first_read(_options(server, bucket=_ONE), 1, rows))
+            many = first_read(several, rows)
+            ratios.append(many / first_read(_options(server, bucket=_ONE), rows))
         plans = [planned(server, several, names, touched, rounds) for touched in (10, buckets)]
         rest = idle(server, several, seconds)
-    pairs = zip(reads[::2], reads[1::2], strict=True)
     return {
         "buckets": buckets,
         "keys": keys,
-        "idle": asdict(rest),
-        "planned": [asdict(one) for one in plans],
-        "reads": [asdict(one) for one in reads],
-        "ratio": statistics.median(a.rows_per_second / b.rows_per_second for a, b in pairs),
+        "idle": rest,
+        "planned": plans,
+        "ratio": statistics.median(ratios),
     }
 
 
