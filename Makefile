@@ -4,7 +4,7 @@
 #            the first one on the PATH from 3.10
 #   ROWS     make demo: number of departures. Default: all
 #   SINK     make demo: delta or parquet. Default: delta
-#   ENGINE   make demo: what merges into the Delta table: auto, delta-rs or spark. Default: auto
+#   ENGINE   make demo: engine of `follow` for the Delta table. Default: auto
 #   TESTS    make test, test-servers, test-faults: arguments of pytest. Default: all tests of the target
 #   AGAIN    make test, test-all: 1 reruns at most ten failed tests, twice at most
 #   WORKERS  make test, test-all, test-faults: number of test processes. Default: 4, 3 and 6
@@ -41,7 +41,7 @@ export REPOSITORY_URL
 venv := .venv
 stamp := $(venv)/.set-up
 python := $(venv)/bin/python
-preflight := nats_stream_source/demo/preflight.py
+preflight := tests/support/preflight.py
 compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx nats_stream_source/wire/*/compiled_*.pyx)
 built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
 security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
@@ -82,7 +82,7 @@ help: ## list the targets
 setup: $(stamp) ## create .venv with the packages of all other targets
 
 demo: java $(stamp) ## write a bucket's changes into a Delta table, with real data (ROWS=20000, ENGINE=spark)
-	@$(python) -m nats_stream_source.demo --sink '$(SINK)' --engine '$(ENGINE)' $(if $(ROWS),--rows '$(ROWS)')
+	@$(python) -m examples.demo --sink '$(SINK)' --engine '$(ENGINE)' $(if $(ROWS),--rows '$(ROWS)')
 
 test: java $(stamp) ## run the tests of the package: tests/unit and tests/integration (TESTS=tests/integration/demo)
 	@$(python) -m pytest $(if $(TESTS),$(TESTS),$(call workers,4) $(addprefix --ignore=tests/,faults docs compat)) $(if $(AGAIN),$(reruns))

@@ -35,7 +35,6 @@ _PLOTS = "performance"  # folder of the plots, relative to the page
 
 FULL: dict[str, list[str]] = {
     "reader": [],
-    "jetstream": [],
     "spark": ["--rows", "1000000", "--rows", "10000000", "--size", "128", "--size", "1024"],
     "latency": [],
     "freshness": [],
@@ -49,7 +48,6 @@ FULL: dict[str, list[str]] = {
 """Benchmarks in order, and their arguments."""
 
 QUICK: dict[str, list[str]] = {
-    "jetstream": ["--quick"],
     "writing": ["--quick", "--no-spark"],
     # Last, so that the output ends with its ratio.
     "reader": ["--quick"],

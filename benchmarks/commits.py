@@ -29,7 +29,6 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from benchmarks.support.delta_merge import create_with_vectors, rows
-from benchmarks.support.machine import machine
 from benchmarks.support.output import finish
 from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver.engine import opened_table
@@ -168,9 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", action="append", help="KEYS:ROWS:COMMITS")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    host = machine()
     results = [run(case) for case in given.case or CASES]
-    finish("commits", host, {"commits": [one.as_dict() for one in results]}, given.json)
+    finish("commits", {"commits": [one.as_dict() for one in results]}, given.json)
 
 
 if __name__ == "__main__":

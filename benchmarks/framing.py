@@ -27,13 +27,11 @@ class Case:
     frames: int
     size: int
     header: bytes = b""
-    line_ends: bool = False
 
     def block(self) -> bytes:
         """The bytes that a server sends."""
         chance = random.Random(self.size)
-        values = [b"\n" * self.size if self.line_ends else chance.randbytes(self.size)]
-        values += [] if self.line_ends else [chance.randbytes(self.size) for _ in range(63)]
+        values = [chance.randbytes(self.size) for _ in range(64)]
         parts = []
         for i in range(self.frames):
             sequence = 1_000_000 + i
@@ -56,7 +54,6 @@ class Case:
 CASES = (
     Case("16 B", 4096, 16),
     Case("128 B", 4096, 128),
-    Case("128 B of line ends", 4096, 128, line_ends=True),
     Case("128 B and headers", 4096, 128, _HEADER),
     Case("1,024 B", 1000, 1024),
     Case("16,384 B", 60, 16384),

@@ -31,11 +31,10 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from rich.console import Console
 
 from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.delta_merge import ENGINES, SIZES, MergeResult, measure_merge
-from benchmarks.support.machine import OtherProcesses, machine, resident_bytes
+from benchmarks.support.machine import OtherProcesses, resident_bytes
 from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
@@ -237,9 +236,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, action="append", help="keys of a table (repeatable)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    console = Console(highlight=False)
-    host = machine()
-    console.print(str(host))
     cases = [case.split(":") for case in options.case or CASES]
     with spark_session(configure=merging_session) as s:
         # The first micro-batches of a session are slow.
@@ -257,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "freshness": [one.as_dict() for one in fresh],
         "merge": [one.as_dict() for one in merges],
     }
-    finish("freshness", host, figures, options.json)
+    finish("freshness", figures, options.json)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from pyspark.sql import SparkSession
 from benchmarks.freshness import measure as measure_freshness
 from benchmarks.freshness import merging_session
 from benchmarks.support.delta_merge import rows
-from benchmarks.support.machine import machine
 from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import merge_changes
@@ -127,12 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=int, default=1_000)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    host = machine()
     with spark_session(configure=merging_session) as spark:
         figures = measure(spark, given.keys, given.rows, given.batches)
         figures |= put_to_row(spark, given.keys, given.rate, given.seconds, given.rounds)
     print(json.dumps(figures, indent=1))
-    finish("history", host, {"history": figures}, given.json)
+    finish("history", {"history": figures}, given.json)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ into a table of 4,000 keys, and a process without Spark notes when each revision
 
 This is measured in two sessions: as Spark comes, with ``merge_changes``; and with ``configure``,
 asynchronous logs (for Kafka's source, too) and ``follow``. The percentiles exclude the first
-quarter of the entries. ``gap`` is the median time between two micro-batches with rows, ``parts``
-are the medians of the durations that Spark reports for them.
+quarter of the entries. ``gap`` is the median time between two micro-batches with rows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
-from rich.console import Console
 
 from benchmarks.freshness import latencies, put_values, watching
 from benchmarks.support.bucket_data import entries, fill_bucket
@@ -41,7 +39,7 @@ from benchmarks.support.kafka import (
     start_kafka,
     steady_producer,
 )
-from benchmarks.support.machine import OtherProcesses, machine
+from benchmarks.support.machine import OtherProcesses
 from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
@@ -54,7 +52,6 @@ NATS, KAFKA, TABLE = "nats_kv", "kafka", "nats_kv to table"
 DEFAULTS, CONFIGURED = "defaults", "configured"
 KEYS = 4_000  # of the table
 _DEADLINE = 60.0  # seconds for the last entries to arrive
-_PARTS = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,6 @@ class Result:
     p99: float
     gap: float
     batches: int
-    parts: dict[str, float]
     others: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -203,7 +199,6 @@ def _result(
     """The result of latencies in milliseconds."""
     reports = [one for one in reports if one["numInputRows"]]
     begun = [datetime.fromisoformat(one["timestamp"]).timestamp() for one in reports]
-    durations = [one["durationMs"] for one in reports]
     p50, p99 = np.percentile(taken[len(taken) // 4 :], [50, 99])
     return Result(
         way,
@@ -214,7 +209,6 @@ def _result(
         float(p99),
         float(np.median(np.diff(begun))) * 1e3,
         len(reports),
-        {part: float(np.median([one.get(part, 0) for one in durations])) for part in _PARTS},
         others.as_dict(),
     )
 
@@ -262,14 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-kafka", action="store_true", help="without Kafka")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    console = Console(highlight=False)
-    host = machine()
-    console.print(str(host))
     results = measure(
-        options.rate or RATES, options.seconds, kafka=not options.no_kafka, report=console.print
+        options.rate or RATES, options.seconds, kafka=not options.no_kafka, report=print
     )
     shown = [one.as_dict() | {"ratio": ratio(one, results)} for one in results]
-    finish("latency", host, {"latency": shown}, options.json)
+    finish("latency", {"latency": shown}, options.json)
 
 
 if __name__ == "__main__":

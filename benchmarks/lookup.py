@@ -22,12 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from rich.console import Console
 
 from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.machine import Stopwatch
 from benchmarks.support.output import finish
-from benchmarks.support.progress import progress
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source import configure, lookup
 from nats_stream_source.embedded import NatsServer
@@ -121,10 +119,8 @@ def measure(
 ) -> tuple[list[TaskRun], list[SparkRun]]:
     """All figures, on a server that is started for them."""
     with NatsServer() as server:
-        with progress("filling", len(sizes)) as step:
-            for keys in sizes:
-                fill_bucket(server.port, f"b{keys}", entries(keys, keys), history=1)
-                step(1)
+        for keys in sizes:
+            fill_bucket(server.port, f"b{keys}", entries(keys, keys), history=1)
         tasks = [
             max((task_run(server, f"b{keys}", keys, batches) for _ in range(rounds)), key=_rate)
             for keys in sizes
@@ -157,12 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"at least {BATCH} keys, not a multiple of {_STEP}")
     rows = [BATCH, 100_000] if options.quick else [BATCH, 100_000, 1_000_000]
     batches, rounds = (5, 2) if options.quick else (30, 3)
-    console = Console()
-    host = machine()
-    console.print(str(host), highlight=False)
     tasks, runs = measure(sizes, rows, batches, rounds, spark=not options.no_spark)
     results = {"tasks": [asdict(one) for one in tasks], "spark": [asdict(one) for one in runs]}
-    finish("lookup", host, results, options.json)
+    finish("lookup", results, options.json)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,8 @@ For each value size, with and without headers, the benchmark fills a new bucket 
 Then two readers alternate for several rounds: the bare socket (a push consumer whose bytes are
 received into one buffer and counted, without parsing) and the reader (``OrderedReader`` and the
 rows of ``nats_kv``; the record batches are counted and dropped). Server and reader share the cores.
-The ratio is that of the medians; the CPU time per row of both processes explains it. Where the
-compiled frame scanner exists, the reader runs in each round with it and the definition. A second
-table has server and reader pinned to one core each, which is nearer to a cluster.
-
-In the same rounds nats-py reads fewer messages of the same kind: a push consumer whose messages go
-to a callback that counts them (``Client.subscribe``), and the KV watch with history.
+The ratio is that of the medians; the CPU time per row of both processes explains it. In the same
+rounds nats-py reads fewer messages of the same kind, with a callback that counts them.
 """
 
 from __future__ import annotations
@@ -22,20 +18,16 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import nats
-import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from rich.console import Console
 
 from benchmarks.support.bucket_data import create_bucket
-from benchmarks.support.machine import Machine, Run, Stopwatch, machine, pinned
+from benchmarks.support.machine import Run, Stopwatch
 from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import Message, drain, fill, server_for_slow_clients
 from nats_stream_source.connection.connection import ConnectionSettings
@@ -49,20 +41,16 @@ from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.framing import scanner
 
 SIZES = (16, 128, 1024, 16384)
-_PINNED_SIZES = (128, 1024)
 _KEYS = 100_000
 _MAX_BYTES = 400 << 20
-_CALLBACK, _WATCH = 10, 100  # nats-py gets one message in so many by callback, by KV watch
+_CALLBACK = 10  # nats-py gets one message in so many
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """Medians of the rounds for one kind of message.
 
-    ``scanner`` is that of ``reader``; ``python`` is the reader with the definition, if that is
-    another one. ``callback`` and ``watch`` are nats-py's messages per second, ``watch_lost`` how
-    many of its KV watch were not delivered in all rounds, ``rounds`` the ratios of the single
-    rounds.
+    ``callback`` is nats-py's messages per second, ``rounds`` the ratios of the single rounds.
     """
 
     size: int
@@ -71,10 +59,7 @@ class Result:
     bare: Run
     scanner: str
     reader: Run
-    python: Run | None
     callback: float
-    watch: float
-    watch_lost: int
     rounds: list[float]
 
     @property
@@ -94,36 +79,24 @@ class Result:
             "ratio": self.ratio,
             "cpu_ratio": self.cpu_ratio,
             "over_callback": self.reader.rate / self.callback,
-            "over_watch": self.reader.rate / self.watch,
         }
 
 
-def measure(
-    size: int, headers: bool, rounds: int, rows: int, *, one_core_each: bool = False
-) -> Result:
+def measure(size: int, headers: bool, rounds: int, rows: int) -> Result:
     """Fill a bucket and read it ``rounds`` times in each way, alternately.
 
     Args:
         size: bytes of every value.
         headers: whether every message has a header.
         rows: how many messages; fewer if the values are large.
-        one_core_each: pin the server to one core and the readers to another.
     """
     rows = min(rows, _MAX_BYTES // (size + 120))
-    with ExitStack() as stack:
-        server = stack.enter_context(server_for_slow_clients())
-        if one_core_each:
-            stack.enter_context(pinned(server.pid))
+    with server_for_slow_clients() as server:
         stream, created = _fill(server, "bench", size, headers, rows)
-        watched = max(rows // _WATCH, 1)
-        _fill(server, "few", size, headers, watched)
         expected = drain(server.port, stream, rows)
         bare: list[Run] = []
-        reader: dict[str, list[Run]] = {name: [] for name in scanner.available()}
+        reader: list[Run] = []
         callback: list[float] = []
-        watch_rates: list[float] = []
-        lost = 0
-        before = scanner.selected()
         runner = Runner(ConnectionSettings(servers=(server.url,)))
         try:
             _read(runner, stream, created, rows)  # warm-up: connection, imports
@@ -131,31 +104,21 @@ def measure(
                 with Stopwatch(server.pid) as watch:
                     drain(server.port, stream, rows, expected)
                 bare.append(watch.run(rows))
-                for name, runs in reader.items():
-                    scanner.select(name)
-                    with Stopwatch(server.pid) as watch:
-                        _read(runner, stream, created, rows)
-                    runs.append(watch.run(rows))
-                callback.append(_with_nats_py(server, lambda client: _callback(client, rows))[1])
-                count, rate = _with_nats_py(server, lambda client: _watch(client, watched))
-                watch_rates.append(rate)
-                lost += watched - count
+                with Stopwatch(server.pid) as watch:
+                    _read(runner, stream, created, rows)
+                reader.append(watch.run(rows))
+                callback.append(asyncio.run(_callback(server.url, rows)))
         finally:
             runner.close()
-            scanner.select(before)
-    fastest, *others = reader
-    pairs = [one.rate / other.rate for one, other in zip(reader[fastest], bare, strict=True)]
+    pairs = [one.rate / other.rate for one, other in zip(reader, bare, strict=True)]
     return Result(
         size,
         headers,
         rows,
         Run.median(bare),
-        fastest,
-        Run.median(reader[fastest]),
-        Run.median(reader["python"]) if others else None,
+        scanner.selected(),
+        Run.median(reader),
         statistics.median(callback),
-        statistics.median(watch_rates),
-        lost,
         pairs,
     )
 
@@ -188,25 +151,9 @@ def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
         raise RuntimeError(f"{count} rows of {rows}: {reader!r}")
 
 
-# -- nats-py ---------------------------------------------------------------------------------------
-
-
-def _with_nats_py(
-    server: NatsServer, work: Callable[[Client], Awaitable[tuple[int, float]]]
-) -> tuple[int, float]:
-    """The number of messages and their rate, without the time to connect."""
-
-    async def run() -> tuple[int, float]:
-        client = await nats.connect(server.url)
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
-
-
-async def _callback(client: Client, rows: int) -> tuple[int, float]:
+async def _callback(url: str, rows: int) -> float:
+    """Messages per second of a push consumer of nats-py, without the time to connect."""
+    client = await nats.connect(url)
     few = max(rows // _CALLBACK, 1)
     count, done = 0, asyncio.Event()
 
@@ -231,29 +178,9 @@ async def _callback(client: Client, rows: int) -> tuple[int, float]:
     if "error" in answer:
         raise RuntimeError(f"could not create the consumer of nats-py: {answer['error']}")
     await asyncio.wait_for(done.wait(), 60)
-    return count, count / (time.perf_counter() - began)
-
-
-async def _watch(client: Client, expected: int) -> tuple[int, float]:
-    bucket = await client.jetstream().key_value("few")
-    began = last = time.perf_counter()
-    watcher = await bucket.watchall(include_history=True)
-    count = 0
-    try:
-        while count < expected:
-            try:
-                entry = await watcher.updates(timeout=2)
-            except nats.errors.TimeoutError:
-                break  # nats-py lost messages and waits for them
-            if entry is None:
-                continue  # the end of the initial values may precede fast entries
-            count += 1
-            last = time.perf_counter()
-    finally:
-        await watcher.stop()
-    if not count:
-        raise RuntimeError(f"nats-py's watch received 0 of {expected} entries")
-    return count, count / (last - began)
+    rate = count / (time.perf_counter() - began)
+    await client.close()
+    return rate
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -270,22 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds = options.rounds or (3 if options.quick else 7)
     rows = min(options.rows, 200_000) if options.quick else options.rows
     kinds = {"no": [False], "yes": [True], "both": [False, True]}[options.headers]
-    console = Console()
-    host: Machine = machine()
-    console.print(str(host), highlight=False)
     results = [measure(size, headers, rounds, rows) for size in sizes for headers in kinds]
-    one_core_each: list[Result] = []
-    if host.cores > 1 and not options.quick:
-        one_core_each = [
-            measure(size, False, rounds, rows, one_core_each=True)
-            for size in sizes
-            if size in _PINNED_SIZES
-        ]
-    figures = {
-        "reader": [one.as_dict() for one in results],
-        "pinned": [one.as_dict() for one in one_core_each],
-    }
-    finish("reader", host, figures, options.json)
+    finish("reader", {"reader": [one.as_dict() for one in results]}, options.json)
     for one in results:
         if one.size == 128 and not one.headers:
             print(f"reader / bare socket, 128 B: {one.ratio:.2f}")

@@ -1,6 +1,6 @@
 """The cost of many buckets in one query: polls of an idle query, planning, and the first read.
 
-``python -m benchmarks.several [--quick] [--json FILE] [--buckets 1000] [--no-spark]``
+``python -m benchmarks.several [--quick] [--json FILE] [--buckets 1000]``
 
 The benchmark fills so many buckets with so many keys each, and one bucket with as many entries as
 all of them. A query selects the small ones by a pattern. Without Spark, planner and tasks run in
@@ -8,8 +8,7 @@ this process, one task after the other. Measured are
 
 - the idle query, called every 10 ms as Spark does: CPU of planner and server, requests a second;
 - planning a micro-batch after writes to 10 buckets, and to all of them: end and tasks;
-- the first read of all buckets, planning included, beside that of the one bucket; and in Spark,
-  with a sink that drops the rows, from the start of the query to its end.
+- the first read of all buckets, planning included, beside that of the one bucket.
 """
 
 from __future__ import annotations
@@ -17,23 +16,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-from rich.console import Console
-
 from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.machine import Stopwatch, machine
+from benchmarks.support.machine import Stopwatch
 from benchmarks.support.output import finish
 from benchmarks.support.planner_bucket import Requests
-from benchmarks.support.progress import progress
 from benchmarks.support.raw_connection import fill
-from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
@@ -44,48 +36,6 @@ from nats_stream_source.spark.tasks import NatsInputPartition
 
 _IDLE_SECONDS = 15.0
 _ONE = "one"
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """An idle query: shares of one core, and requests in a second."""
-
-    planner: float
-    server: float
-    baseline: float
-    requests: float
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Planning of micro-batches after writes to ``touched`` buckets; milliseconds."""
-
-    touched: int
-    p50: float
-    worst: float
-    requests: int
-    tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class FirstRead:
-    """The first read of all entries: rows per second, and the seconds of planning in it."""
-
-    buckets: int
-    rows: int
-    rows_per_second: float
-    planning: float
-    tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SparkRead:
-    """The first read in Spark: seconds of the whole query, and of its micro-batch."""
-
-    buckets: int
-    rows: int
-    seconds: float
-    micro_batch: float
 
 
 class Query:
@@ -130,8 +80,8 @@ class Query:
         close_cached_runners()
 
 
-def idle(server: NatsServer, options: KvOptions, seconds: float) -> Idle:
-    """Measure a query whose streams have been silent for long."""
+def idle(server: NatsServer, options: KvOptions, seconds: float) -> dict[str, float]:
+    """A query whose streams have been silent for long: shares of a core, requests a second."""
     query = Query(options)
     try:
         while tasks := query.poll():
@@ -148,21 +98,21 @@ def idle(server: NatsServer, options: KvOptions, seconds: float) -> Idle:
             time.sleep(seconds / 2)
     finally:
         query.close()
-    return Idle(
-        watch.own_cpu / watch.wall,
-        watch.other_cpu / watch.wall,
-        nothing.other_cpu / nothing.wall,
-        count / watch.wall,
-    )
+    return {
+        "planner": watch.own_cpu / watch.wall,
+        "server": watch.other_cpu / watch.wall,
+        "baseline": nothing.other_cpu / nothing.wall,
+        "requests": count / watch.wall,
+    }
 
 
 def planned(
     server: NatsServer, options: KvOptions, names: Sequence[str], touched: int, rounds: int
-) -> Planned:
-    """Plan micro-batches after a write to each of ``touched`` buckets; read them too."""
+) -> dict[str, float]:
+    """Plan micro-batches after a write to each of ``touched`` buckets, and read them; ms."""
     query = Query(options, jumps=True)
     took: list[float] = []
-    asked = tasks_planned = 0
+    asked = 0
     try:
         while tasks := query.poll():
             query.read(tasks)
@@ -175,103 +125,55 @@ def planned(
                 tasks = query.poll()
                 took.append((time.perf_counter() - began) * 1000)
                 asked += requests.count
-            tasks_planned = len(tasks)
             rows = query.read(tasks)
             if rows != touched:
                 raise RuntimeError(f"read {rows} rows, expected {touched}")
     finally:
         query.close()
-    return Planned(touched, statistics.median(took), max(took), asked // rounds, tasks_planned)
+    p50, requests = statistics.median(took), asked // rounds
+    return {"touched": touched, "p50": p50, "worst": max(took), "requests": requests}
 
 
-def first_read(options: KvOptions, buckets: int, rows: int) -> FirstRead:
-    """Plan and read everything that the buckets have."""
+def first_read(options: KvOptions, rows: int) -> float:
+    """Plan and read everything that the buckets have; returns rows per second."""
     began = time.perf_counter()
     query = Query(options)
     try:
-        tasks = query.poll()
-        planning = time.perf_counter() - began
-        found = query.read(tasks)
+        found = query.read(query.poll())
         seconds = time.perf_counter() - began
     finally:
         query.close()
     if found != rows:
         raise RuntimeError(f"read {found} rows, expected {rows}")
-    return FirstRead(buckets, rows, rows / seconds, planning, len(tasks))
+    return rows / seconds
 
 
-def read_in_spark(spark: SparkSession, options: Mapping[str, str], buckets: int) -> SparkRead:
-    """Run a query with ``availableNow`` from its start position to its end."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        frame = spark.readStream.format("nats_kv").options(**options).load()
-        writer = frame.writeStream.format("noop").trigger(availableNow=True)
-        began = time.perf_counter()
-        query = writer.option("checkpointLocation", scratch).start()
-        query.awaitTermination()
-        seconds = time.perf_counter() - began
-        (batch,) = [one for one in query.recentProgress if one["numInputRows"]]
-    return SparkRead(
-        buckets, batch["numInputRows"], seconds, batch["durationMs"]["triggerExecution"] / 1000
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """All figures of a run."""
-
-    idle: Idle
-    planned: list[Planned]
-    reads: list[FirstRead]
-    spark_reads: list[SparkRead]
-
-
-def measure(buckets: int, keys: int, rounds: int, seconds: float, *, spark: bool) -> Figures:
+def measure(buckets: int, keys: int, rounds: int, seconds: float) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     names = [f"site-{i:04}" for i in range(buckets)]
     rows = buckets * keys
-    reads: list[FirstRead] = []
+    ratios = []
     with NatsServer() as server:
-        with progress("filling", buckets + 1) as step:
-            for name in names:
-                fill_bucket(server.port, name, entries(keys, keys), history=1)
-                step(1)
-            fill_bucket(server.port, _ONE, entries(rows, rows), history=1)
-            step(1)
+        for name in names:
+            fill_bucket(server.port, name, entries(keys, keys), history=1)
+        fill_bucket(server.port, _ONE, entries(rows, rows), history=1)
         several = _options(server, bucketPattern="site-.*")
         for _ in range(max(1, rounds // 5)):  # in turn, so that both meet the same machine
-            reads.append(first_read(several, buckets, rows))
-            reads.append(first_read(_options(server, bucket=_ONE), 1, rows))
+            many = first_read(several, rows)
+            ratios.append(many / first_read(_options(server, bucket=_ONE), rows))
         plans = [planned(server, several, names, touched, rounds) for touched in (10, buckets)]
         rest = idle(server, several, seconds)
-        spark_reads = _spark_reads(server, buckets) if spark else []
-    return Figures(rest, plans, reads, spark_reads)
-
-
-def _spark_reads(server: NatsServer, buckets: int) -> list[SparkRead]:
-    many = {"servers": server.url, "bucketPattern": "site-.*"}
-    one = {"servers": server.url, "bucket": _ONE}
-    with spark_session() as session:
-        read_in_spark(session, one, 1)  # starts the Python workers
-        return [
-            read_in_spark(session, options, count)
-            for _ in range(3)
-            for options, count in ((many, buckets), (one, 1))
-        ]
+    return {
+        "buckets": buckets,
+        "keys": keys,
+        "idle": rest,
+        "planned": plans,
+        "ratio": statistics.median(ratios),
+    }
 
 
 def _options(server: NatsServer, **options: str) -> KvOptions:
     return kv_options({"servers": server.url, **options}, Mode.STREAMING)
-
-
-def ratio(reads: Sequence[FirstRead] | Sequence[SparkRead]) -> float:
-    """The rate of many buckets ÷ that of one: the median of the rounds."""
-    rates = [
-        (one.buckets > 1, one.rows_per_second if isinstance(one, FirstRead) else 1 / one.seconds)
-        for one in reads
-    ]
-    many = [rate for is_many, rate in rates if is_many]
-    single = [rate for is_many, rate in rates if not is_many]
-    return statistics.median(a / b for a, b in zip(many, single, strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -280,23 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="100 buckets, few rounds")
     parser.add_argument("--buckets", type=int)
     parser.add_argument("--keys", type=int, default=1000)
-    parser.add_argument("--no-spark", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     buckets = options.buckets or (100 if options.quick else 1000)
     if buckets < 10 or options.keys < 1:
         parser.error("at least 10 buckets with one key each")
     rounds, seconds = (5, 3.0) if options.quick else (15, _IDLE_SECONDS)
-    console = Console()
-    host = machine()
-    console.print(str(host), highlight=False)
-    spark = not (options.quick or options.no_spark)
-    figures = measure(buckets, options.keys, rounds, seconds, spark=spark)
-    results = {"buckets": buckets, "keys": options.keys, **asdict(figures)}
-    results["ratio"] = ratio(figures.reads)
-    if figures.spark_reads:
-        results["spark_ratio"] = ratio(figures.spark_reads)
-    finish("several", host, results, options.json)
+    finish("several", measure(buckets, options.keys, rounds, seconds), options.json)
 
 
 if __name__ == "__main__":

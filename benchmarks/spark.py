@@ -8,41 +8,34 @@ into the no-op sink or into Parquet. The time is from ``start()`` to the query's
 connecting, starting Python workers, planning and reading. The time of the micro-batch alone
 (``addBatch``) is reported too.
 
-Before, a bare socket reads the same bucket without Spark: what the server can deliver.
-
-*Warm*: the sources alternate in one session, after one run of each that is not counted; medians.
-*Cold*: the first query of a new session, without the session's start.
+The sources alternate in one session, after one run of each that is not counted; medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, source_jars
-from benchmarks.support.machine import OtherProcesses, cpu_by_role, machine
+from benchmarks.support.machine import OtherProcesses, cores, cpu_by_role
 from benchmarks.support.output import finish
-from benchmarks.support.raw_connection import drain, server_for_slow_clients
+from benchmarks.support.raw_connection import server_for_slow_clients
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
-from nats_stream_source.jetstream.subjects import stream_of
 
 SINKS = ("noop", "parquet")
-_MANY = 1_000_000  # with more rows: fewer rounds, one size, no fresh sessions
+_MANY = 1_000_000  # with more rows: fewer rounds, one size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +49,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class FormatAdapter:
-    """One run.
+class Run:
+    """One query.
 
     Attributes:
         seconds: from ``start()`` to the end; ``batch``: of the micro-batches alone.
@@ -72,17 +65,12 @@ class FormatAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One source into one sink. Rates are rows per second.
-
-    Attributes:
-        warm: the counted runs; ``cold``: the first query of a session, None when not measured.
-    """
+    """One source into one sink, with the counted runs. Rates are rows per second."""
 
     source: str
     sink: str
     rows: int
-    warm: list[FormatAdapter]
-    cold: FormatAdapter | None
+    warm: list[Run]
 
     @property
     def rate(self) -> float:
@@ -112,38 +100,21 @@ class Result:
 class Outcome:
     """All results for one number of rows of ``size`` bytes, and what else ran meanwhile.
 
-    Attributes:
-        bare: rows per second that a bare socket gets from the same server, without Spark.
-        scanner: the frame scanner of the readers.
+    ``scanner`` is the frame scanner of the readers.
     """
 
     rows: int
     size: int
     results: list[Result]
-    bare: float
     scanner: str
     others: dict[str, float] = field(default_factory=dict)
 
-    def ratio(self, sink: str, name: str = "nats_kv", over: str | None = None) -> float | None:
-        """Rate of a source over another's, or over the best of Kafka's; None without Kafka."""
-        rates = {one.source: one.rate for one in self.results if one.sink == sink}
-        others = [rate for key, rate in rates.items() if key.startswith(over or "kafka")]
-        return rates[name] / max(others) if others else None
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "rows": self.rows,
-            "size": self.size,
-            "bare": self.bare,
-            "scanner": self.scanner,
-            "others": self.others,
-            "results": [one.as_dict() for one in self.results],
-            "ratios": {sink: self.ratio(sink) for sink in SINKS},
-        }
+        return asdict(self) | {"results": [one.as_dict() for one in self.results]}
 
 
-def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> FormatAdapter:
+def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Run:
     """One query over the whole backlog.
 
     Raises:
@@ -161,28 +132,15 @@ def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Form
         query.awaitTermination()
         seconds = time.perf_counter() - began
         after = cpu_by_role({source.server: "server"})
-        # In a fresh session's process the server is no descendant, and nothing is known of it.
         cpu = {role: after[role] - before.get(role, 0.0) for role in after}
         progress = query.recentProgress
         taken = sum(one["numInputRows"] for one in progress)
         if taken != rows:
             raise RuntimeError(f"{source.name} into {sink}: {taken:,} rows of {rows:,}")
         batch = sum(one["durationMs"].get("addBatch", 0) for one in progress) / 1000
-        return FormatAdapter(seconds, batch, cpu)
+        return Run(seconds, batch, cpu)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _cold(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> FormatAdapter:
-    with spark_session(jars) as spark:
-        return run_query(spark, source, sink, rows)
-
-
-def cold_query(source: Source, sink: str, rows: int, jars: Sequence[Path]) -> FormatAdapter:
-    """The first query of a session in a process, and a JVM, of its own."""
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawned) as pool:
-        return pool.submit(_cold, source, sink, rows, jars).result()
 
 
 def measure(
@@ -191,7 +149,6 @@ def measure(
     size: int = SIZE,
     *,
     kafka: bool = True,
-    cold: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Fill a server, and a broker with ``kafka``, and let the sources take turns on them."""
@@ -203,21 +160,18 @@ def measure(
         fill_bucket(server.port, "bench", entries(rows, keys, size), history=64)
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         sources = [Source("nats_kv", "nats_kv", options, server.pid)]
-        say("reading with a bare socket")
-        bare = _bare_rate(server.port, rows, rounds)
         jars: list[Path] = []
         if kafka:
             jars = source_jars()
             broker = stack.enter_context(KafkaBroker())
-        cold_runs: dict[tuple[str, str], FormatAdapter] = {}
         with spark_session(jars) as spark:
             if kafka:
                 write_parquet(scratch / "entries.parquet", entries(rows, keys, size))
-                for partitions in sorted({1, machine().cores}):
+                for partitions in sorted({1, cores()}):
                     say(f"filling a Kafka topic of {partitions} partition(s)")
                     topic = _fill_topic(spark, broker, scratch / "entries.parquet", partitions)
                     sources.append(topic)
-            warm: dict[tuple[str, str], list[FormatAdapter]] = {}
+            warm: dict[tuple[str, str], list[Run]] = {}
             for sink in SINKS:
                 for turn in range(rounds + 1):
                     for source in sources:
@@ -225,27 +179,8 @@ def measure(
                         say(f"{source.name} into {sink}: {rows / query.seconds:,.0f} rows/s")
                         if turn:
                             warm.setdefault((source.name, sink), []).append(query)
-        if cold:
-            for source in sources:
-                for sink in SINKS:
-                    query = cold_runs[source.name, sink] = cold_query(source, sink, rows, jars)
-                    say(f"{source.name} into {sink}, cold: {rows / query.seconds:,.0f} rows/s")
-    results = [
-        Result(name, sink, rows, runs, cold_runs.get((name, sink)))
-        for (name, sink), runs in warm.items()
-    ]
-    return Outcome(rows, size, results, bare, select_frame_scanner(), others.as_dict())
-
-
-def _bare_rate(port: int, rows: int, rounds: int) -> float:
-    stream = stream_of("bench")
-    expected = drain(port, stream, rows)
-    seconds = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        drain(port, stream, rows, expected)
-        seconds.append(time.perf_counter() - began)
-    return rows / statistics.median(seconds)
+    results = [Result(name, sink, rows, runs) for (name, sink), runs in warm.items()]
+    return Outcome(rows, size, results, select_frame_scanner(), others.as_dict())
 
 
 def _fill_topic(spark: SparkSession, broker: KafkaBroker, parquet: Path, partitions: int) -> Source:
@@ -267,26 +202,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, action="append", help="bytes of a value (repeatable)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-kafka", action="store_true", help="run nats_kv only")
-    parser.add_argument("--no-cold", action="store_true", help="skip the cold queries")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     sizes = options.size or [SIZE]
-    console = Console(highlight=False)
-    host = machine()
-    console.print(str(host))
     outcomes = [
         measure(
             rows,
             options.rounds if rows <= _MANY else min(options.rounds, 2),
             size,
             kafka=not options.no_kafka,
-            cold=not options.no_cold and rows <= _MANY and size == sizes[0],
-            say=lambda text: console.print(text, style="dim"),
+            say=lambda text: print(text),
         )
         for rows in options.rows or [1_000_000]
         for size in (sizes if rows <= _MANY else sizes[:1])
     ]
-    finish("spark", host, {"spark": [one.as_dict() for one in outcomes]}, options.json)
+    finish("spark", {"spark": [one.as_dict() for one in outcomes]}, options.json)
 
 
 if __name__ == "__main__":

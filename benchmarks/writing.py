@@ -9,10 +9,6 @@ the same entries to an empty bucket in turns, each with its PubAcks:
 bare socket          prepared frames, 4,096 messages (8 MiB) in flight, PubAcks counted only
 ``BatchPublisher``   columns of messages (``MessageColumns``): encoding, sending, PubAcks
 sink                 ``KvRowEncoder`` and ``KvBatchWriter``: Arrow rows, as a Spark task has them
-``Publisher.send``   one call and one future for each message; fewer messages
-nats-py              ``publish_async``, futures awaited; fewer messages
-fast ingest          prepared frames of one batch (ADR-50) over a bare socket
-FastIngestPublisher  columns of messages with fast ingest, as a sink with ``fastIngest``
 ===================  ===============================================================================
 
 A ratio is that of one round; the table has the median and the minimum of the rounds. Server and
@@ -33,38 +29,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nats
 import pyarrow as pa
-from nats.aio.client import Client
-from rich.console import Console
 
 from benchmarks.support import raw_publish
 from benchmarks.support.bucket_data import bucket_config, create_bucket
-from benchmarks.support.machine import Run, Stopwatch, machine
+from benchmarks.support.machine import Run, Stopwatch
 from benchmarks.support.output import finish
 from benchmarks.support.raw_connection import RawConnection
+from benchmarks.support.report import WRITERS
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
-from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
 from nats_stream_source.spark.writing.rows import MessageIds, Position
-from nats_stream_source.wire.headers import parse_headers
 
 SIZES = (16, 128, 1024, 16384)
-BARE, BATCH, SINK, PUBLISHER = "bare socket", "BatchPublisher", "sink", "Publisher.send"
-NATS_PY, FAST, FAST_PUBLISHER = "nats-py", "fast ingest", "FastIngestPublisher"
-_ALL_FAST = (FAST, FAST_PUBLISHER)
-WAYS = (BARE, BATCH, SINK, PUBLISHER, NATS_PY, *_ALL_FAST)
+WAYS = BARE, BATCH, SINK = WRITERS
 _KEYS = 10_000
 _BATCH_ROWS = 10_000  # as Spark's record batches
 _MAX_BYTES = 160 << 20
-_FEW = {PUBLISHER: 5, NATS_PY: 10}  # one message in so many
-_IN_FLIGHT = raw_publish.MAX_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +58,7 @@ class Result:
     """All clients for one kind of message.
 
     Attributes:
-        ways: the medians of each client; fast ingest is missing if the server lacks it.
+        ways: the medians of each client.
         ratios: the rate of each client divided by that of the bare socket, by round.
     """
 
@@ -107,21 +93,17 @@ async def measure(
     runs: dict[str, list[Run]] = {}
     with NatsServer() as server:
         create_bucket(server.port, "bench", history=64)
-        fast = raw_publish.create_fast_stream(server.port, bucket_config("fast", 64))
-        ways = [way for way in ways if fast or way not in _ALL_FAST]
-        async with (
-            await Connection.open(ConnectionSettings(servers=(server.url,))) as connection,
-            await nats.connect(server.url) as client,
-        ):
+        settings = ConnectionSettings(servers=(server.url,))
+        async with await Connection.open(settings) as connection:
             for turn in range(rounds + 1):
                 for way in ways:
-                    task = _Task(server, connection, client, batches, f"{turn}-{way[:2]}", ids)
+                    task = _Task(server, connection, batches, f"{turn}-{way[:2]}", ids)
                     count, run = await task.prepare(way)
                     with Stopwatch(server.pid) as watch:
                         stored = await run()
                     if stored != count:
                         raise RuntimeError(f"{way}: {stored:,} of {count:,} messages stored")
-                    _purge(server.port, "fast" if way in _ALL_FAST else "bench", count)
+                    _purge(server.port, count)
                     if turn:  # the first round warms up
                         runs.setdefault(way, []).append(watch.run(count))
     medians = {way: Run.median(found) for way, found in runs.items()}
@@ -149,12 +131,12 @@ def record_batches(size: int, headers: bool, rows: int) -> list[pa.RecordBatch]:
     return batches
 
 
-def _purge(port: int, bucket: str, expected: int) -> None:
+def _purge(port: int, expected: int) -> None:
     with RawConnection(port) as connection:
-        info = connection.request(f"$JS.API.STREAM.INFO.KV_{bucket}", {})
+        info = connection.request("$JS.API.STREAM.INFO.KV_bench", {})
         if info["state"]["messages"] != expected:
             raise RuntimeError(f"{info['state']['messages']:,} of {expected:,} messages are stored")
-        connection.request(f"$JS.API.STREAM.PURGE.KV_{bucket}", {})
+        connection.request("$JS.API.STREAM.PURGE.KV_bench", {})
 
 
 Way = Callable[[], Awaitable[int]]
@@ -167,7 +149,6 @@ class _Task:
         self,
         server: NatsServer,
         connection: Connection,
-        client: Client,
         batches: Sequence[pa.RecordBatch],
         job: str,
         ids: bool,
@@ -175,7 +156,6 @@ class _Task:
         self._port = server.port
         self._connection = connection
         self._jetstream = JetStream(connection)
-        self._client = client
         self._batches = batches
         self._job = job
         self._ids = ids
@@ -185,21 +165,11 @@ class _Task:
         rows = sum(batch.num_rows for batch in self._batches)
         if way == SINK:
             return rows, self._sink
-        columns = self._columns("fast" if way in _ALL_FAST else "bench")
+        columns = self._columns("bench")
         if way == BATCH:
             return rows, lambda: self._batch_publisher(columns)
-        if way == FAST_PUBLISHER:
-            return rows, lambda: self._fast_publisher(columns)
-        if way == BARE:
-            prepared = raw_publish.prepare(columns)
-            return rows, lambda: _direct(raw_publish.publish, self._port, prepared)
-        if way == FAST:
-            prepared = raw_publish.prepare_fast(columns, self._job)
-            return rows, lambda: _direct(raw_publish.publish_fast, self._port, prepared)
-        few = _messages(columns, max(rows // _FEW[way], 1))
-        if way == PUBLISHER:
-            return len(few), lambda: self._publisher(few)
-        return len(few), lambda: self._nats_py(few)
+        prepared = raw_publish.prepare(columns)
+        return rows, lambda: _direct(raw_publish.publish, self._port, prepared)
 
     def _encoder(self, bucket: str) -> KvRowEncoder:
         return KvRowEncoder(bucket, f"$KV.{bucket}.", MessageIds(self._job, self._ids), None)
@@ -229,49 +199,6 @@ class _Task:
             await publisher.flush()
         return publisher.stored
 
-    async def _fast_publisher(self, columns: Sequence[MessageColumns]) -> int:
-        async with FastIngestPublisher(self._jetstream, "KV_fast") as publisher:
-            for messages in columns:
-                await publisher.send(messages)
-            await publisher.flush()
-        return publisher.stored
-
-    async def _publisher(self, messages: Sequence[_Message]) -> int:
-        publisher = Publisher(self._connection, in_flight=_IN_FLIGHT)
-        count = 0
-        try:
-            for first in range(0, len(messages), 4 * _IN_FLIGHT):
-                window = messages[first : first + 4 * _IN_FLIGHT]
-                futures = [await publisher.send(s, p, headers=f) for s, p, f in window]
-                count += len(await asyncio.gather(*futures))
-        finally:
-            await publisher.close()
-        return count
-
-    async def _nats_py(self, messages: Sequence[_Message]) -> int:
-        # One context for all messages, since it keeps the futures of those in flight.
-        jetstream = self._client.jetstream()
-        count = 0
-        for first in range(0, len(messages), 4000):  # fewer than publish_async's limit
-            window = messages[first : first + 4000]
-            futures = [await jetstream.publish_async(s, p, headers=f) for s, p, f in window]
-            count += len(await asyncio.gather(*futures))
-        return count
-
-
-_Message = tuple[str, bytes, dict[str, str] | None]
-
-
-def _messages(columns: Sequence[MessageColumns], count: int) -> list[_Message]:
-    found: list[_Message] = []
-    for messages in columns:
-        part = messages.slice(0, min(count - len(found), len(messages)))
-        blocks = [None] * len(part) if part.headers is None else part.headers.to_pylist()
-        fields = [None if block is None else dict(parse_headers(block).fields) for block in blocks]
-        subjects = [subject.decode() for subject in part.subjects.to_pylist()]
-        found += zip(subjects, part.payloads.to_pylist(), fields, strict=True)
-    return found
-
 
 async def _direct(send: Callable[[int, raw_publish.Prepared], int], *arguments: Any) -> int:
     return send(*arguments)
@@ -290,9 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-kafka", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    console = Console(highlight=False)
-    host = machine()
-    console.print(str(host))
     rounds = options.rounds or (2 if options.quick else 5)
     ways = WAYS if options.way is None else (BARE, *options.way)
     plain = options.plain or options.quick
@@ -313,10 +237,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             50_000 if options.quick else 1_000_000,
             1 if options.quick else 5,
             kafka=not options.no_kafka,
-            report=lambda text: console.print(text, style="dim"),
+            report=print,
         )
         figures["spark"] = [one.as_dict() for one in sinks]
-    finish("writing", host, figures, options.json)
+    finish("writing", figures, options.json)
 
 
 if __name__ == "__main__":

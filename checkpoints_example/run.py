@@ -21,7 +21,7 @@ import nats
 from nats.js.api import KeyValueConfig
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.demo.job import start_session
+from examples.demo.query import start_session
 from nats_stream_source.embedded import NatsServer
 
 BUCKET = "plant"
@@ -98,7 +98,7 @@ def print_checkpoint(checkpoint: Path) -> None:
 def main(work: Path, checkpoint: Path) -> None:
     """Run the example."""
     with NatsServer(store=work / "nats") as server:
-        spark = start_session("parquet", work / "spark.log", work / "warehouse")
+        spark = start_session("auto", work)
         try:
             print("1. The first run reads the bucket.")
             asyncio.run(write(server.url, [("pump", b"on"), ("fan", b"off")]))

@@ -9,25 +9,21 @@ import asyncio
 import os
 import sys
 
-from nats_stream_source.demo import flights
-from nats_stream_source.demo.writer import Writer, create_bucket
-
-BUCKET = "fleet"
-HISTORY = 64
+from examples.demo import flights
+from examples.demo.writer import BUCKET, Writer, create_bucket
 
 
 def main() -> None:
     """Create the bucket, or fill it."""
     url = os.environ["NATS_URL"]
     if sys.argv[1:] == ["--create"]:
-        asyncio.run(create_bucket(url, BUCKET, HISTORY))
+        asyncio.run(create_bucket(url))
         print(f"bucket {BUCKET} created", flush=True)
         return
     replay = flights.load(int(os.environ.get("ROWS", 0)) or None)
-    with Writer(url, BUCKET, replay.departures) as writer:
-        writer.allow(replay.writes)
-        writer.join()
-        print(f"{writer.written} writes in {writer.seconds:.0f} s", flush=True)
+    writer = Writer(url, replay)
+    writer.go_on(replay.writes)
+    print(f"{writer.written} writes in {writer.seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,33 +12,28 @@ import sys
 import time
 from pathlib import Path
 
-from nats_stream_source.demo import job
+from examples.demo.query import reached, start_query, start_session
 
 
 def main() -> None:
     """Run the query."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     lake = Path(os.environ["LAKE"])
-    sink: job.Sink = "parquet" if os.environ.get("SINK") == "parquet" else "delta"
-    spark = job.start_session(sink, lake / "spark.log", lake / "warehouse")
-    query = job.start_query(
-        spark,
-        options={
-            "servers": os.environ["NATS_URL"],
-            "user": os.environ["NATS_USER"],
-            "password": os.environ["NATS_PASSWORD"],
-            "bucket": "fleet",
-        },
-        table=lake / "fleet",
-        checkpoint=lake / "checkpoint",
-        sink=sink,
-    )
-    reached = 0
-    while not job.ended(query):
-        if job.reached(query) > reached:
-            reached = job.reached(query)
-            print(f"the table has the bucket up to sequence {reached}", flush=True)
+    options = {
+        "servers": os.environ["NATS_URL"],
+        "user": os.environ["NATS_USER"],
+        "password": os.environ["NATS_PASSWORD"],
+        "bucket": "fleet",
+    }
+    spark, sink, table = start_session("auto", lake), os.environ["SINK"], lake / "fleet"
+    query = start_query(spark, options, table, sink)
+    read = 0
+    while query.isActive:
+        if reached(query) > read:
+            read = reached(query)
+            print(f"the table has the bucket up to sequence {read}", flush=True)
         time.sleep(0.5)
+    query.awaitTermination()  # raises the query's error
 
 
 if __name__ == "__main__":

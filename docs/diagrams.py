@@ -20,52 +20,28 @@ from docs.pictures import DIAGRAMS, diagram_name, diagrams
 
 DOCS = Path(__file__).parent
 _MERMAID = "mermaid@11.17.2"
-_CHROMIUM = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-]
+_CHROMIUM = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+    " --disable-sync --disable-background-networking --disable-component-update"
+)
 _FONT = 'system-ui, "Segoe UI", Helvetica, Arial, sans-serif'
 
+_PARTS = (
+    "primaryColor primaryTextColor primaryBorderColor lineColor titleColor clusterBkg clusterBorder"
+    " edgeLabelBackground labelBackground actorBkg activationBkgColor noteBkgColor noteTextColor"
+    " background"
+)
+_LIGHT = (
+    "#ffffff #1e293b #94a3b8 #64748b #1e293b #f1f5f9 #cbd5e1 #ffffff #ffffff #dbeafe #dbeafe"
+    " #fef3c7 #1e293b #ffffff"
+)
+_DARK = (
+    "#1e293b #e2e8f0 #64748b #94a3b8 #e2e8f0 #172033 #334155 #1e2129 #1e2129 #1e3a5f #1e3a5f"
+    " #713f12 #e2e8f0 #1e2129"
+)
 _COLOURS = {
-    "light": {
-        "primaryColor": "#ffffff",
-        "primaryTextColor": "#1e293b",
-        "primaryBorderColor": "#94a3b8",
-        "lineColor": "#64748b",
-        "titleColor": "#1e293b",
-        "clusterBkg": "#f1f5f9",
-        "clusterBorder": "#cbd5e1",
-        "edgeLabelBackground": "#ffffff",
-        "labelBackground": "#ffffff",
-        "actorBkg": "#dbeafe",
-        "activationBkgColor": "#dbeafe",
-        "noteBkgColor": "#fef3c7",
-        "noteTextColor": "#1e293b",
-        "background": "#ffffff",
-    },
-    "dark": {
-        "darkMode": True,
-        "primaryColor": "#1e293b",
-        "primaryTextColor": "#e2e8f0",
-        "primaryBorderColor": "#64748b",
-        "lineColor": "#94a3b8",
-        "titleColor": "#e2e8f0",
-        "clusterBkg": "#172033",
-        "clusterBorder": "#475569",
-        "edgeLabelBackground": "#1e2129",
-        "labelBackground": "#1e2129",
-        "actorBkg": "#1e3a5f",
-        "activationBkgColor": "#1e3a5f",
-        "noteBkgColor": "#713f12",
-        "noteTextColor": "#e2e8f0",
-        "background": "#1e2129",
-    },
+    name: {"darkMode": name == "dark", **dict(zip(_PARTS.split(), values.split(), strict=True))}
+    for name, values in (("light", _LIGHT), ("dark", _DARK))
 }
 
 _PAGE = """<!doctype html><meta charset="utf-8"><div id="work"></div><pre id="drawn"></pre>
@@ -127,7 +103,7 @@ def draw(known: dict[str, str], scratch: Path) -> dict[str, str]:
     done = subprocess.run(
         [
             browser,
-            *_CHROMIUM,
+            *_CHROMIUM.split(),
             f"--user-data-dir={scratch / 'profile'}",
             "--dump-dom",
             page.as_uri(),

@@ -64,7 +64,7 @@ def figure_table(*, all_rows: bool) -> str:
         rows[1:1] = [_latency(known["latency"], "nats_kv", "put to `foreachBatch`")]
         rows += [_written(known["writing"]), *_planned(known["several"])]
     head = ["", "this package", "beside it"]
-    machine = environment(known["spark"]).partition(": ")[2].partition(";")[0]
+    machine = environment(known["spark"])
     return (
         f"{table(head, rows)}\n\n"
         f"*{machine}. Server, Spark and writer share the cores; both sides of a line were measured "
@@ -72,9 +72,12 @@ def figure_table(*, all_rows: bool) -> str:
     )
 
 
-def visible(known: Figures) -> Figures:
-    """From put to visible row at 1,000 puts/s, as ``follow`` keeps a table of 4,000 keys."""
-    return one_of(known["latency"], way="configured", source="nats_kv to table", rate=1_000)
+def with_latency(picture: str) -> str:
+    """``overview.svg`` with the time from put to visible row at 1,000 puts/s."""
+    results = figures()["latency"]["latency"]
+    one = one_of(results, way="configured", source="nats_kv to table", rate=1_000)
+    picture = re.sub(r'(class="key">)\d+', rf"\g<1>{one['p50']:.0f}", picture)
+    return re.sub(r"(>p99 )\d+", rf"\g<1>{one['p99']:.0f}", picture)
 
 
 def _latency(known: Figures, source: str, name: str) -> list[str]:

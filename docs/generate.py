@@ -2,8 +2,8 @@
 
 A part stands between ``<!-- name -->`` and ``<!-- /name -->``: the tables of options in
 ``options.md``, the tables of columns and metrics, and below ``reference/`` the errors and the
-public names; ``docs.front_page`` has the parts of ``index.md`` and ``performance.md``, and
-``docs.overview`` draws ``overview.svg``. A test compares them.
+public names; ``docs.front_page`` has the parts of ``index.md`` and ``performance.md``, and the
+latency in ``overview.svg``. A test compares them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from docs.front_page import figure_table, program, promises
-from docs.overview import overview
+from docs.front_page import figure_table, program, promises, with_latency
 from nats_stream_source import delta, errors, jetstream, values
 from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, markdown_table
@@ -24,6 +23,7 @@ DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"
 WRITING = DOCS / "writing.md"
 OPERATIONS = DOCS / "operations.md"
+OVERVIEW = DOCS / "overview.svg"
 PERFORMANCE = DOCS / "internals/performance.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
 
@@ -148,7 +148,7 @@ def documents() -> dict[Path, str]:
         WRITING: writing,
         DOCS / "options.md": options,
         OPERATIONS: replace_section(OPERATIONS.read_text(), "metrics", metrics_table()),
-        DOCS / "overview.svg": overview(),
+        OVERVIEW: with_latency(OVERVIEW.read_text()),
     }
 
 

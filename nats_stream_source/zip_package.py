@@ -1,8 +1,8 @@
 """Write the package as one zip file, for ``spark-submit --py-files``.
 
 Run ``python -m nats_stream_source.zip_package nats_stream_source.zip`` with the installed package
-or in a checkout. The zip file contains this package, without ``demo/``, and the modules by which
-Spark finds its formats. The dependencies (nats-py, pyarrow, numpy) must be installed on the
+or in a checkout. The zip file contains this package and the modules by which Spark finds its
+formats. The dependencies (nats-py, pyarrow, numpy) must be installed on the
 machines.
 
 The zip file has the compiled modules of the installation that wrote it. No operating system loads a
@@ -28,20 +28,19 @@ from typing import Any
 FORMAT_MODULES = ("pyspark_nats_kv.py", "pyspark_nats_stream.py")
 """Modules by which Spark finds the formats ``nats_kv`` and ``nats_stream``."""
 
-_DEMO = "demo"  # a program for one machine: executors do not import it
-
 
 def write_archive(target: Path) -> Path:
     """Write the zip file to ``target`` and return that path; an existing file is replaced."""
     package = Path(__file__).parent
     root = package.parent
-    modules = [
-        path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != _DEMO
-    ]
     libraries = [
         path for suffix in EXTENSION_SUFFIXES for path in package.rglob(f"compiled_*{suffix}")
     ]
-    files = {*(root / name for name in FORMAT_MODULES), *modules, *package.glob("py.typed")}
+    files = {
+        *(root / name for name in FORMAT_MODULES),
+        *package.rglob("*.py"),
+        *package.glob("py.typed"),
+    }
     files.update(libraries)
     # Installers for reproducible builds set the modification time 0, which zip does not support.
     compression = zipfile.ZIP_DEFLATED

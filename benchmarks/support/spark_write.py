@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.bucket_data import SIZE, create_bucket, entries, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka
-from benchmarks.support.machine import cpu_by_role, machine
+from benchmarks.support.machine import cores, cpu_by_role
 from benchmarks.support.raw_connection import RawConnection
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
@@ -68,7 +68,7 @@ def measure(
         create_bucket(server.port, "bench", history=64)
         with spark_session(jars) as spark:
             results = []
-            for tasks in sorted({1, machine().cores}):
+            for tasks in sorted({1, cores()}):
                 table = _in_files(spark, scratch, tasks)
                 results += _alternate(spark, table, tasks, rows, rounds, server, broker, report)
         return results

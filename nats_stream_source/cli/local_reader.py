@@ -1,4 +1,4 @@
-"""Reads a range of a bucket or stream as rows, without Spark, for ``peek`` and ``bench``.
+"""Reads a range of a bucket or stream as rows, without Spark, for ``peek``.
 
 A range ends at a sequence, or it is endless (``StreamRange.follow``). The query, the
 ordered consumer and the rows are the same as in a Spark task. Nothing is written, and the consumer
@@ -47,11 +47,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def has_source_flags(arguments: argparse.Namespace) -> bool:
-    """Whether a flag names a bucket or stream."""
-    return bool(given(arguments, KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS))
-
-
 def query_from_flags(arguments: argparse.Namespace) -> FormatAdapter:
     """The query that the flags describe; raises OptionError if they do not describe one."""
     kv, stream = given(arguments, KV_FLAGS), given(arguments, STREAM_FLAGS)
@@ -83,8 +78,8 @@ class StreamRange:
         self._adapter = adapter
         self._connection = connection
 
-    async def rows(self, start: int, end: int) -> AsyncIterator[tuple[pa.RecordBatch, int]]:
-        """The rows of ``(start, end]`` in order, and the received bytes of each batch."""
+    async def rows(self, start: int, end: int) -> AsyncIterator[pa.RecordBatch]:
+        """The rows of ``(start, end]`` in order."""
         if start >= end:
             return
         split = self._split(start, end)
@@ -93,7 +88,7 @@ class StreamRange:
         async with contextlib.aclosing(reader.batches()) as batches:
             async for frames in batches:
                 if len(frames):
-                    yield self._adapter.record_batch(frames, split), frames.nbytes
+                    yield self._adapter.record_batch(frames, split)
 
     async def follow(self, start: int) -> AsyncIterator[pa.RecordBatch]:
         """The rows after ``start``, as they arrive, until the caller stops."""

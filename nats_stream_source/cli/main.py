@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -24,7 +23,6 @@ from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
     InvalidNameError,
-    MissingPackageError,
     NatsSourceError,
     OptionError,
 )
@@ -34,13 +32,9 @@ FAILED, USAGE, DATA_LOSS, INTERRUPTED = 1, 2, 3, 130
 _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
     "inspect": "show a query's checkpoint, and its lag behind the live stream",
-    "ls": "list the buckets, or the keys of a bucket",
     "peek": "show the first or last rows of a bucket or stream, or follow it",
     "follow": "keep a Delta table equal to a bucket, with Spark; requires the extra 'delta'",
-    "bench": "measure how fast one reader reads a bucket or stream",
-    "demo": "run a server, a bucket, a query and a Delta table; requires the extra 'demo'",
 }
-_DEMO = "nats_stream_source.demo"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -57,14 +51,9 @@ def main(given: Sequence[str] | None = None) -> int:
         # A key or a value may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        if argv[:1] == ["demo"]:
-            return _demo(argv[1:])  # it parses its own command line
         _, unknown = _parser(argv).parse_known_args(argv, arguments)
-        if hasattr(arguments, "filters"):
-            # argparse accepts positional arguments in one place only, not behind an option.
-            arguments.filters += [word for word in unknown if not word.startswith("-")]
-            unknown = [word for word in unknown if word.startswith("-")]
         if unknown:
+            # By the command's parser, whose help has the flags.
             arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -130,14 +119,3 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run, parser=command)
     return parser
-
-
-def _demo(argv: list[str]) -> int:
-    if importlib.util.find_spec(_DEMO) is None:
-        raise MissingPackageError(
-            f"could not start the demo: {_DEMO} is not installed; run "
-            f"`pip install 'nats-stream-source[demo]'`"
-        )
-    from nats_stream_source.demo.__main__ import main as demo
-
-    return demo(argv, "nats-stream-source demo")

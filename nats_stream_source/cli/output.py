@@ -26,32 +26,6 @@ def terminal_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def format_size(nbytes: int) -> str:
-    """A number of bytes with a binary unit, as the ``nats`` command prints it."""
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def format_duration(seconds: float | None) -> str:
-    """A duration in its two largest units; a dash for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.3g}s"
-    rest, parts = int(seconds), []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, length)
-        if count:
-            parts.append(f"{count}{unit}")
-        elif parts:
-            break
-    return "".join(parts[:2])
-
-
 def print_json(value: Any) -> None:
     """Print one JSON value on one line; escaped if the output's encoding lacks a character."""
     text = json.dumps(value, ensure_ascii=False)
@@ -60,13 +34,6 @@ def print_json(value: Any) -> None:
     except UnicodeEncodeError:
         text = json.dumps(value)
     print(text)
-
-
-def format_table(
-    names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
-) -> str:
-    """Rows as aligned columns below their names; the columns in ``right`` are aligned right."""
-    return Table(names, right).format(rows)
 
 
 class Table:

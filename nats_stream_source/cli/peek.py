@@ -163,7 +163,7 @@ async def _follow(query: FormatAdapter, arguments: argparse.Namespace, output: _
 async def _first(source: local_reader.StreamRange, start: int, count: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     async with contextlib.aclosing(source.rows(start, source.last)) as batches:  # type: ignore[type-var]
-        async for batch, _ in batches:
+        async for batch in batches:
             rows += batch.slice(0, count - len(rows)).to_pylist()
             if len(rows) == count:
                 break
@@ -175,7 +175,7 @@ async def _last(source: local_reader.StreamRange, count: int) -> list[dict[str, 
     while True:
         start = max(source.first - 1, source.last - length)
         rows: deque[dict[str, Any]] = deque(maxlen=count)
-        async for batch, _ in source.rows(start, source.last):
+        async for batch in source.rows(start, source.last):
             rows.extend(batch.slice(max(0, batch.num_rows - count)).to_pylist())
         if len(rows) == count or start < source.first:
             return list(rows)

@@ -15,9 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from examples.demo import flights
+from examples.demo.writer import Writer, create_bucket
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.missing_keys import TableRow, find_missing
-from nats_stream_source.demo.writer import Writer, create_bucket
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyExistsError, PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
@@ -401,11 +402,9 @@ def test_demo_writer_permissions_suffice(tmp_path: Path) -> None:
     )
     with NatsServer(config=config) as server:
         url = with_user(server.url, "w")
-        asyncio.run(create_bucket(url, "fleet", 5))
-        with Writer(url, "fleet", 100) as writer:
-            writer.allow(10**6)
-            writer.join()
-            assert writer.written > 0
+        asyncio.run(create_bucket(url))
+        replay = flights.load(100)
+        Writer(url, replay).go_on(replay.writes)
         assert "Violation" not in server.log
 
 

@@ -74,7 +74,7 @@ except ImportError as error:
 
 def test_jetstream_options_and_command_line_do_not_need_spark() -> None:
     code = """
-import nats_stream_source.cli.bench, nats_stream_source.cli.inspect, nats_stream_source.cli.peek
+import nats_stream_source.cli.inspect, nats_stream_source.cli.peek
 import nats_stream_source.embedded, nats_stream_source.options
 import nats_stream_source.jetstream as jetstream
 for name in jetstream.__all__:
@@ -82,12 +82,3 @@ for name in jetstream.__all__:
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_demo_names_missing_packages() -> None:
-    done = python("from nats_stream_source.cli.main import main; sys.exit(main(['demo']))")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "nats-stream-source demo: could not start the demo: pyspark, delta-spark not installed; "
-        "run `pip install 'nats-stream-source[demo]'`\n"
-    )

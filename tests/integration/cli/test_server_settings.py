@@ -131,7 +131,7 @@ def test_password_is_not_shown(url: str, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(OptionError, match="invalid value for NATS_URL") as caught:
         options(NATS_URL=url)
     assert _SECRET not in str(caught.value)
-    assert main(["ls", "--servers", url]) == 2
+    assert main(["peek", "plant", "--servers", url]) == 2
     text = capsys.readouterr().err
     assert "NATS_URL" in text
     assert _SECRET not in text
@@ -242,8 +242,8 @@ def test_context_opens_connection(
     home: Home, guarded: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.context("plant", selected=True, url=guarded.url, user="reader", password=_SECRET)
-    assert main(["ls", "--names"]) == 0
-    assert capsys.readouterr().out == "plant\n"
+    assert main(["peek", "plant"]) == 0
+    assert capsys.readouterr().err == "no rows\n"
 
 
 def test_error_names_source_of_value(
@@ -253,17 +253,17 @@ def test_error_names_source_of_value(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     home.context("prod", url=guarded.url, user="reader", password="wr0ng")
-    assert main(["ls", "--context", "prod"]) == 1
+    assert main(["peek", "plant", "--context", "prod"]) == 1
     text = capsys.readouterr().err
     assert "(field user of context prod or field password of context prod)" in text
     assert "wr0ng" not in text
     monkeypatch.setenv("NATS_URL", guarded.url.replace("://", "://reader:wr0ng@"))
-    assert main(["ls"]) == 1
+    assert main(["peek", "plant"]) == 1
     text = capsys.readouterr().err
     assert "refused the credentials: check 'user' and 'password' (NATS_URL)\n" in text
     assert "wr0ng" not in text
     monkeypatch.setenv("NATS_URL", "http://h")
-    assert main(["ls"]) == 2
+    assert main(["peek", "plant"]) == 2
     text = capsys.readouterr().err
     assert "invalid value for 'servers': 'http://h'" in text
     assert "(NATS_URL)" in text

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from tests.support.event_loop import deadline
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,33 +32,8 @@ async def test_connection_left_open(port):
     left.append((await asyncio.open_connection("127.0.0.1", port))[1])
 
 
-async def test_connection_left_open_without_references(port):
-    loop = asyncio.get_running_loop()
-    await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
-
-
-async def test_task_left_that_closes_its_connection(port):
-    async def hold():
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        connected.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            writer.close()
-
-    connected = asyncio.Event()
-    left.append(asyncio.create_task(hold()))
-    await connected.wait()
-
-
-async def test_connection_closed(port):
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.close()
-
-
 def test_connections_are_all_closed():
     assert left[0].get_extra_info("socket").fileno() == -1
-    assert left[1].cancelled()
 '''
 
 
@@ -89,13 +59,6 @@ def test_connection_left_open_is_error_of_its_test(tmp_path: Path) -> None:
     errors = [line.split(" - ")[0] for line in lines if line.startswith("ERROR ")]
     assert errors == [
         "ERROR test_leaks.py::test_connection_left_open",
-        "ERROR test_leaks.py::test_connection_left_open_without_references",
     ]
-    assert done.stdout.count("AssertionError: the test left connections open") >= 2
-    assert lines[-1].strip("= ").startswith("5 passed, 2 errors"), done.stdout
-
-
-async def test_deadline_cancels_block() -> None:
-    with pytest.raises(TimeoutError, match=r"longer than 0\.01 s"):
-        async with deadline(0.01):
-            await asyncio.Event().wait()
+    assert "AssertionError: the test left connections open" in done.stdout
+    assert lines[-1].strip("= ").startswith("2 passed, 1 error"), done.stdout

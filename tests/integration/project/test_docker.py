@@ -179,7 +179,7 @@ def test_services_work_together(server: NatsServer, tmp_path: Path) -> None:
             command(name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
-    written = int(done.stdout.split()[0])
+    written = int(done.stdout.splitlines()[-1].split()[0])
     settings = {
         **SERVICES["spark"]["environment"],
         "NATS_URL": server.url,

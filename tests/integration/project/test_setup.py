@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.demo import preflight
 from nats_stream_source.zip_package import FORMAT_MODULES
+from tests.support import preflight
 from tests.support.paths import ROOT
 
-PREFLIGHT = Path("nats_stream_source/demo/preflight.py")
+PREFLIGHT = Path("tests/support/preflight.py")
 
 
 def program(path: Path, script: str) -> Path:
@@ -37,11 +37,8 @@ def says(version: str) -> str:
     [
         ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime', 17),
         ('java version "1.8.0_391"', 8),
-        ('openjdk version "21" 2023-09-19', 21),
         ('openjdk version "25-ea" 2025-09-16', 25),
-        ('NOTE: Picked up JDK_JAVA_OPTIONS: -Xmx1g\nopenjdk version "11.0.2"', 11),
         ("Unable to locate a Java Runtime.", None),
-        ("", None),
     ],
 )
 def test_java_version(text: str, version: int | None) -> None:
@@ -52,9 +49,7 @@ def test_java_version(text: str, version: int | None) -> None:
     ("script", "problem"),
     [
         (says("17.0.15"), None),
-        (says("21"), None),
         (says("11.0.2"), r"java is .*, Java 11, which is too old for Spark 4: install Java 17 .*"),
-        (says("1.8.0_391"), r"java is .*, Java 8, which is too old .*: install Java 17 .*"),
         ("echo 'Unable to locate a Java Runtime.' >&2; exit 1", r".*not tell its version: inst.*"),
         (None, r"Spark needs Java and none was found: install Java 17 .*"),
     ],
@@ -149,29 +144,17 @@ def test_make_lists_its_targets(machine: Path) -> None:
     assert {"test-servers", "test-faults", "test-spark", "soak", "check"} < set(listed)
 
 
-@pytest.mark.parametrize("target", ["setup", "demo", "test", "check"])
-def test_python_missing(machine: Path, target: str) -> None:
-    said = sentence(make(machine, target))
+def test_python_missing(machine: Path) -> None:
+    said = sentence(make(machine, "setup"))
     assert re.match(
         r"could not set up \.venv: no Python 3\.10 or newer was found; install it \(.*python3-venv",
         said,
     )
 
 
-@pytest.mark.parametrize("script", ["exit 1", "exit 127"], ids=["too old", "does not run"])
-def test_python_unusable(machine: Path, script: str) -> None:
-    program(machine / "bin/python3", script)
-    assert "no Python 3.10 or newer was found" in sentence(make(machine, "setup"))
-    named = sentence(make(machine, "setup", "PYTHON=python3"))
-    assert named.startswith(
-        "could not set up .venv: python3 is not a working Python 3.10 or newer; set another one"
-    )
-
-
-@pytest.mark.parametrize("target", ["demo", "test"])
-def test_java_missing(machine: Path, target: str) -> None:
+def test_java_missing(machine: Path) -> None:
     (machine / "bin/python3").symlink_to(sys.executable)
-    said = sentence(make(machine, target))
+    said = sentence(make(machine, "test"))
     assert said.startswith("Spark needs Java and none was found: install Java 17 or newer (")
     assert not (machine / ".venv").exists()
 
@@ -200,14 +183,6 @@ def test_virtual_environment_of_other_python_is_replaced(machine: Path, same: bo
     assert ("-m venv --clear .venv" in done.stdout) == (not same)
 
 
-def test_virtual_environment_keeps_its_python(machine: Path) -> None:
-    """With changed dependencies, and another Python first on the PATH."""
-    for place, name in ((".venv/bin/python", "its own"), ("bin/python3", "another")):
-        script = f'[ "$1 $2" != "-m venv" ] && exec {sys.executable} "$@"; echo {name}; exit 1'
-        program(machine / place, script)
-    assert make(machine, "setup").stdout.splitlines()[-1] == "its own"
-
-
 def test_ci_runs_checks_and_tests() -> None:
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
@@ -223,7 +198,7 @@ def make_test(
     for name in ("pyproject.toml", "Makefile", PREFLIGHT):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, directory / name)
-    (directory / "tests").mkdir()
+    (directory / "tests").mkdir(parents=True, exist_ok=True)
     for name, text in tests.items():
         (directory / "tests" / name).write_text(text)
     program(directory / ".venv/bin/python", f'exec {sys.executable} "$@"')
@@ -243,38 +218,23 @@ def make_test(
 FAILS_ONCE = """
 from pathlib import Path
 
-import pytest
-
-@pytest.mark.parametrize("number", range({count}))
-def test_once(number):
-    mark = Path(__file__).with_name(f"{{number}}.mark")
+def test_once():
+    mark = Path(__file__).with_name("mark")
     seen = mark.exists()
     mark.touch()
     assert seen
 """
 
 
-@pytest.mark.parametrize(
-    ("more", "count", "status", "reruns"),
-    [([], 1, 1, 0), (["AGAIN=1"], 1, 0, 1), (["AGAIN=1"], 11, 1, 10)],
-    ids=["no second run", "one", "too many"],
-)
-def test_test_failed_once_is_rerun(
-    tmp_path: Path, more: list[str], count: int, status: int, reruns: int
-) -> None:
-    """``make test`` uses worker processes; AGAIN=1 reruns at most ten failures and shows them."""
-    tests = {
-        "test_some.py": FAILS_ONCE.format(count=count),
-        "test_others.py": "def test_fine(): pass\n",
-    }
-    done = make_test(tmp_path, tests, *more)
-    assert (done.returncode != 0) == (status != 0), done.stdout
-    assert "4 workers" in done.stdout
-    last = done.stdout.splitlines()[-1]
-    assert ("failed" in last) == (status != 0)
-    assert (f"{count - reruns} failed" in last) == (status != 0)
-    assert (f"{reruns} rerun" in last) == (reruns > 0)
-    assert done.stdout.count("assert seen") >= count
+def test_failed_test_is_rerun_with_again(tmp_path: Path) -> None:
+    tests = {"test_some.py": FAILS_ONCE, "test_others.py": "def test_fine(): pass\n"}
+    failed = make_test(tmp_path / "one", tests)
+    assert failed.returncode != 0
+    assert "4 workers" in failed.stdout
+    rerun = make_test(tmp_path / "two", tests, "AGAIN=1")
+    assert rerun.returncode == 0, rerun.stdout
+    assert "1 rerun" in rerun.stdout.splitlines()[-1]
+    assert rerun.stdout.count("assert seen") >= 1
 
 
 def test_group_runs_in_one_worker(tmp_path: Path) -> None:

@@ -196,7 +196,11 @@ def test_user_information(text: str, expected: UserInfo) -> None:
     ("kind", "secret"), [*itertools.product(("user", "token"), SECRETS), ("user", "")]
 )
 async def test_user_information_encoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, secret: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    secret: str,
 ) -> None:
     """In the layer, in a list, in a variable and in a context, as curl and Go encode it."""
     config = tmp_path / "auth.conf"
@@ -216,12 +220,14 @@ async def test_user_information_encoded(
             await connects(url.replace(f"{user_info}@", f"{user_info}x@"))
         assert (secret.strip() or user_info) not in str(caught.value)
         monkeypatch.setenv("NATS_URL", f"{dead},{url}")
-        assert await asyncio.to_thread(main, ["ls"]) == 0
+        assert await asyncio.to_thread(main, ["peek", "none"]) == 1
+        assert "bucket 'none' does not exist" in capsys.readouterr().err
         monkeypatch.delenv("NATS_URL")
         contexts = tmp_path / "nats" / "context"
         contexts.mkdir(parents=True)
         (contexts / "c.json").write_text(f'{{"url": "{url}"}}')
-        assert await asyncio.to_thread(main, ["ls", "--context", "c"]) == 0
+        assert await asyncio.to_thread(main, ["peek", "none", "--context", "c"]) == 1
+        assert "bucket 'none' does not exist" in capsys.readouterr().err
 
 
 # -- servers that hang ---------------------------------------------------------------------------
