@@ -51,6 +51,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
 
 BARE = "bare socket"
@@ -260,7 +261,7 @@ async def _ordered(jetstream: JetStream, rows: int) -> int:
 
 async def _ordered_frames(jetstream: JetStream, rows: int) -> int:
     created = (await jetstream.stream_info("KV_bench")).created
-    request = RangeRequest(stream="KV_bench", created=created, start=0, end=rows)
+    request = RangeRequest(stream="KV_bench", known=KnownStream(created), start=0, end=rows)
     reader = OrderedReader(SharedConnection(jetstream.connection), request)
     count = 0
     async for frames in reader.batches():

@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import StartPosition
@@ -188,8 +189,9 @@ class StreamPlanner:
         ends = [last]
         if not last_per_subject:
             ends = await self._limits.split_ends(view, first, last, min_splits)
+        known = KnownStream(end.created, last, time)
         whole = self._adapter.range_request(
-            scope, info.name, end.created, first, last, last_per_subject=last_per_subject
+            scope, info.name, known, first, last, last_per_subject=last_per_subject
         )
         splits = []
         for split_end in ends:
@@ -200,7 +202,6 @@ class StreamPlanner:
                     initial_through=end.initial_through,
                     required_from=max(first + 1, info.first_seq) if missing_is_loss else None,
                     expiry_allowed_through=expiry_allowed_through,
-                    fingerprint=None if time is None else (last, time),
                 )
             )
             first, expiry_allowed_through = split_end, 0
