@@ -337,3 +337,22 @@ def _delivered(view: StreamView, start: Position, seq: int, rows: int) -> int:
     initial = max(0, min(seq, start.initial_through) - start.stream_seq)
     later = seq - max(start.stream_seq, start.initial_through)
     return min(initial, rows) + max(0, later)
+
+
+@dataclass(slots=True)
+class TrackedStream:
+    """What the planner of a query keeps of one of its streams.
+
+    Attributes:
+        planner: plans its ranges.
+        found: where it begins, until an offset has it.
+        deleted_at: its last position, if a stream of this name was deleted.
+        idle: the position of the last plan, if that was empty, and the state of the stream.
+        planned: the last end of a micro-batch, and the stream as it was then.
+    """
+
+    planner: StreamPlanner
+    found: Position | None = None
+    deleted_at: Position | None = None
+    idle: tuple[Position, tuple[object, ...]] | None = None
+    planned: tuple[Position, StreamInfo] | None = None
