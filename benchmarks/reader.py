@@ -34,6 +34,7 @@ from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
@@ -141,7 +142,9 @@ def _messages(bucket: str, size: int, headers: bool, rows: int) -> Iterator[Mess
 
 def _read(runner: Runner, stream: str, created: str, rows: int) -> None:
     query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "bench"}))
-    split = Split(RangeRequest(stream, created, 0, rows), "$KV.bench.", initial_through=0)
+    split = Split(
+        RangeRequest(stream, KnownStream(created), 0, rows), "$KV.bench.", initial_through=0
+    )
     reader = OrderedReader(runner.connection, split.range)
     count = 0
     for frames in runner.iterate(reader.batches()):

@@ -30,6 +30,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.spark.formats.base import FormatAdapter
@@ -108,7 +109,8 @@ class StreamRange:
 
     def _split(self, start: int, end: int) -> Split:
         scope = self._adapter.read_scope(self.info)
-        request = self._adapter.range_request(scope, self.info.name, self.info.created, start, end)
+        known = KnownStream.of(self.info)
+        request = self._adapter.range_request(scope, self.info.name, known, start, end)
         return Split(request, scope.prefix, initial_through=0)
 
 

@@ -33,13 +33,18 @@ re-created with its origin) counts as restored if it lacks that sequence too, el
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from nats_stream_source.errors import DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.leader import verify_last_seq
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
+
+log = field_logger(__name__)
 
 
 class Identity(Enum):
@@ -69,7 +74,7 @@ class KnownStream:
     """
 
     created: str
-    seq: int
+    seq: int = 0
     time: str | None = None
     gap: bool = False
 
@@ -77,6 +82,25 @@ class KnownStream:
     def of(cls, info: StreamInfo) -> KnownStream:
         """The stream that ``info`` describes."""
         return cls(info.created, info.last_seq, info.last_time)
+
+
+class StreamChangedError(DataLossError):
+    """A stream was re-created or rolled back while it was read.
+
+    Attributes:
+        identity: what the stream is now.
+        known: what was known of it.
+        observed: what shows the change.
+    """
+
+    def __init__(self, stream: str, identity: Identity, known: KnownStream, observed: str) -> None:
+        self.identity = identity
+        self.known = known
+        self.observed = observed
+        super().__init__(
+            f"could not read stream {stream!r}: it was {identity.value} during the read: "
+            f"{observed}; start a new read"
+        )
 
 
 def has_older_messages(info: StreamInfo) -> bool:
@@ -88,7 +112,7 @@ def has_older_messages(info: StreamInfo) -> bool:
 def compare(
     known: KnownStream,
     info: StreamInfo,
-    message: StoredMessage | None = None,
+    message: StoredMessage | KnownStream | None = None,
     *,
     may_lag: bool = True,
 ) -> Identity:
@@ -129,18 +153,30 @@ def _continues(known: KnownStream, info: StreamInfo) -> bool:
 
 
 async def identify(
-    jetstream: JetStream, info: StreamInfo, known: KnownStream, *, may_lag: bool = True
+    jetstream: JetStream,
+    info: StreamInfo,
+    known: KnownStream,
+    received: KnownStream | None = None,
+    *,
+    may_lag: bool = True,
 ) -> Identity:
     """:func:`compare`, with a request for the message where its timestamp is known.
+
+    Args:
+        received: the last message of a read. Another one at ``known.seq`` shows a roll-back. The
+            known one does not show the opposite: the stream may have changed since it was read.
 
     Raises:
         RequestTimeoutError: a second response does not confirm a lower last sequence.
     """
     same_created = info.created == known.created
-    if same_created and (info.last_seq, info.last_time) == (known.seq, known.time):
+    comparable = 0 < known.seq <= info.last_seq and (known.gap or known.time is not None)
+    message: StoredMessage | KnownStream | None = None
+    if comparable and received and received.seq == known.seq and received.time != known.time:
+        message = received
+    elif same_created and (info.last_seq, info.last_time) == (known.seq, known.time):
         return Identity.SAME
-    message: StoredMessage | None = None
-    if 0 < known.seq <= info.last_seq and (known.gap or known.time is not None):
+    elif comparable:
         # The stream info is not sufficient: after its last message was deleted and the server was
         # killed, the server does not report a timestamp.
         following = None if same_created else ">"
@@ -149,3 +185,47 @@ async def identify(
     if identity is Identity.ROLLED_BACK and info.last_seq < known.seq:
         await verify_last_seq(jetstream, info, known.seq)
     return identity
+
+
+def verify_created(known: KnownStream, info: StreamInfo) -> None:
+    """Raise StreamChangedError if the stream was re-created, as ``info`` alone shows."""
+    if compare(known, info) is Identity.RECREATED:
+        observed = f"it was created at {info.created}, expected {known.created}"
+        raise StreamChangedError(info.name, Identity.RECREATED, known, observed)
+
+
+async def verify_unchanged(
+    jetstream: JetStream,
+    info: StreamInfo,
+    known: Iterable[KnownStream],
+    received: KnownStream | None = None,
+) -> bool:
+    """Verify that a stream is the known one; returns whether it may be: a mirror that lags.
+
+    Where the permission to request a message is missing, the message is not compared.
+
+    Args:
+        known: what is known of the stream, each compared by itself.
+        received: as for :func:`identify`.
+
+    Raises:
+        StreamChangedError: the stream was re-created or rolled back.
+        RequestTimeoutError: as :func:`identify`.
+    """
+    lags = False
+    for one in known:
+        verify_created(one, info)
+        try:
+            identity = await identify(jetstream, info, one, received)
+        except PermissionDeniedError as error:
+            log.info(
+                "could not verify whether the stream was rolled back", stream=info.name, error=error
+            )
+            continue
+        lags = lags or identity is Identity.LAGGING
+        if identity.lost and identity is not Identity.LAGGING:
+            observed = f"sequence {one.seq} does not have the message that it had before"
+            if info.last_seq < one.seq:
+                observed = f"its last sequence is {info.last_seq}, expected {one.seq} or later"
+            raise StreamChangedError(info.name, identity, one, observed)
+    return lags

@@ -88,12 +88,6 @@ class StreamInfo:
         limit: int = self.config.get("max_consumers", -1)
         return max(0, limit - self.consumers) if limit > 0 else None
 
-    def time_at(self, seq: int) -> int | None:
-        """Timestamp of the message at ``seq`` in nanoseconds; None unless it is the last one."""
-        if self.last_time is None or seq != self.last_seq:
-            return None
-        return nanoseconds(self.last_time)
-
     @property
     def replicated(self) -> bool:
         """Whether the stream has more than one replica."""

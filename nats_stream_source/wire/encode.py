@@ -1,8 +1,9 @@
 """Encode stored messages as the frames in which a consumer would have delivered them.
 
 A few messages are cheaper to read one by one than by a consumer
-(``spark/reading/small_range``). The messages are encoded as the bytes that a server would have
-sent, and a ``Framer`` parses these bytes. So both ways share all further code, down to the rows.
+(``jetstream/ordered/small_range.py``). The messages are encoded as the bytes that a server would
+have sent, and a ``Framer`` parses these bytes. So both ways share all further code, down to the
+rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.framing.frames import Framer
 
 _CONSUMER = "-"  # not a valid consumer name: no consumer delivered the messages
 
@@ -33,17 +35,16 @@ class Delivery:
     payload: bytes
 
 
-def encode_deliveries(stream: str, messages: Sequence[Delivery]) -> Frames:
+def encode_deliveries(stream: str, messages: Sequence[Delivery]) -> Deliveries:
     """Encode ``messages``, in order, with reply subjects as in ADR-15 ("JSAck", v1).
 
     Consumer sequences start at 1; pending is the number of messages that follow.
     """
-    return Framer().feed(
-        b"".join(
-            encode_delivery(stream, message, consumer_seq, len(messages) - consumer_seq)
-            for consumer_seq, message in enumerate(messages, 1)
-        )
+    block = b"".join(
+        encode_delivery(stream, message, consumer_seq, len(messages) - consumer_seq)
+        for consumer_seq, message in enumerate(messages, 1)
     )
+    return Deliveries.of(Framer().feed(block))
 
 
 def add_size_header(block: bytes, size: int) -> bytes:

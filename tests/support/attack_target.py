@@ -25,11 +25,11 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.spark.formats import base
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.columns import payloads
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.proxy.fault_proxy import Proxy, Verdict
 from tests.support.query_driver.batch import read_batch
@@ -118,10 +118,12 @@ def _by_ordered_reader(url: str, bucket: str, patience: float | None) -> list[Pa
         try:
             stream = await JetStream(await link.connection()).stream_info(f"KV_{bucket}")
             more = {} if patience is None else _short(patience)
-            request = RangeRequest(stream.name, stream.created, 0, stream.last_seq, **more)
+            request = RangeRequest(
+                stream.name, KnownStream(stream.created), 0, stream.last_seq, **more
+            )
             found: list[Pair] = []
             async for frames in OrderedReader(link, request).batches():
-                numbers = ack_tokens(frames).stream_seq.tolist()
+                numbers = frames.stream_seq.tolist()
                 found += zip(numbers, payloads(frames).to_pylist(), strict=True)
             return found
         finally:

@@ -273,7 +273,7 @@ async def consumer_pages(
     connection = jetstream.connection
     request = RangeRequest(
         stream=info.name,
-        created=info.created,
+        known=KnownStream.of(info),
         start=start,
         end=end,
         filters=filters,

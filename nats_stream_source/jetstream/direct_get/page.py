@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.times import rfc3339
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.columns import ReplyColumns, texts
 from nats_stream_source.wire.framing.frames import Frames
 
@@ -148,7 +148,7 @@ class DirectGetPage(MessagePage):
 class ConsumerPage(MessagePage):
     """The messages that an ordered consumer delivered."""
 
-    deliveries: Frames
+    deliveries: Deliveries
 
     @property
     def frames(self) -> Frames:  # type: ignore[override]
@@ -158,7 +158,7 @@ class ConsumerPage(MessagePage):
     @property
     def sequences(self) -> NDArray[np.int64]:  # type: ignore[override]
         """The messages' stream sequences."""
-        return ack_tokens(self.deliveries).stream_seq
+        return self.deliveries.stream_seq
 
     def subjects(self) -> list[str]:
         """As :meth:`MessagePage.subjects`."""
@@ -166,9 +166,7 @@ class ConsumerPage(MessagePage):
 
     def times(self) -> list[str]:
         """As :meth:`MessagePage.times`."""
-        return [
-            rfc3339(timestamp) for timestamp in ack_tokens(self.deliveries).timestamp_ns.tolist()
-        ]
+        return [rfc3339(time) for time in self.deliveries.time.tolist()]
 
     def slice(self, start: int, stop: int) -> ConsumerPage:
         """As :meth:`MessagePage.slice`."""

@@ -20,7 +20,7 @@ from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.codec import OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import header_blocks, payloads, subjects
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import Headers, operations, parse_headers
 
@@ -130,18 +130,17 @@ def keys_from_frames(frames: Frames, bucket: Bucket) -> pa.Array:
     return pc.utf8_slice_codeunits(names, len(bucket.prefix))
 
 
-def entries_from_frames(frames: Frames, bucket: Bucket) -> list[Entry]:
+def entries_from_frames(frames: Deliveries, bucket: Bucket) -> list[Entry]:
     """The entries of deliveries of the bucket's stream, in order, as they are stored."""
     if not len(frames):
         return []
-    tokens = ack_tokens(frames)
     blocks = header_blocks(frames)
     columns = (
         keys_from_frames(frames, bucket).to_pylist(),
         payloads(frames).to_pylist(),
-        tokens.stream_seq.tolist(),
-        tokens.timestamp_ns.tolist(),
-        tokens.pending.tolist(),
+        frames.stream_seq.tolist(),
+        frames.time.tolist(),
+        frames.pending.tolist(),
         operations(blocks).to_pylist(),
         blocks.to_pylist(),
     )

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
-    DataLossError,
     KeyDeletedError,
     KeyNotFoundError,
     MessageNotFoundError,
@@ -51,7 +50,7 @@ from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.jetstream.stream_identity import KnownStream, identify
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
@@ -180,7 +179,7 @@ class ReadOnlyKeyValue:
             with encoded_name("key", key, encoded=raw_key != key):
                 end = await last_matching_seq(self.jetstream, info, self.bucket, keys)
             subjects = self.bucket.filter_subjects(keys)
-            entries = await self._read_entries(info, end, subjects) if end else []
+            entries = await self._entries(self._reader(info, end, subjects)) if end else []
             if not end or (entries and entries[-1].revision == end):
                 break
         else:
@@ -216,21 +215,13 @@ class ReadOnlyKeyValue:
             subjects = bucket.filter_subjects(key_filters) or (
                 () if one_revision_per_key else (f"{bucket.prefix}>",)
             )
-            entries = await self._read_entries(
+            reader = self._reader(
                 info, end, subjects, last_per_subject=not one_revision_per_key, headers_only=True
             )
-            latest = {entry.key: entry for entry in entries}
-        current_info = await bucket_stream_info(jetstream, self.name)
-        known = KnownStream(info.created, info.last_seq)
-        identity = await identify(jetstream, current_info, known)
-        if identity.lost:
-            raise DataLossError(
-                f"could not list the keys of bucket {self.name!r}: the bucket was "
-                f"{identity.value} meanwhile; list them again"
-            )
-        if current_info.last_seq != info.last_seq:
-            # A key that was superseded before its delivery was not delivered up to ``end``.
-            latest |= await self._missing_entries(key_filters, latest)
+            latest = {entry.key: entry for entry in await self._entries(reader)}
+            if reader.info.last_seq != info.last_seq:
+                # A key that was superseded before its delivery was not delivered up to ``end``.
+                latest |= await self._missing_entries(key_filters, latest)
         include_reserved = any(key_filter.startswith(RESERVED) for key_filter in key_filters)
         entries = [
             entry
@@ -334,15 +325,20 @@ class ReadOnlyKeyValue:
             )
         return entry
 
-    async def _read_entries(
+    def _reader(
         self, info: StreamInfo, end: int, filters: tuple[str, ...], **options: bool
-    ) -> list[Entry]:
-        """The entries up to a sequence that the leader has, as they are stored."""
+    ) -> OrderedReader:
+        """A reader up to a sequence that the leader has."""
         prefix = self.bucket.prefix
-        request = RangeRequest(info.name, info.created, 0, end, filters, prefix, **options)
+        request = RangeRequest(info.name, KnownStream.of(info), 0, end, filters, prefix, **options)
+        return OrderedReader(self._connection, request)
+
+    async def _entries(self, reader: OrderedReader) -> list[Entry]:
+        """The entries of a range, as they are stored."""
         entries: list[Entry] = []
-        async for frames in OrderedReader(self._connection, request).batches():
-            entries += entries_from_frames(frames, self.bucket)
+        with bucket_errors(self.jetstream, self.name):
+            async for frames in reader.batches():
+                entries += entries_from_frames(frames, self.bucket)
         return entries
 
     async def _missing_entries(

@@ -275,12 +275,12 @@ class KeyValue(ReadOnlyKeyValue):
         limit = nanoseconds(response["ts"]) - round(older_than * 1e9)
         if not (end := await last_matching_seq(jetstream, info, bucket, ALL_KEYS)):
             return 0
-        entries = await self._read_entries(
+        reader = self._reader(
             info, end, (f"{bucket.prefix}>",), last_per_subject=True, headers_only=True
         )
         markers = [
             entry
-            for entry in entries
+            for entry in await self._entries(reader)
             if entry.is_marker and not entry.key.startswith(RESERVED) and is_literal(entry.key)
         ]
 

@@ -49,11 +49,12 @@ from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subjects import RESERVED, is_literal
 from nats_stream_source.wire.columns import entry_operations, subjects, within
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.encode import encode_delivery
-from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.wire.framing.frames import Framer
 
 T = TypeVar("T")
 
@@ -100,10 +101,10 @@ class Watch:
         self._seen: list[pa.Array] | None = None  # sent subjects; None once they are not needed
         self._seen_rows, self._left_out, self._skipped = 0, 0, SkippedEntries()
         self._sent_early: set[int] = set()  # sequences to skip when they are delivered
-        self._pending_read: asyncio.Future[Frames] | None = None
-        self._batches: AsyncGenerator[Frames | None, None] | None = None
+        self._pending_read: asyncio.Future[Deliveries] | None = None
+        self._batches: AsyncGenerator[Deliveries | None, None] | None = None
         self._queue: deque[Entry | None] = deque()
-        self._refill_task: asyncio.Future[Frames | None] | None = None
+        self._refill_task: asyncio.Future[Deliveries | None] | None = None
         self._initial_entries: list[Entry] = []
         self._include_reserved = any(key.startswith(RESERVED) for key in options.keys)
 
@@ -181,7 +182,7 @@ class Watch:
         self._initial_end = max(start, initial_end)
         request = RangeRequest(
             info.name,
-            info.created,
+            KnownStream.of(info),
             start,
             ENDLESS,
             filters,
@@ -190,15 +191,14 @@ class Watch:
             eager=True,
             min_last_seq=self._initial_end,
             heartbeat=options.heartbeat,
-            start_time=info.time_at(start),
         )
         self._reader = OrderedReader(self._connection, request)
 
-    def batches(self) -> AsyncGenerator[Frames | None, None]:
+    def batches(self) -> AsyncGenerator[Deliveries | None, None]:
         """The same as the iterator, but as columns: received frames, for ``wire.columns``.
 
-        Yields ``Frames`` with at least one delivery, as it is stored, and exactly once None: the
-        signal. A watch is read either by this method or by iteration, and only once.
+        Yields at least one delivery at a time, as it is stored, and exactly once None: the signal.
+        A watch is read either by this method or by iteration, and only once.
 
         Raises:
             RuntimeError: the watch is already being read.
@@ -239,7 +239,7 @@ class Watch:
         frames = refill.result()
         self._queue.extend([None] if frames is None else entries_from_frames(frames, self.bucket))
 
-    async def _generate_batches(self) -> AsyncGenerator[Frames | None, None]:
+    async def _generate_batches(self) -> AsyncGenerator[Deliveries | None, None]:
         await self.start()
         reader = self._reader
         assert reader is not None
@@ -264,7 +264,7 @@ class Watch:
                 await asyncio.gather(pending_read, return_exceptions=True)
             await source.aclose()
 
-    async def _next_frames(self, source: AsyncGenerator[Frames, None]) -> Frames:
+    async def _next_frames(self, source: AsyncGenerator[Deliveries, None]) -> Deliveries:
         """The next frames; empty if only the consumer's position may have advanced."""
         if self.initial_done and self._pending_read is None:
             return await source.__anext__()
@@ -278,15 +278,15 @@ class Watch:
             # does not yield them.
             await asyncio.wait({self._pending_read}, timeout=self.options.heartbeat)
         if not self._pending_read.done():
-            return Frames.join([])
+            return Deliveries.join([])
         completed, self._pending_read = self._pending_read, None
         return completed.result()
 
-    def _select_unsent(self, frames: Frames) -> Frames:
+    def _select_unsent(self, frames: Deliveries) -> Deliveries:
         """The frames that the watch sends and has not sent yet."""
         if not len(frames):
             return frames
-        self._position = int(ack_tokens(frames.select(slice(-1, None))).stream_seq[0])
+        self._position = int(frames.stream_seq[-1])
         if self._seen is not None:
             self._seen.append(subjects(frames))
             self._seen_rows += len(frames)
@@ -295,17 +295,17 @@ class Watch:
                 self._seen = [pa.chunked_array(self._seen).unique()]
                 self._seen_rows = 0
         if self._first_requested:
-            frames = frames.select(ack_tokens(frames).stream_seq >= self._first_requested)
+            frames = frames.select(frames.stream_seq >= self._first_requested)
             if self._position >= self._first_requested:
                 self._first_requested = 0
         if self._sent_early:
-            repeated = np.isin(ack_tokens(frames).stream_seq, list(self._sent_early))
+            repeated = np.isin(frames.stream_seq, list(self._sent_early))
             frames = frames.select(~repeated)
             if self._position >= max(self._sent_early):
                 self._sent_early.clear()
         return self._select_requested(frames)
 
-    def _select_requested(self, frames: Frames) -> Frames:
+    def _select_requested(self, frames: Deliveries) -> Deliveries:
         # Not in the reader: its position is then behind the cursor's, see _delivered_through.
         received, frames = len(frames), within(frames, self.bucket.prefix)
         self._left_out += received - len(frames)
@@ -369,10 +369,10 @@ class Watch:
     async def _retry(self, request: Callable[[], Awaitable[T]]) -> T:
         return await retry_transient(request, self._connection.settings.connect_timeout)
 
-    async def _fetch_unsent_keys(self) -> Frames:
+    async def _fetch_unsent_keys(self) -> Deliveries:
         """The next revision of each key of the leader that was not sent yet."""
         if self._seen is None:
-            return Frames.join([])
+            return Deliveries.join([])
         through, bucket = self._delivered_through(), self.bucket
         jetstream = await self._connection.jetstream()
         filters = [bucket.prefix + key for key in self.options.keys]
@@ -394,6 +394,5 @@ class Watch:
         delivered = (
             as_delivered(message, headers_only=self.options.meta_only) for message in messages
         )
-        return Framer().feed(
-            b"".join(encode_delivery(bucket.stream, message) for message in delivered)
-        )
+        block = b"".join(encode_delivery(bucket.stream, message) for message in delivered)
+        return Deliveries.of(Framer().feed(block))

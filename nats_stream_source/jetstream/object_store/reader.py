@@ -33,13 +33,13 @@ from nats_stream_source.jetstream.object_store.info import (
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     is_literal,
     validate_bucket,
 )
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _READ_ATTEMPTS = 5  # reads of an object that is replaced during the read
 
@@ -135,7 +135,7 @@ class ObjectReader:
             last = await self.jetstream.message(self.stream, last_by_subj=subject)
             request = RangeRequest(
                 stream=self.stream,
-                created=stream.created,
+                known=KnownStream.of(stream),
                 start=0,
                 end=last.seq if last is not None else info.sequence,
                 filters=(subject,),
@@ -178,7 +178,7 @@ class ObjectReader:
         yield None
         request = RangeRequest(
             stream=self.stream,
-            created=stream.created,
+            known=KnownStream.of(stream),
             start=stream.last_seq,
             end=ENDLESS,
             filters=(all_meta_subject(self.bucket),),
@@ -194,7 +194,7 @@ class ObjectReader:
         infos: dict[str, ObjectInfo] = {}
         request = RangeRequest(
             stream=self.stream,
-            created=stream.created,
+            known=KnownStream.of(stream),
             start=0,
             end=stream.last_seq,
             filters=(all_meta_subject(self.bucket),),
@@ -236,7 +236,7 @@ class ObjectReader:
         except StreamNotFoundError as error:
             raise self._bucket_not_found(error) from None
 
-    def _read_range(self, request: RangeRequest) -> AsyncGenerator[Frames, None]:
+    def _read_range(self, request: RangeRequest) -> AsyncGenerator[Deliveries, None]:
         return OrderedReader(self._connection, request).batches()
 
     def _bucket_not_found(self, error: StreamNotFoundError) -> BucketNotFoundError:
@@ -248,9 +248,8 @@ class ObjectReader:
         )
 
 
-def _object_infos(frames: Frames) -> list[ObjectInfo]:
-    tokens = ack_tokens(frames)
+def _object_infos(frames: Deliveries) -> list[ObjectInfo]:
     return [
-        ObjectInfo.parse(frames.payload(i), int(tokens.stream_seq[i]), int(tokens.timestamp_ns[i]))
+        ObjectInfo.parse(frames.payload(i), int(frames.stream_seq[i]), int(frames.time[i]))
         for i in range(len(frames))
     ]

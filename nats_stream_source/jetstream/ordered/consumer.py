@@ -29,7 +29,6 @@ from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
     ConsumerNotFoundError,
-    DataLossError,
     NatsSourceError,
     PermissionDeniedError,
     RequestTimeoutError,
@@ -38,14 +37,8 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.ordered.merged_filter import MergedFilter, needs_merged_filter
-from nats_stream_source.jetstream.ordered.request import (
-    ENDLESS,
-    RangeRequest,
-    consumer_config,
-)
+from nats_stream_source.jetstream.ordered.request import RangeRequest, consumer_config
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
-from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.logs import field_logger
 
 log = field_logger(__name__)
@@ -192,51 +185,6 @@ class EphemeralConsumer:
             f"attempts: the servers placed every consumer of stream {stream!r} on another "
             f"replica; retry"
         )
-
-    async def verify_stream(self, seen_through: int, last: tuple[int, int] | None) -> None:
-        """Raise DataLossError if the stream was re-created or rolled back.
-
-        Args:
-            seen_through: the last sequence that the server has processed.
-            last: sequence and timestamp, in nanoseconds, of the last message that was kept, or of
-                the one at the start of the range; None if neither is known. It detects a stream
-                that was rolled back and has grown past ``seen_through`` again.
-        """
-        request, connection = self._request, self.connection
-        assert connection is not None
-        jetstream = JetStream(connection)
-        info = await jetstream.stream_info(request.stream)
-        expected = seen_through if request.end == ENDLESS else request.end
-        identity = await identify(jetstream, info, KnownStream(request.created, expected))
-        observed = f"to sequence {info.last_seq} during the read (expected {expected} or later)"
-        if identity is Identity.LAGGING and request.end == ENDLESS:
-            raise DataLossError(
-                f"could not read stream {request.stream!r}: the mirror was rolled back {observed}; "
-                f"start a new read once it has caught up with its origin"
-            )
-        # The reader of a range waits for a mirror that lags, for at most ``catch_up_timeout``.
-        if last is not None and (identity is Identity.LAGGING or not identity.lost):
-            seq, time = last
-            known = KnownStream(request.created, seq, rfc3339(time))
-            try:
-                identity = await identify(jetstream, info, known)
-            except PermissionDeniedError as error:
-                log.info(
-                    "could not verify whether the stream was rolled back",
-                    stream=request.stream,
-                    error=error,
-                )
-            observed = f"during the read: sequence {seq} has another message"
-        if identity is Identity.RECREATED:
-            raise DataLossError(
-                f"could not read stream {request.stream!r}: it was re-created during the read "
-                f"(created {info.created}, expected {request.created}); start a new read"
-            )
-        if identity is Identity.ROLLED_BACK:
-            raise DataLossError(
-                f"could not read stream {request.stream!r}: it was rolled back {observed}; start a "
-                f"new read"
-            )
 
     async def is_alive(self) -> bool:
         """Whether a PONG follows a PING; all frames that were sent before it have then arrived."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.jetstream.subjects import covering, filter_pattern, is_literal
 from nats_stream_source.wire.columns import subjects
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _FIXED_IN = (2, 15)
 
@@ -51,12 +51,12 @@ class MergedFilter:
     def __repr__(self) -> str:
         return f"<MergedFilter {self.subject}>"
 
-    def select(self, frames: Frames) -> Frames:
-        """The messages of ``frames`` that match one of the filters."""
-        if not len(frames):
-            return frames
-        names = subjects(frames, replace=True)
+    def select(self, rows: Deliveries) -> Deliveries:
+        """The messages of ``rows`` that match one of the filters."""
+        if not len(rows):
+            return rows
+        names = subjects(rows, replace=True)
         mask = pc.is_in(names, value_set=self._literals)
         if self._pattern is not None:
             mask = pc.or_(mask, pc.match_substring_regex(names, self._pattern))
-        return frames.select(mask.to_numpy(zero_copy_only=False))
+        return rows.select(mask.to_numpy(zero_copy_only=False))

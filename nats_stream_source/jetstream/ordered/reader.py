@@ -1,11 +1,12 @@
-"""An ordered consumer over one range, or an unbounded one: asyncio around ``wire.consumer.cursor``.
+"""Reads a range of a stream in order, without a gap or a duplicate: asyncio around ``Intake``.
 
-The subscribe workflow of an ordered consumer (ADR-15), for every range: subscribe to a new inbox,
-create an ephemeral push consumer with flow control and idle heartbeats (``consumer``), pass every
-frame to the cursor, do what it returns, delete the consumer. When the cursor abandons a consumer
-(a gap, missed heartbeats, a reconnect, …), the next one starts after the last kept row. Initial
-values (``last_per_subject``) start again; those behind a missing one are held back until it
-arrives, up to ``_MAX_HELD_BYTES``.
+A range of few sequences at the stream leader is read with single requests (``small_range.py``).
+Every other range takes the subscribe workflow of an ordered consumer (ADR-15): subscribe to a new
+inbox, create an ephemeral push consumer with flow control and idle heartbeats (``consumer.py``),
+pass its frames to the intake (``wire/consumer/intake.py``), do what its events require, delete the
+consumer. When a consumer is lost (a gap, missed heartbeats, a reconnect, …), the next one starts
+after the last kept row. Initial values (``last_per_subject``) start again; those behind a missing
+one are held back until it arrives.
 
 Waiting. Messages and heartbeats arrive through an :class:`Inbox`. Only the time that is spent
 waiting for it is counted: while Spark requests no rows, the event loop does not run and no timeout
@@ -18,22 +19,20 @@ arrive. While the caller requests no batch, frames wait in the inbox, flow contr
 and the server stops sending. Without flow control the inbox drops the excess frames, which the
 cursor detects as a gap.
 
-End. The reader ends when the cursor is done, or with an error: too many rebuilds without progress
-(ConsumerLostError), a replica that does not reach ``end`` (MinLastSequenceError), a re-created or
-rolled-back stream (DataLossError), no connection (ConnectError). In every case it deletes the
-consumer, ends the subscription, and leaves no frame of either on the connection.
+End. The reader ends when the cursor is done and the stream is verified to be the same, or with an
+error: too many rebuilds without progress (ConsumerLostError), a replica that does not reach ``end``
+(MinLastSequenceError), a re-created or rolled-back stream (StreamChangedError), no connection
+(ConnectError). In every case it deletes the consumer, ends the subscription, and leaves no frame of
+either on the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncGenerator
 
 import nats.errors
-import numpy as np
-from numpy.typing import NDArray
 
 from nats_stream_source.aio.retry import Backoff, is_outage, is_transient
 from nats_stream_source.aio.tasks import run_to_completion
@@ -44,27 +43,33 @@ from nats_stream_source.errors import (
     MinLastSequenceError,
     NatsSourceError,
     ProtocolError,
+    RequestTimeoutError,
 )
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
+from nats_stream_source.jetstream.ordered.small_range import is_small, small_range
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import (
+    Identity,
+    KnownStream,
+    StreamChangedError,
+    verify_unchanged,
+)
+from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import REBUILDS
-from nats_stream_source.wire.columns import within
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens, other_frames, with_acks
-from nats_stream_source.wire.consumer.batches import FrameBatcher
-from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild, State
-from nats_stream_source.wire.consumer.last_per_subject import HeldRows
-from nats_stream_source.wire.consumer.status import ConsumerStatus
+from nats_stream_source.wire.consumer.cursor import Rebuild, State
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.consumer.intake import Ignored, Intake, Reply, last_row
 from nats_stream_source.wire.framing.frames import Frames
-from nats_stream_source.wire.headers import parse_headers
 
 log = field_logger(__name__)
 
 _FLOW_CONTROL_DELAY = 0.05  # seconds that a reply is delayed near the end of a range
 _MAX_UNBOUND = 2  # consumers whose deliver subject has no subscriber, after a lost one
-_MAX_HELD_BYTES = 64 << 20  # of the initial values behind a missing one
 _BACKOFF = Backoff(0.02, 2.0)  # before a rebuild that follows rebuilds without progress
 
 _ADVICE = {
@@ -87,29 +92,42 @@ class OrderedReader:
     Attributes:
         request: the range.
         cursor: the progress of the read, and the reasons of the rebuilds.
-        left_out: the number of messages that lacked ``request.prefix``.
     """
 
     def __init__(self, connections: ReusableConnection, request: RangeRequest) -> None:
         self.request = request
-        initial_through = request.target if request.last_per_subject else 0
-        self.cursor = Cursor(request.start, request.end, initial_through)
+        self._intake = Intake(
+            request.start,
+            request.end,
+            initial_through=request.target if request.last_per_subject else 0,
+            target=request.target,
+            prefix=request.prefix,
+            batch_rows=request.batch_rows,
+            batch_bytes=request.batch_bytes,
+            eager=request.eager,
+        )
+        self.cursor = self._intake.cursor
+        self._info: StreamInfo | None = None
         self._connections = connections
         self._consumer = EphemeralConsumer(connections, request)
-        self._batcher = FrameBatcher(request.batch_rows, request.batch_bytes)
-        self._held = HeldRows()
-        started = request.start_time
-        self._last = None if started is None else (request.start, started)  # kept, and its time
-        self.left_out = 0
-        self._stalled = False
-        self._rebuild_detail = ""
         self._away = False  # the last consumer was not created because servers are away
         self._seconds_without_progress = 0.0
 
     def __repr__(self) -> str:
         return f"<OrderedReader {self.request.stream} {self.cursor!r}>"
 
-    async def batches(self) -> AsyncGenerator[Frames, None]:
+    @property
+    def info(self) -> StreamInfo:
+        """The stream after the last message of a range, as its leader reports it."""
+        assert self._info is not None
+        return self._info
+
+    @property
+    def left_out(self) -> int:
+        """The number of messages that lacked ``request.prefix``."""
+        return self._intake.left_out
+
+    async def batches(self) -> AsyncGenerator[Deliveries, None]:
         """Yield the range's messages in order, without a gap or a duplicate, batch by batch.
 
         After each batch, ``self.cursor.seen_through`` is the last sequence that the server is known
@@ -120,38 +138,96 @@ class OrderedReader:
                 fewer where the server has no subscriber of their deliver subjects.
             MinLastSequenceError: the replica made no progress for ``request.catch_up_timeout``
                 seconds.
-            DataLossError: the stream was re-created or rolled back.
+            StreamChangedError: the stream was re-created or rolled back.
             ConnectError: not connected.
             ConsumerLimitError, StreamNotFoundError, …: as :meth:`EphemeralConsumer.create`.
         """
-        cursor, request = self.cursor, self.request
-        announced = not request.eager
+        request, cursor, intake = self.request, self.cursor, self._intake
+        if is_small(request):
+            rows = await self._connections.retry_transient(self._small_range)
+            if rows is not None:
+                yield rows
+                return
         try:
             while not cursor.done:
-                if cursor.state is State.IDLE:
-                    await self._discard_consumer()
-                    await self._create_consumer()
-                elif received := self._take_received():
-                    await self._process(received)
-                elif self._consumer.connection_lost:
-                    cursor.lost(Rebuild.RECONNECTED)
-                else:
-                    await self._wait()
-                while (batch := self._next_batch()) is not None:
-                    announced = announced or cursor.seen_through >= request.target
-                    yield batch
-                if not announced and cursor.seen_through >= request.target:
-                    announced = True
-                    yield Frames.join([])
+                before = cursor.seen_through, cursor.consumer_seq
+                received, reply = await self._receive()
+                for event in intake.feed(received):
+                    if isinstance(event, Reply):
+                        await self._publish(event)
+                    elif isinstance(event, Ignored):
+                        log.warning(
+                            "ignored a message that is neither a delivery nor a status",
+                            stream=request.stream,
+                        )
+                    else:
+                        yield event
+                if reply is not None:
+                    intake.confirmed(reply)
+                if (cursor.seen_through, cursor.consumer_seq) != before:
+                    self._seconds_without_progress = 0.0
         finally:
-            report_left_out(request.stream, request.prefix, self.left_out)
+            report_left_out(request.stream, request.prefix, intake.left_out)
             await run_to_completion(self._consumer.close())
-        while (batch := self._batcher.pop()) is not None:
+        for batch in intake.rest():
             yield batch
+        await self._connections.retry_transient(self._verify_end)
         log.debug("range read", stream=request.stream, cursor=cursor)
 
-    def _next_batch(self) -> Frames | None:
-        return self._batcher.pop() if self.request.eager else self._batcher.pop_full()
+    # -- the stream -----------------------------------------------------------------------------
+
+    async def _small_range(self) -> Deliveries | None:
+        """The messages of a small range, verified; None to use a consumer."""
+        jetstream = await self._connections.jetstream()
+        small = await small_range(jetstream, self.request)
+        if small is None:
+            return None
+        rows, info = small
+        self._intake.last_row = last_row(rows)
+        await self._verify(jetstream, info, ended=True)
+        return rows
+
+    async def _verify_end(self) -> None:
+        jetstream = await self._connections.jetstream()
+        info = await jetstream.stream_info(self.request.stream)
+        await self._verify(jetstream, info, ended=True)
+
+    async def _verify_rebuild(self) -> None:
+        assert self._consumer.connection is not None
+        jetstream = JetStream(self._consumer.connection)
+        info = await jetstream.stream_info(self.request.stream)
+        await self._verify(jetstream, info, ended=False)
+
+    async def _verify(self, jetstream: JetStream, info: StreamInfo, *, ended: bool) -> None:
+        """Verify that the stream is the one that was known when the range was chosen.
+
+        While a range is read, the reader waits for a mirror that lags, for at most
+        ``catch_up_timeout``.
+
+        Raises:
+            StreamChangedError: the stream was re-created or rolled back.
+            RequestTimeoutError: a mirror was rolled back at the end, and may catch up.
+        """
+        request, known, row = self.request, self.request.known, self._intake.last_row
+        endless = request.end == ENDLESS
+        reached = max(known.seq, self.cursor.seen_through if endless else request.end)
+        evidence = [KnownStream(known.created, reached)]
+        if known.time is not None:
+            evidence.append(known)
+        kept = None if row is None else KnownStream(known.created, row[0], rfc3339(row[1]))
+        if kept is not None and not ended:
+            evidence.append(kept)
+        lags = await verify_unchanged(jetstream, info, evidence, kept if ended else None)
+        observed = f"the mirror's last sequence is {info.last_seq}, expected {reached} or later"
+        if lags and ended:
+            raise RequestTimeoutError(
+                f"could not verify the read of stream {request.stream!r}: {observed}; retry once "
+                f"it has caught up with its origin",
+                settings=(),
+            )
+        if lags and endless:
+            raise StreamChangedError(request.stream, Identity.ROLLED_BACK, evidence[0], observed)
+        self._info = info
 
     # -- the consumer ---------------------------------------------------------------------------
 
@@ -172,10 +248,9 @@ class OrderedReader:
             await consumer.connect(verify=verify)
         else:
             await outage.retry(lambda: consumer.connect(verify=verify), ends=not self._away)
-        self._stalled = False
         try:
             if cursor.rebuilds:
-                await consumer.verify_stream(cursor.seen_through, self._last)
+                await self._verify_rebuild()
             await consumer.create(
                 cursor.position, cursor.seen_through, failures=cursor.failed_rebuilds
             )
@@ -188,12 +263,13 @@ class OrderedReader:
             if outage is not None and is_outage(error):
                 await outage.wait(error)
                 self._away = True
-            self._abandon_consumer(Rebuild.NO_ANSWER, str(error))
+            self._intake.lost(Rebuild.NO_ANSWER, str(error))
             return
         if self._away and outage is not None:
             outage.end()
         self._away = False
-        cursor.created()
+        merged = consumer.merged_filter
+        self._intake.created(None if merged is None else merged.select)
 
     def _consumer_lost_error(self) -> ConsumerLostError:
         cursor = self.cursor
@@ -209,28 +285,10 @@ class OrderedReader:
 
     async def _discard_consumer(self) -> None:
         """Delete the consumer that the cursor has abandoned, if any."""
-        consumer = self._consumer
-        if consumer.connection is None or not self.cursor.rebuilds:
+        request, cursor, consumer = self.request, self.cursor, self._consumer
+        if consumer.connection is None or not cursor.rebuilds:
             return
-        reason = self.cursor.rebuilds[-1]
-        self._log_rebuild(reason)
-        if reason is Rebuild.STALLED:
-            consumer.flow_control = False
-            log.warning(
-                "flow-control answers do not reach the server, so the next consumer does "
-                "without: the user's permissions, or the account's import, lack '$JS.FC.>'",
-                stream=self.request.stream,
-            )
-        await consumer.discard()
-
-    def _abandon_consumer(self, reason: Rebuild, detail: str) -> None:
-        """Abandon the consumer; the log line of the rebuild contains ``detail``."""
-        self._rebuild_detail = detail
-        self.cursor.lost(reason)
-
-    def _log_rebuild(self, reason: Rebuild) -> None:
-        """Log and count a rebuild."""
-        request, cursor = self.request, self.cursor
+        reason = cursor.rebuilds[-1]
         count(REBUILDS, request.stream, reason.value)
         log.warning(
             "consumer rebuilt",
@@ -240,115 +298,30 @@ class OrderedReader:
             position=cursor.position,
             reason=reason.value,
             attempt=cursor.failed_rebuilds,
-            consumer=self._consumer.name,
-            detail=self._rebuild_detail,
+            consumer=consumer.name,
+            detail=self._intake.loss,
         )
-        self._rebuild_detail = ""
-
-    # -- frames ---------------------------------------------------------------------------------
-
-    def _take_received(self) -> list[Frames]:
-        inbox = self._consumer.inbox
-        return inbox.take() if inbox is not None else []
-
-    async def _process(self, received: list[Frames]) -> None:
-        cursor = self.cursor
-        before = cursor.seen_through, cursor.consumer_seq
-        for frames in received:
-            begin = 0
-            for status in other_frames(frames):
-                self._process_deliveries(frames.select(slice(begin, status)))
-                await self._process_status(frames, status)
-                begin = status + 1
-            self._process_deliveries(frames.select(slice(begin, len(frames))) if begin else frames)
-        if (cursor.seen_through, cursor.consumer_seq) != before:
-            self._seconds_without_progress = 0.0
-
-    def _process_deliveries(self, frames: Frames) -> None:
-        if not len(frames):
-            return
-        frames = with_acks(frames)  # the caller of ``batches`` gets the parsed ACK subjects too
-        tokens = ack_tokens(frames)
-        boundaries: list[int] = []
-        if self.request.last_per_subject and not frames.in_sequence:
-            seqs = tokens.stream_seq
-            ends = (np.diff(seqs) <= 0) | (np.diff(tokens.consumer_seq) != 1)
-            boundaries = (np.flatnonzero(ends) + 1).tolist()
-        for begin, end in itertools.pairwise((0, *boundaries, len(frames))):
-            step = self.cursor.deliver(
-                tokens.consumer_seq[begin:end],
-                tokens.stream_seq[begin:end],
-                in_sequence=frames.in_sequence,
-            )
-            if step.stop > step.first:
-                rows = slice(begin + step.first, begin + step.stop)
-                last = begin + step.stop - 1
-                self._last = int(tokens.stream_seq[last]), int(tokens.timestamp_ns[last])
-                self._keep(frames.select(rows), tokens.stream_seq[rows], step.rows)
-
-    def _keep(
-        self, frames: Frames, stream_seq: NDArray[np.int64], rows: NDArray[np.bool_] | None
-    ) -> None:
-        """Pass kept rows on; hold back initial values behind a missing one."""
-        if rows is not None and not rows.all():
-            frames, stream_seq = frames.select(rows), stream_seq[rows]
-        if self._consumer.merged_filter is not None:
-            # Before rows are held back: the next consumer may have another filter.
-            frames = self._consumer.merged_filter.select(frames)
-            stream_seq = ack_tokens(frames).stream_seq
-        elif self.request.prefix:
-            kept = within(frames, self.request.prefix)
-            if kept is not frames:
-                self.left_out += len(frames) - len(kept)
-                frames, stream_seq = kept, ack_tokens(kept).stream_seq
-        position = self.cursor.position
-        if len(self._held) or (stream_seq.size and stream_seq[-1] > position):
-            added = len(frames)
-            self._held.add(frames, stream_seq)
-            frames = self._held.release(position)
-            if added and self._held.nbytes > _MAX_HELD_BYTES and self.cursor.reads_initial_values:
-                self._abandon_consumer(Rebuild.GAP, "too many rows follow a missing row")
-        if len(frames):
-            self._batcher.add(frames)
-
-    async def _process_status(self, frames: Frames, index: int) -> None:
-        """Process a frame that is not a delivery: a status message of the consumer (ADR-15)."""
-        headers = parse_headers(frames.header(index)) if len(frames.header(index)) else None
-        status = headers.status if headers else None
-        if headers is None or status is None:
+        if reason is Rebuild.STALLED:
+            consumer.flow_control = False
             log.warning(
-                "ignored a message that is neither a delivery nor a status",
-                stream=self.request.stream,
+                "flow-control answers do not reach the server, so the next consumer does "
+                "without: the user's permissions, or the account's import, lack '$JS.FC.>'",
+                stream=request.stream,
             )
-            return
-        if status != 100:
-            detail = f"{status} {headers.description}".strip()
-            self._abandon_consumer(Rebuild.CONSUMER_GONE, detail)
-            return
-        reply = frames.reply(index).decode("utf-8", "surrogateescape")
-        consumer_status = ConsumerStatus.from_headers(headers, reply)
-        if consumer_status.reply is not None:
-            await self._reply_to_flow_control(self.cursor.flow_control(consumer_status.reply))
-            return
-        last_consumer, last_stream = consumer_status.last_consumer, consumer_status.last_stream
-        if last_consumer is None or last_stream is None:
-            self._abandon_consumer(Rebuild.GAP, "a heartbeat without its sequences")
-            return
-        self._stalled = consumer_status.stalled is not None
-        step = self.cursor.heartbeat(last_consumer, last_stream, consumer_status.stalled)
-        await self._reply_to_flow_control(step)
+        await consumer.discard()
 
-    async def _reply_to_flow_control(self, step: CursorAction) -> None:
+    async def _publish(self, reply: Reply) -> None:
+        """Answer flow control."""
         connection = self._consumer.connection
-        if step.reply is None or connection is None:
+        if connection is None:
             return
         # A closed connection is handled by the main loop.
         try:
             with contextlib.suppress(nats.errors.Error):
-                await connection.publish(step.reply)
+                await connection.publish(reply.subject)
         except UnicodeEncodeError:
             raise ProtocolError(
-                f"could not answer flow control: reply subject {step.reply!r} is not valid UTF-8"
+                f"could not answer flow control: reply subject {reply.subject!r} is not valid UTF-8"
             ) from None
         # Two turns of the event loop, in which the flusher of nats-py writes. If Spark pauses the
         # reader now, no loop runs, and a reply that remains in a buffer would stall the server.
@@ -357,41 +330,56 @@ class OrderedReader:
 
     # -- waiting --------------------------------------------------------------------------------
 
-    async def _wait(self) -> None:
-        """Wait for frames; verify the connection and the replica's progress if none arrive."""
+    async def _receive(self) -> tuple[list[Frames], str | None]:
+        """The next frames, if any; and a flow-control reply, if the server has it after them."""
+        if self.cursor.state is State.IDLE:
+            await self._discard_consumer()
+            await self._create_consumer()
+            return [], None
         inbox = self._consumer.inbox
         assert inbox is not None
-        loop = asyncio.get_running_loop()
-        if self.cursor.defers_reply:
-            if not await inbox.wait(_FLOW_CONTROL_DELAY):
-                await self._reply_to_flow_control(self.cursor.idle())
-            return
-        started = loop.time()
-        silent = not await inbox.wait(3 * self.request.heartbeat)
-        if self.cursor.seen_through < self.request.target:
-            self._seconds_without_progress += loop.time() - started
-        if silent or (self._stalled and self.cursor.unconfirmed_reply):
-            await self._verify_consumer(inbox, silent)
-        if self._seconds_without_progress > self.request.catch_up_timeout:
-            await self._raise_replica_lag()
+        if received := inbox.take():
+            return received, None
+        if self._consumer.connection_lost:
+            self._intake.lost(Rebuild.RECONNECTED)
+            return [], None
+        return await self._wait(inbox)
 
-    async def _verify_consumer(self, inbox: Inbox, silent: bool) -> None:
+    async def _wait(self, inbox: Inbox) -> tuple[list[Frames], str | None]:
+        """Wait for frames; verify the connection and the replica's progress if none arrive."""
+        request, cursor, intake = self.request, self.cursor, self._intake
+        if cursor.defers_reply:
+            arrived = await inbox.wait(_FLOW_CONTROL_DELAY)
+            if not arrived and (reply := intake.idle()) is not None:
+                await self._publish(reply)
+            return [], None
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        silent = not await inbox.wait(3 * request.heartbeat)
+        if cursor.seen_through < request.target:
+            self._seconds_without_progress += loop.time() - started
+        received: tuple[list[Frames], str | None] = [], None
+        if silent or (intake.stalled and cursor.unconfirmed_reply):
+            received = await self._verify_consumer(inbox, silent)
+        if not received[0] and self._seconds_without_progress > request.catch_up_timeout:
+            await self._raise_replica_lag()
+        return received
+
+    async def _verify_consumer(self, inbox: Inbox, silent: bool) -> tuple[list[Frames], str | None]:
         """Send a PING: with its PONG, all frames that the server sent before have arrived."""
         reply = self.cursor.unconfirmed_reply
         if not await self._consumer.is_alive():
-            self.cursor.lost(Rebuild.RECONNECTED)
+            self._intake.lost(Rebuild.RECONNECTED)
             await self._consumer.drop_connection()
-            return
+            return [], None
         received = inbox.take()
-        await self._process(received)
-        if reply is not None:
-            self.cursor.confirmed(reply)
         if silent and not received:
-            self.cursor.lost(Rebuild.MISSED_HEARTBEAT)
+            self._intake.lost(Rebuild.MISSED_HEARTBEAT)
+        return received, reply
 
     async def _raise_replica_lag(self) -> None:
         request, seen_through = self.request, self.cursor.seen_through
-        await self._consumer.verify_stream(seen_through, self._last)
+        await self._verify_rebuild()
         raise MinLastSequenceError(
             f"could not read stream {request.stream!r} up to sequence {request.target}: the "
             f"delivering replica or mirror has reached {seen_through} and made no progress for "

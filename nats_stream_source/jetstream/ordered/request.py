@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.jetstream.consumer_config import unacknowledged_config
 from nats_stream_source.logs import field_logger
+
+if TYPE_CHECKING:
+    # A task's process unpickles requests before it connects.
+    from nats_stream_source.jetstream.stream_identity import KnownStream
 
 log = field_logger(__name__)
 
@@ -22,7 +26,9 @@ class RangeRequest:
     """The messages in ``(start, end]`` that one ordered consumer delivers.
 
     Attributes:
-        stream: the stream's name; ``created``: its creation time, which identifies the stream.
+        stream: the stream's name.
+        known: the stream as it was when the range was chosen. The reader verifies that it is still
+            the same: when it replaces a consumer, and after the last message of a bounded range.
         end: the last sequence, or :data:`ENDLESS`.
         filters: subjects, not overlapping; empty for the whole stream.
         prefix: the reader leaves out the messages whose subjects do not start with it. A stream has
@@ -32,8 +38,9 @@ class RangeRequest:
         last_per_subject: deliver only the last message of each subject (``start`` is then 0).
         headers_only: omit payloads.
         batch_rows, batch_bytes: the maximum size of one yielded ``Frames``.
-        at_leader: use only consumers on the stream leader, once it has ``end``. Another replica
-            may lag or lack messages, so its last message of a subject may not be the stream's.
+        at_leader: read only from the stream leader, once it has ``end``. Another replica may lag
+            or lack messages, so its last message of a subject may not be the stream's. A range of
+            few sequences is read without a consumer (``small_range.py``).
         eager: yield messages as they arrive, instead of full batches, and an empty batch when
             ``min_last_seq`` is reached without a message at that sequence.
         min_last_seq: the sequence that the delivering replica must have processed (ADR-53). None:
@@ -42,12 +49,10 @@ class RangeRequest:
         catch_up_timeout: seconds to wait, in total, for a replica that makes no progress towards
             ``min_last_seq``.
         attempts: the maximum number of consumers in a row that are lost without progress.
-        start_time: timestamp of the message at ``start``, in nanoseconds; None if it is unknown. It
-            detects a roll-back before the first message is received.
     """
 
     stream: str
-    created: str
+    known: KnownStream
     start: int
     end: int
     filters: tuple[str, ...] = ()
@@ -62,7 +67,6 @@ class RangeRequest:
     heartbeat: float = 0.5
     catch_up_timeout: float = 30.0
     attempts: int = 10
-    start_time: int | None = None
 
     def __str__(self) -> str:
         return f"{self.stream} {self.bounds}"

@@ -23,12 +23,14 @@ from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.validation import SubscribeRequest
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.consumer.ack_subject import AckReply
-from nats_stream_source.wire.framing.frames import FrameFields, Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.framing.frames import FrameFields
 
 _HEARTBEAT = 0.5  # seconds
 
@@ -81,7 +83,7 @@ async def build_range_request(
         reach = max(info.last_seq, min_last_seq or 0)
     return RangeRequest(
         stream=stream,
-        created=info.created,
+        known=KnownStream.of(info),
         start=start,
         end=ENDLESS,
         filters=filters,
@@ -91,7 +93,6 @@ async def build_range_request(
         min_last_seq=reach,
         heartbeat=config.idle_heartbeat or _HEARTBEAT,
         catch_up_timeout=timeout,
-        start_time=info.time_at(start),
     )
 
 
@@ -126,7 +127,7 @@ class OrderedSubscription:
         self._batches = self.reader.batches()
         self._received: Iterator[FrameFields] = iter(())
         self._lock = TimedLock()
-        self._read_task: asyncio.Task[Frames | None] | None = None
+        self._read_task: asyncio.Task[Deliveries | None] | None = None
         self._failure: Exception | None = None
         self._closed = False
 
@@ -195,7 +196,7 @@ class OrderedSubscription:
             acks=False,
         )
 
-    async def _read_batch(self, timeout: float | None) -> Frames:
+    async def _read_batch(self, timeout: float | None) -> Deliveries:
         # A separate task that survives a cancelled or timed-out wait: cancelling a generator while
         # it runs ends it, and that would end the subscription.
         if self._failure is not None:
@@ -208,7 +209,7 @@ class OrderedSubscription:
         if not done:
             raise self._timeout_error()
         task, self._read_task = self._read_task, None
-        frames: Frames | None = None
+        frames: Deliveries | None = None
         try:
             frames = task.result()
         except asyncio.CancelledError:
@@ -226,7 +227,7 @@ class OrderedSubscription:
             settings=("timeout",),
         )
 
-    async def _next_frames(self) -> Frames | None:
+    async def _next_frames(self) -> Deliveries | None:
         return await anext(self._batches, None)
 
     def __aiter__(self) -> OrderedSubscription:

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nats_stream_source.jetstream.api import JetStream
+    from nats_stream_source.jetstream.stream_identity import KnownStream
     from nats_stream_source.jetstream.stream_info import StreamInfo
     from nats_stream_source.spark.formats.splits import Split
-    from nats_stream_source.wire.framing.frames import Frames
+    from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class FormatAdapter(ABC):
         self,
         scope: ReadScope,
         stream: str,
-        created: str,
+        known: KnownStream,
         start: int,
         end: int,
         *,
@@ -195,7 +196,7 @@ class FormatAdapter(ABC):
         match_all = (scope.match_all,) if last_per_subject else ()
         return RangeRequest(
             stream=stream,
-            created=created,
+            known=known,
             start=start,
             end=end,
             filters=scope.filters or match_all,
@@ -205,7 +206,7 @@ class FormatAdapter(ABC):
             at_leader=True,
         )
 
-    def rows(self, frames: Frames, split: Split) -> Iterator[pa.RecordBatch]:
+    def rows(self, frames: Deliveries, split: Split) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split's messages as one record batch; nothing without rows."""
         if len(frames):
             batch = self.record_batch(frames, split)
@@ -226,5 +227,5 @@ class FormatAdapter(ABC):
             self.finish()
 
     @abstractmethod
-    def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
+    def record_batch(self, frames: Deliveries, split: Split) -> pa.RecordBatch:
         """The rows of a split's messages, in the order of ``frames``."""

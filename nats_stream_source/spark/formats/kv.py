@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
     from nats_stream_source.spark.formats.splits import Split
-    from nats_stream_source.wire.framing.frames import Frames
+    from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _START_OPTIONS = {
     DeliverPolicy.ALL: "includeHistory",
@@ -94,7 +94,7 @@ class KvFormat(FormatAdapter):
             silent_removals=bucket.unmarked_removals,
         )
 
-    def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
+    def record_batch(self, frames: Deliveries, split: Split) -> pa.RecordBatch:
         """Rows of ``nats_kv``, in the order of ``frames``.
 
         With ``ignoreDeletes`` the batch does not contain markers.

@@ -22,16 +22,14 @@ from nats_stream_source.spark.formats.rows import (
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.wire.codec.columns import decode_keys, decode_values
 from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.header_columns import header_maps, origins
 
 
 def record_batch(
-    frames: Frames, split: Split, options: KvOptions, skipped: SkippedEntries
+    frames: Deliveries, split: Split, options: KvOptions, skipped: SkippedEntries
 ) -> pa.RecordBatch:
     """The rows of ``frames``, in their order; see :meth:`KvFormat.record_batch`."""
-    tokens = ack_tokens(frames)
     count = len(frames)
     bucket = bucket_of(split.range.stream)
     try:
@@ -50,18 +48,18 @@ def record_batch(
     raw_key = key
     if options.codec:
         key, value, kept = _decoded(
-            options.codec, skipped, bucket, raw_key, value, tokens.stream_seq, kept
+            options.codec, skipped, bucket, raw_key, value, frames.stream_seq, kept
         )
     columns = [
         constant_column(bucket, pa.string(), count),
         key,
         value,
-        integer_column(tokens.stream_seq),
-        timestamp_column(tokens.timestamp_ns),
+        integer_column(frames.stream_seq),
+        timestamp_column(frames.time),
         operation,
-        integer_column(tokens.pending),
-        initial_column(tokens.stream_seq, split.initial_through),
-        created_column(split.range.created, count),
+        integer_column(frames.pending),
+        initial_column(frames.stream_seq, split.initial_through),
+        created_column(split.range.known.created, count),
     ]
     if options.common.include_headers:
         columns.append(header_maps(header_blocks(frames)))

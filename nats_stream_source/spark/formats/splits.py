@@ -29,9 +29,6 @@ class Split:
             None if compaction may remove messages.
         expiry_allowed_through: at the start of a query, messages up to this sequence may age out
             before the first row is read without being a data loss.
-        fingerprint: sequence and timestamp of a message that the stream had when the split was
-            planned. If another message has that sequence later, the stream was rolled back. None
-            if the stream did not have a message.
     """
 
     range: RangeRequest
@@ -39,16 +36,9 @@ class Split:
     initial_through: int
     required_from: int | None = None
     expiry_allowed_through: int = 0
-    fingerprint: tuple[int, str] | None = None
 
     def __str__(self) -> str:
         return str(self.range)
-
-    @property
-    def known_last_seq(self) -> int:
-        """The highest sequence that the stream is known to have had when this was planned."""
-        end = self.range.end
-        return max(end, self.fingerprint[0]) if self.fingerprint else end
 
 
 class BatchReadKind(Enum):

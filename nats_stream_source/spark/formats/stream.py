@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
     from nats_stream_source.spark.formats.splits import Split
-    from nats_stream_source.wire.framing.frames import Frames
+    from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _START_OPTIONS = {
     DeliverPolicy.NEW: "deliverPolicy",
@@ -136,7 +136,7 @@ class StreamFormat(FormatAdapter):
             history=info.config.get("max_msgs_per_subject", -1),
         )
 
-    def record_batch(self, frames: Frames, split: Split) -> pa.RecordBatch:
+    def record_batch(self, frames: Deliveries, split: Split) -> pa.RecordBatch:
         """Rows of ``nats_stream``, in the order of ``frames``."""
         from nats_stream_source.spark.formats.stream_batches import record_batch  # as in KvFormat
 

@@ -14,23 +14,21 @@ from nats_stream_source.spark.formats.rows import (
 )
 from nats_stream_source.spark.formats.splits import Split
 from nats_stream_source.wire.columns import header_blocks, payloads, subjects
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.header_columns import header_maps, origins
 
 
-def record_batch(frames: Frames, split: Split, options: StreamOptions) -> pa.RecordBatch:
+def record_batch(frames: Deliveries, split: Split, options: StreamOptions) -> pa.RecordBatch:
     """The rows of ``frames``, in their order."""
-    tokens = ack_tokens(frames)
     count = len(frames)
     columns = [
         constant_column(split.range.stream, pa.string(), count),
         # A server accepts any bytes; one such message must not make a stream unreadable.
         subjects(frames, replace=True),
         pa.nulls(count, pa.binary()) if options.headers_only else payloads(frames),
-        integer_column(tokens.stream_seq),
-        timestamp_column(tokens.timestamp_ns),
-        created_column(split.range.created, count),
+        integer_column(frames.stream_seq),
+        timestamp_column(frames.time),
+        created_column(split.range.known.created, count),
     ]
     if options.common.include_headers:
         columns.append(header_maps(header_blocks(frames)))

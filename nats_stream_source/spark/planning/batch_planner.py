@@ -26,6 +26,7 @@ import time
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
 from nats_stream_source.spark.data_loss_report import report_aged_out
@@ -202,12 +203,16 @@ class BatchPlanner:
         info, scope = view.info, view.scope
         split = Split(
             range=self._adapter.range_request(
-                scope, info.name, info.created, start, end, last_per_subject=last_per_subject
+                scope,
+                info.name,
+                KnownStream.of(info),
+                start,
+                end,
+                last_per_subject=last_per_subject,
             ),
             prefix=scope.prefix,
             initial_through=ENDLESS,
             required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
-            fingerprint=None if info.last_time is None else (info.last_seq, info.last_time),
         )
         return BatchSplit(
             split=split,

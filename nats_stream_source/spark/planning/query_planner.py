@@ -48,7 +48,11 @@ from nats_stream_source.spark.planning.range_shares import (
     share_limits,
 )
 from nats_stream_source.spark.planning.start_position import report_ignored_start
-from nats_stream_source.spark.planning.stream_planner import PlannedRange, StreamPlanner
+from nats_stream_source.spark.planning.stream_planner import (
+    PlannedRange,
+    StreamPlanner,
+    TrackedStream,
+)
 from nats_stream_source.spark.planning.stream_states import (
     MAX_STREAMS,
     StreamStates,
@@ -97,11 +101,7 @@ class QueryPlanner:
         # A query of several streams continues without one that is deleted after a poll.
         gone = () if self._set is None else (StreamNotFoundError,)
         self._deleted: tuple[type[StreamNotFoundError], ...] = gone
-        self._planners: dict[str, StreamPlanner] = {}
-        self._found: dict[str, Position] = {}  # where streams begin that no offset has yet
-        self._deleted_at: dict[str, Position] = {}  # the last positions of deleted streams
-        self._idle: dict[str, tuple[Position, tuple[object, ...]]] = {}  # empty plans, by stream
-        self._planned: dict[str, tuple[Position, StreamInfo]] = {}  # the last ends, by stream
+        self._streams: dict[str, TrackedStream] = {}
         self._initial_offset: Offset | None = None
         self._available_now: dict[str, StreamInfo] | None = None
         self._stream_end: Offset | None = None
@@ -154,7 +154,8 @@ class QueryPlanner:
         if not await self._backoff.wait_until_due(start):
             return start
         await self._states.verify(start)
-        views = await self._states.poll({**start.streams, **self._found})
+        found = [name for name, stream in self._streams.items() if stream.found is not None]
+        views = await self._states.poll([*start.streams, *found])
         state = {name: view.info.position for name, view in views.items()}
         requests = self._states.requests
         if self._backoff.is_unchanged(start, state, requests):
@@ -183,7 +184,8 @@ class QueryPlanner:
             exhausted = all(one.exhausted for one in planned.values())
             self._backoff.record_empty(start, state if exhausted else None, requests)
             return start
-        self._planned |= {name: (one.end, views[name].info) for name, one in planned.items()}
+        for name, one in planned.items():
+            self._stream(name).planned = one.end, views[name].info
         self._backoff.reset()
         self._delay.record()
         return end
@@ -224,21 +226,25 @@ class QueryPlanner:
     async def _splits(
         self, name: str, first: Position, last: Position, min_splits: int
     ) -> list[Split]:
-        at, info = self._planned.get(name, (None, None))
-        if info is not None and at == last:
-            view = await self._states.reuse(info)
-            return await self._planner(name).splits(view, first, last, min_splits, planned=True)
-        view = await self._states.request(name)
-        return await self._planner(name).splits(view, first, last, min_splits, planned=False)
+        stream = self._stream(name)
+        planned = stream.planned is not None and stream.planned[0] == last
+        if stream.planned is not None and planned:
+            view = await self._states.reuse(stream.planned[1])
+        else:
+            view = await self._states.request(name)
+        return await stream.planner.splits(view, first, last, min_splits, planned=planned)
 
     # -- the streams of the query ---------------------------------------------------------------
 
-    def _planner(self, name: str) -> StreamPlanner:
-        if name not in self._planners:
-            self._planners[name] = StreamPlanner(
-                self._adapter, self._connection, self._cores, self._clock
-            )
-        return self._planners[name]
+    def _stream(self, name: str) -> TrackedStream:
+        if name not in self._streams:
+            self._streams[name] = self._new_stream()
+        return self._streams[name]
+
+    def _new_stream(self) -> TrackedStream:
+        return TrackedStream(
+            StreamPlanner(self._adapter, self._connection, self._cores, self._clock)
+        )
 
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
         """Where streams begin that are new to the query, or continue after a restore.
@@ -252,9 +258,10 @@ class QueryPlanner:
             later = started is not None and nanoseconds(view.info.created) > nanoseconds(started)
             skips = self._adapter.start_of(name).policy in _SKIPPING
             start = _FROM_FIRST if later and skips else None
-            planner, deleted_at = self._planner(name), self._deleted_at.get(name)
+            stream = self._stream(name)
+            planner, at = stream.planner, stream.deleted_at
             try:
-                restored = deleted_at and await planner.restored_position(view, deleted_at)
+                restored = at and await planner.restored_position(view, at)
                 return restored or await planner.initial_position(view, start)
             except self._deleted:
                 return None
@@ -277,18 +284,14 @@ class QueryPlanner:
         new = {name: view for name, view in views.items() if name not in streams}
         must_exist = self._adapter.options.common.fail_on_data_loss and self._initial_offset is None
         await self._states.verify_listed(views, must_exist=must_exist)
-        for name in self._found.keys() - new.keys():
-            del self._found[name]
-        unknown = {
-            name: view
-            for name, view in new.items()
-            if name not in self._found or self._found[name].created != view.info.created
-        }
-        found = await self._begin(unknown, started)
-        for name, at in found.items():
+        for name, stream in self._streams.items():
+            if stream.found and (name not in new or stream.found.created != new[name].info.created):
+                stream.found = None
+        unknown = {name: view for name, view in new.items() if not self._stream(name).found}
+        for name, at in (await self._begin(unknown, started)).items():
             log.info("stream found", stream=name, after=at.origin)
-        self._found |= found
-        streams |= {name: self._found[name] for name in new if name in self._found}
+            self._stream(name).found = at
+        streams |= {name: found for name in new if (found := self._stream(name).found)}
         return Offset(dict(sorted(streams.items())), start.filter, started=started)
 
     async def _report_resumed(self, base: Offset, views: Views) -> None:
@@ -299,8 +302,7 @@ class QueryPlanner:
 
     def _report_deleted(self, name: str, at: Position) -> None:
         sequence = self._adapter.terms.sequence
-        for state in (self._idle, self._planners, self._planned):
-            state.pop(name, None)
+        stream = self._streams[name] = self._new_stream()
         report_data_loss(
             self._adapter,
             name,
@@ -308,7 +310,7 @@ class QueryPlanner:
             f"{sequence} {at.stream_seq}",
             "continue without it until it is restored",
         )
-        self._deleted_at[name] = at
+        stream.deleted_at = at
 
     # -- the ends of a micro-batch --------------------------------------------------------------
 
@@ -322,10 +324,8 @@ class QueryPlanner:
         alone = self._limit if limited and len(starts) == 1 else None
         planned = await self._plan_each(starts, views, dict.fromkeys(starts, alone))
         for name, one in planned.items():
-            if one.end == starts[name] and one.exhausted:
-                self._idle[name] = (one.end, views[name].info.position)
-            else:
-                self._idle.pop(name, None)
+            empty = one.end == starts[name] and one.exhausted
+            self._stream(name).idle = (one.end, views[name].info.position) if empty else None
         if not limited or len(starts) <= 1:
             return planned
         limits = self._shared_limits(planned, views)
@@ -344,11 +344,12 @@ class QueryPlanner:
 
     def _may_have_rows(self, at: Position, view: StreamView) -> bool:
         info = view.info
-        if self._planner(info.name).waits_for_mirror:
+        stream = self._stream(info.name)
+        if stream.planner.waits_for_mirror:
             return True
         if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
             return False
-        return self._idle.get(info.name) != (at, info.position)
+        return stream.idle != (at, info.position)
 
     async def _plan_each(
         self,
@@ -365,7 +366,7 @@ class QueryPlanner:
                 last = min(last, run_ends[name].last_seq if name in run_ends else start.stream_seq)
             try:
                 # A run ends at its first empty micro-batch.
-                return await self._planner(name).plan(
+                return await self._stream(name).planner.plan(
                     view, start, last, limits[name], thorough=run_ends is not None
                 )
             except self._deleted:

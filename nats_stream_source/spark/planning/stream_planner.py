@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import StartPosition
@@ -188,8 +189,9 @@ class StreamPlanner:
         ends = [last]
         if not last_per_subject:
             ends = await self._limits.split_ends(view, first, last, min_splits)
+        known = KnownStream(end.created, last, time)
         whole = self._adapter.range_request(
-            scope, info.name, end.created, first, last, last_per_subject=last_per_subject
+            scope, info.name, known, first, last, last_per_subject=last_per_subject
         )
         splits = []
         for split_end in ends:
@@ -200,7 +202,6 @@ class StreamPlanner:
                     initial_through=end.initial_through,
                     required_from=max(first + 1, info.first_seq) if missing_is_loss else None,
                     expiry_allowed_through=expiry_allowed_through,
-                    fingerprint=None if time is None else (last, time),
                 )
             )
             first, expiry_allowed_through = split_end, 0
@@ -336,3 +337,22 @@ def _delivered(view: StreamView, start: Position, seq: int, rows: int) -> int:
     initial = max(0, min(seq, start.initial_through) - start.stream_seq)
     later = seq - max(start.stream_seq, start.initial_through)
     return min(initial, rows) + max(0, later)
+
+
+@dataclass(slots=True)
+class TrackedStream:
+    """What the planner of a query keeps of one of its streams.
+
+    Attributes:
+        planner: plans its ranges.
+        found: where it begins, until an offset has it.
+        deleted_at: its last position, if a stream of this name was deleted.
+        idle: the position of the last plan, if that was empty, and the state of the stream.
+        planned: the last end of a micro-batch, and the stream as it was then.
+    """
+
+    planner: StreamPlanner
+    found: Position | None = None
+    deleted_at: Position | None = None
+    idle: tuple[Position, tuple[object, ...]] | None = None
+    planned: tuple[Position, StreamInfo] | None = None

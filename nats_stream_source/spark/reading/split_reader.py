@@ -1,9 +1,8 @@
 """The reader of a task's splits: runs on an executor, once per attempt of the task.
 
-It reads each planned range with an ordered consumer and yields record batches; a range of a few
-sequences is read with single requests where that is cheaper (``spark.reading.small_range``). After
-the last message it verifies that the stream is still the planned one
-(``spark.reading.read_verifier``).
+It reads each planned range with an ordered reader, which verifies that the stream is still the
+planned one, and yields record batches. After the last message it verifies that no message is
+missing (``spark.reading.loss``).
 
 A task of a query of several streams has many small splits. Their rows are yielded one split after
 the other, and meanwhile the next ones begin, up to the first batch of each: the requests of several
@@ -15,29 +14,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import pyarrow as pa
 
 from nats_stream_source.errors import StreamNotFoundError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
-from nats_stream_source.spark.data_loss_report import report_data_loss
+from nats_stream_source.spark.data_loss_report import report_aged_out, report_data_loss
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.read_verifier import (
-    ReadVerifier,
-    verified_stream_info,
-    verify_created,
+from nats_stream_source.spark.reading.loss import (
+    SequenceGapTracker,
+    range_frames,
     verify_left_out,
 )
-from nats_stream_source.spark.reading.small_range import small_range
-from nats_stream_source.spark.runner import Runner, cached_runner
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.spark.runner import cached_runner
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _AHEAD = 8
 """Splits that are read at a time."""
@@ -76,7 +71,7 @@ def read_splits(
 
 async def _splits_frames(
     connection: ReusableConnection, splits: Sequence[Split], adapter: FormatAdapter
-) -> AsyncGenerator[tuple[Split, Frames], None]:
+) -> AsyncGenerator[tuple[Split, Deliveries], None]:
     """Yield the messages of splits, one after the other; read the next ones meanwhile."""
     waiting = deque(splits)
     opened: deque[_OpenSplit] = deque()
@@ -119,14 +114,14 @@ class _OpenSplit:
     ) -> None:
         self.split = split
         self._frames = _split_frames(connection, split, adapter)
-        self._first: asyncio.Task[Frames | None] | None = asyncio.ensure_future(self._next())
+        self._first: asyncio.Task[Deliveries | None] | None = asyncio.ensure_future(self._next())
 
-    async def next(self) -> Frames | None:
+    async def next(self) -> Deliveries | None:
         """The next messages; None after the last ones."""
         first, self._first = self._first, None
         return await (first or self._next())
 
-    async def _next(self) -> Frames | None:
+    async def _next(self) -> Deliveries | None:
         return await anext(self._frames, None)
 
     async def close(self) -> None:
@@ -140,30 +135,19 @@ class _OpenSplit:
 
 async def _split_frames(
     connection: ReusableConnection, split: Split, adapter: FormatAdapter
-) -> AsyncGenerator[Frames, None]:
-    """Yield the messages of a split, and verify them after the last one."""
-    verifier = ReadVerifier(split)
-
-    async def read_small() -> tuple[Frames, StreamInfo] | None:
-        return await small_range(await connection.jetstream(), split)
-
-    if (small := await connection.retry_transient(read_small)) is not None:
-        frames, info = small
-        verify_created(info, split)
-        verifier.add(frames)
-        await verifier.verify(info, connection, adapter)
-        yield frames
-        return
-    reader = OrderedReader(connection, split.range)
-    async with contextlib.aclosing(reader.batches()) as batches:
+) -> AsyncGenerator[Deliveries, None]:
+    """Yield the messages of a split, and verify after the last one that none is missing."""
+    request, reader = split.range, OrderedReader(connection, split.range)
+    gaps: SequenceGapTracker | None = None
+    if split.required_from is not None:
+        gaps = SequenceGapTracker(split.required_from, split.expiry_allowed_through)
+    async with contextlib.aclosing(range_frames(reader)) as batches:
         async for frames in batches:
-            verifier.add(frames)
+            if gaps is not None:
+                gaps.add(frames.stream_seq)
             yield frames
-    info = await verified_stream_info(connection, split, adapter)
-    await verifier.verify(info, connection, adapter)
-    await verify_left_out(info, split, connection, reader.left_out)
-
-
-def read_range(runner: Runner, request: RangeRequest) -> Generator[Frames, None, None]:
-    """Yield the messages of a range; the caller verifies them."""
-    return runner.iterate(OrderedReader(runner.connection, request).batches())
+    first_seq = reader.info.first_seq
+    if gaps is not None and (missing := gaps.aged_out(first_seq, request.end)):
+        jetstream = await connection.jetstream()
+        await report_aged_out(adapter, jetstream, reader.info, *missing, filters=request.filters)
+    await verify_left_out(reader, connection)

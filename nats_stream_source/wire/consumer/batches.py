@@ -1,7 +1,7 @@
-"""Batches of bounded size from frames, so that a reader's memory is bounded.
+"""Batches of bounded size from deliveries, so that a reader's memory is bounded.
 
-Frames arrive in runs of any length. A batch is full at ``max_rows`` frames or ``max_bytes`` bytes,
-whichever comes first. A single larger frame is a batch of its own.
+Deliveries arrive in runs of any length. A batch is full at ``max_rows`` rows or ``max_bytes`` bytes
+of frames and numbers, whichever comes first. A single larger frame is a batch of its own.
 
 A batch that lies in one buffer is not copied, so a batch that is large enough is also full where
 another buffer starts. A few frames in a large buffer are copied out of it, so that the memory in
@@ -12,34 +12,34 @@ from __future__ import annotations
 
 from collections import deque
 
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _LARGE_ENOUGH = 256 << 10  # bytes of a batch that may end at a buffer border
 _SPARSE = 4  # a buffer is released if its frames fill less than 1 / _SPARSE of it
 
 
-class FrameBatcher:
-    """Collects frames and returns them in order, one batch at a time."""
+class Batcher:
+    """Collects deliveries and returns them in order, one batch at a time."""
 
     def __init__(self, max_rows: int, max_bytes: int) -> None:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._runs: deque[Frames] = deque()
+        self._runs: deque[Deliveries] = deque()
         self._rows = 0
         self._bytes = 0
 
     def __repr__(self) -> str:
-        return f"<FrameBatcher rows={self._rows} bytes={self._bytes}>"
+        return f"<Batcher rows={self._rows} bytes={self._bytes}>"
 
-    def add(self, frames: Frames) -> None:
-        """Append frames."""
-        if self._runs and self._runs[-1].buffer is not frames.buffer:
+    def add(self, rows: Deliveries) -> None:
+        """Append deliveries."""
+        if self._runs and self._runs[-1].buffer is not rows.buffer:
             self._release_sparse_buffer()
-        self._runs.append(frames)
-        self._rows += len(frames)
-        self._bytes += frames.nbytes
+        self._runs.append(rows)
+        self._rows += len(rows)
+        self._bytes += rows.size
 
-    def pop_full(self) -> Frames | None:
+    def pop_full(self) -> Deliveries | None:
         """Remove and return the next full batch; None if the frames do not fill one."""
         if self._rows >= self._max_rows or self._bytes >= self._max_bytes:
             return self._next_batch()
@@ -49,37 +49,38 @@ class FrameBatcher:
             return self._next_batch() if complete >= _LARGE_ENOUGH else None
         return None
 
-    def pop(self) -> Frames | None:
+    def pop(self) -> Deliveries | None:
         """Remove and return the next batch, full or not; None if no frames remain."""
         return self._next_batch() if self._rows else None
 
     def _release_sparse_buffer(self) -> None:
         """Copy the frames out of the last buffer, which is complete, if they fill little of it."""
-        runs: list[Frames] = []
+        runs: list[Deliveries] = []
         while self._runs and (not runs or self._runs[-1].buffer is runs[0].buffer):
             runs.insert(0, self._runs.pop())
         size = sum(run.nbytes for run in runs)
         if size < min(_LARGE_ENOUGH, len(runs[0].buffer) / _SPARSE):
-            runs = [Frames.join(runs)]
+            runs = [Deliveries.join(runs)]
         self._runs.extend(runs)
 
-    def _next_batch(self) -> Frames:
-        batch: list[Frames] = []
-        rows = size = 0
+    def _next_batch(self) -> Deliveries:
+        batch: list[Deliveries] = []
+        rows = size = nbytes = 0
         while self._runs and rows < self._max_rows and size < self._max_bytes:
-            if size >= _LARGE_ENOUGH and self._runs[0].buffer is not batch[-1].buffer:
+            if nbytes >= _LARGE_ENOUGH and self._runs[0].buffer is not batch[-1].buffer:
                 break
-            frames = self._runs.popleft()
-            fitting = frames.fitting(self._max_bytes - size)
+            run = self._runs.popleft()
+            fitting = run.fitting(self._max_bytes - size)
             fitting = max(min(fitting, self._max_rows - rows), 0 if rows else 1)
-            if fitting < len(frames):
-                self._runs.appendleft(frames.select(slice(fitting, len(frames))))
-                frames = frames.select(slice(0, fitting))
+            if fitting < len(run):
+                self._runs.appendleft(run.select(slice(fitting, len(run))))
+                run = run.select(slice(0, fitting))
             if not fitting:
                 break
-            batch.append(frames)
+            batch.append(run)
             rows += fitting
-            size += frames.nbytes
+            size += run.size
+            nbytes += run.nbytes
         self._rows -= rows
         self._bytes -= size
-        return Frames.chain(batch)
+        return Deliveries.chain(batch)

@@ -16,7 +16,7 @@ from bisect import bisect_left
 import numpy as np
 from numpy.typing import NDArray
 
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 
 class Coverage:
@@ -79,37 +79,33 @@ class Coverage:
 
 
 class HeldRows:
-    """Rows that wait for a missing row before them.
-
-    Frames in the order of arrival, each with its stream sequence.
+    """Rows that wait for a missing row before them, in the order of arrival.
 
     Attributes:
-        nbytes: size of the frames.
+        size: bytes of the rows and of their numbers.
     """
 
     def __init__(self) -> None:
-        self.nbytes = 0
-        self._frames: list[Frames] = []
-        self._seqs: list[NDArray[np.int64]] = []
+        self.size = 0
+        self._runs: list[Deliveries] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._frames))
+        return sum(map(len, self._runs))
 
-    def add(self, frames: Frames, stream_seq: NDArray[np.int64]) -> None:
-        """Hold ``frames``; none of their sequences is held already."""
-        if len(frames):
+    def add(self, rows: Deliveries) -> None:
+        """Hold ``rows``; none of their sequences is held already."""
+        if len(rows):
             # Joined, so that a few rows do not keep the whole received block in memory.
-            self._frames.append(Frames.join([frames]))
-            self._seqs.append(stream_seq)
-            self.nbytes += frames.nbytes
+            self._runs.append(Deliveries.join([rows]))
+            self.size += rows.size
 
-    def release(self, through: int) -> Frames:
+    def release(self, through: int) -> Deliveries:
         """Remove and return the rows up to the sequence ``through``, in rising order."""
-        if not self._frames or min(int(seqs[0]) for seqs in self._seqs) > through:
-            return Frames.join([])
-        frames, seqs = Frames.join(self._frames), np.concatenate(self._seqs)
-        order = np.argsort(seqs, kind="stable")
-        count = int(np.searchsorted(seqs[order], through, side="right"))
-        self._frames, self._seqs, self.nbytes = [], [], 0
-        self.add(frames.select(order[count:]), seqs[order[count:]])
-        return Frames.join([frames.select(order[:count])])
+        if not self._runs or min(int(run.stream_seq[0]) for run in self._runs) > through:
+            return Deliveries.join([])
+        rows = Deliveries.join(self._runs)
+        order = np.argsort(rows.stream_seq, kind="stable")
+        count = int(np.searchsorted(rows.stream_seq[order], through, side="right"))
+        self._runs, self.size = [], 0
+        self.add(rows.select(order[count:]))
+        return Deliveries.join([rows.select(order[:count])])

@@ -28,7 +28,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,9 @@ from nats_stream_source.wire.table import ACK, POSITIONS, Field, FrameKind, Tabl
 Buffer: TypeAlias = bytes | memoryview
 """Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
 
+Some = TypeVar("Some", bound="Frames")
+"""Frames, or deliveries (``wire/consumer/deliveries.py``): a selection is of the same class."""
+
 FrameFields: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 """Subject, reply subject, header block and payload of a frame; empty for fields it lacks."""
 
@@ -52,7 +55,7 @@ _MIN_ROOM_SHARE = 8  # a read gets at least 1 / _MIN_ROOM_SHARE of a block
 _LF = re.compile(b"\n")
 
 
-class _Row:
+class Row:
     """A row of the table as an attribute: int64, one element per frame."""
 
     def __init__(self, field: Field) -> None:
@@ -74,7 +77,7 @@ class Frames:
 
     ``acks`` are the numbers of the reply subjects that were parsed with the frames: delivered,
     stream_seq, consumer_seq, time and pending, 5 rows with one column per frame; -1 for frames
-    whose numbers were not parsed. ``ack_subject.with_acks`` parses the rest.
+    whose numbers were not parsed. ``consumer.deliveries`` parses the rest.
 
     Attributes:
         table: one column per frame, one row per field; see ``table.Field``.
@@ -88,17 +91,17 @@ class Frames:
     adjacent: bool = False
     in_sequence: bool = False
 
-    begin = _Row(Field.BEGIN)
-    stop = _Row(Field.STOP)
-    kind = _Row(Field.KIND)
-    sid = _Row(Field.SID)
-    subject_begin = _Row(Field.SUBJECT_BEGIN)
-    subject_end = _Row(Field.SUBJECT_END)
-    reply_begin = _Row(Field.REPLY_BEGIN)
-    reply_end = _Row(Field.REPLY_END)
-    header_begin = _Row(Field.HEADER_BEGIN)
-    payload_begin = _Row(Field.PAYLOAD_BEGIN)
-    payload_end = _Row(Field.PAYLOAD_END)
+    begin = Row(Field.BEGIN)
+    stop = Row(Field.STOP)
+    kind = Row(Field.KIND)
+    sid = Row(Field.SID)
+    subject_begin = Row(Field.SUBJECT_BEGIN)
+    subject_end = Row(Field.SUBJECT_END)
+    reply_begin = Row(Field.REPLY_BEGIN)
+    reply_end = Row(Field.REPLY_END)
+    header_begin = Row(Field.HEADER_BEGIN)
+    payload_begin = Row(Field.PAYLOAD_BEGIN)
+    payload_end = Row(Field.PAYLOAD_END)
 
     @property
     def acks(self) -> Table:
@@ -122,28 +125,17 @@ class Frames:
             return int(self.stop[-1] - self.begin[0]) if len(self) else 0
         return int((self.stop - self.begin).sum())
 
-    def fitting(self, nbytes: int) -> int:
-        """Return how many of the first frames have at most ``nbytes`` bytes together."""
-        if self.adjacent and len(self):
-            return int(np.searchsorted(self.stop, self.begin[0] + nbytes, side="right"))
-        return int(np.searchsorted(np.cumsum(self.stop - self.begin), nbytes, side="right"))
-
-    def select(self, index: NDArray[Any] | slice) -> Frames:
+    def select(self: Some, index: NDArray[Any] | slice) -> Some:
         """Return some frames, by a bool mask, integer indices or a slice. Shares the buffer."""
         if isinstance(index, slice):
             successive = index.step in (None, 1)
             adjacent, in_sequence = self.adjacent and successive, self.in_sequence and successive
-            return Frames(self.buffer, _read_only(self.table[:, index]), adjacent, in_sequence)
+            table = self.table[:, index]
+            return type(self)(self.buffer, read_only(table), adjacent, in_sequence)
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         # Not indexing, which would return the rows in pieces.
-        return Frames(self.buffer, _read_only(self.table.take(index, axis=1)))
-
-    def replace_acks(self, index: NDArray[np.int64], acks: Table) -> Frames:
-        """Return the frames with other numbers of the reply subjects of some of them."""
-        table = self.table.copy()
-        table[ACK, index] = acks
-        return Frames(self.buffer, _read_only(table), self.adjacent)
+        return type(self)(self.buffer, read_only(self.table.take(index, axis=1)))
 
     def bytes_of(self, i: int) -> bytes:
         """Return frame ``i`` as it was received."""
@@ -174,8 +166,8 @@ class Frames:
         ):
             yield bytes(buffer[a:b]), bytes(buffer[c:d]), bytes(buffer[e:f]), bytes(buffer[f:g])
 
-    @staticmethod
-    def join(parts: Sequence[Frames]) -> Frames:
+    @classmethod
+    def join(cls: type[Some], parts: Sequence[Some]) -> Some:
         """Concatenate frames into one new buffer.
 
         The new buffer contains only the bytes of the frames, so that a few frames do not keep all
@@ -196,15 +188,15 @@ class Frames:
         table = np.concatenate([_NO_FRAMES.table, *(part.table for part in parts)], axis=1)
         length = table[Field.STOP] - table[Field.BEGIN]
         table[POSITIONS] += np.cumsum(length) - length - table[Field.BEGIN]
-        return Frames(b"".join(pieces), _read_only(table), adjacent=True)
+        return cls(b"".join(pieces), read_only(table), adjacent=True)
 
-    @staticmethod
-    def chain(parts: Sequence[Frames]) -> Frames:
+    @classmethod
+    def chain(cls: type[Some], parts: Sequence[Some]) -> Some:
         """Concatenate frames as :meth:`join` does, but share the buffer if all parts share one."""
         if len(parts) == 1:
             return parts[0]
         if any(part.buffer is not parts[0].buffer for part in parts) or not parts:
-            return Frames.join(parts)
+            return cls.join(parts)
         tables = [part.table for part in parts]
         table = _adjacent(tables)
         if table is None:
@@ -219,10 +211,11 @@ class Frames:
             and one.table[Field.CONSUMER_SEQ, -1] + 1 == other.table[Field.CONSUMER_SEQ, 0]
             for one, other in itertools.pairwise(filled)
         )
-        return Frames(parts[0].buffer, _read_only(table), adjacent, in_sequence)
+        return cls(parts[0].buffer, read_only(table), adjacent, in_sequence)
 
 
-def _read_only(table: Table) -> Table:
+def read_only(table: Table) -> Table:
+    """Make a table read-only; returns it."""
     table.flags.writeable = False
     return table
 
@@ -247,7 +240,7 @@ def _column(table: Table, whole: Table) -> int:
     return offset // table.itemsize
 
 
-_NO_FRAMES = Frames(b"", _read_only(np.empty((len(Field), 0), np.int64)), adjacent=True)
+_NO_FRAMES = Frames(b"", read_only(np.empty((len(Field), 0), np.int64)), adjacent=True)
 
 
 class Framer:
@@ -340,7 +333,7 @@ class Framer:
         self._searched = self._end
         if not table.size:
             return _NO_FRAMES
-        return Frames(block, _read_only(table), True, scanner.in_sequence(table))
+        return Frames(block, read_only(table), True, scanner.in_sequence(table))
 
     def _may_have_frame(self) -> bool:
         if self._needed or self.pending >= MAX_LINE:

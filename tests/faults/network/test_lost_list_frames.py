@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.ordered import reader
+from nats_stream_source.wire.consumer import intake
 from tests.integration.jetstream.kv.watches import opened
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.proxy.fault_proxy import Proxy, Twice
@@ -56,7 +56,7 @@ async def test_few_rows_may_wait_in_memory(
     shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a full memory the list is read in several parts, each from its beginning."""
-    monkeypatch.setattr(reader, "_MAX_HELD_BYTES", 30_000)
+    monkeypatch.setattr(intake, "_MAX_HELD_BYTES", 30_000)
     fault = Share(0.004, seed=4)
     with Proxy(shared_server.port, fault) as proxy:
         async with opened(proxy.url, bucket) as kv:

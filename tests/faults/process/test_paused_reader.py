@@ -13,8 +13,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.faults.process.in_process_planner import ROWS
 from tests.support.attack_target import peak
 from tests.support.nats.buckets import create_bucket, put_many
@@ -57,7 +57,7 @@ def _paused(
 
         request = RangeRequest(
             stream=f"KV_{bucket}",
-            created=runner.run(created()),
+            known=KnownStream(runner.run(created())),
             start=0,
             end=end,
             heartbeat=heartbeat,
@@ -69,7 +69,7 @@ def _paused(
             for frames in batches:
                 if not got:
                     time.sleep(pause)
-                got += ack_tokens(frames).stream_seq.tolist()
+                got += frames.stream_seq.tolist()
         return got, reader.cursor.rebuilds
     finally:
         runner.close()

@@ -40,9 +40,9 @@ from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subjects import api_prefix
 from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import (
     api,
@@ -127,11 +127,11 @@ async def read(place: Place, end: int = ROWS, **more: Any) -> tuple[list[int], O
     try:
         created = bucket_info(place.owner, "map")["created"]
         asked = {"heartbeat": 0.1, **more}
-        request = RangeRequest("KV_map", created, 0, end, **asked)
+        request = RangeRequest("KV_map", KnownStream(created), 0, end, **asked)
         reader = OrderedReader(link, request)
         rows: list[int] = []
         async for frames in reader.batches():
-            rows += ack_tokens(frames).stream_seq.tolist()
+            rows += frames.stream_seq.tolist()
         return rows, reader
     finally:
         await link.drop()

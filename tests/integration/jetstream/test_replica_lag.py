@@ -33,7 +33,7 @@ from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import bucket_info, bucket_state, consumers, create_bucket, put_many
 from tests.support.nats.cluster import Cluster, Lagging, lagging
@@ -81,12 +81,12 @@ async def connected(url: str, request_timeout: float = 5.0) -> AsyncIterator[Sha
 def ordered(url: str, stream: str, end: int = ALL, **more: Any) -> Read:
     """An ordered consumer over ``(0, end]``."""
     created = bucket_info(url, stream.removeprefix("KV_"))["created"]
-    request = RangeRequest(stream, created, 0, end, heartbeat=0.1, **more)
+    request = RangeRequest(stream, KnownStream(created), 0, end, heartbeat=0.1, **more)
 
     async def read(link: SharedConnection) -> list[int]:
         rows: list[int] = []
         async for frames in OrderedReader(link, request).batches():
-            rows += ack_tokens(frames).stream_seq.tolist()
+            rows += frames.stream_seq.tolist()
         return rows
 
     return read
@@ -261,7 +261,7 @@ async def test_follower_paused(cluster: Cluster) -> None:
     cluster.wait_current(f"KV_{bucket}")
     leader, follower = cluster.leader_of(f"KV_{bucket}"), cluster.followers_of(f"KV_{bucket}")[0]
     created = bucket_info(leader.url, bucket)["created"]
-    request = RangeRequest(f"KV_{bucket}", created, 0, ALL, heartbeat=0.1)
+    request = RangeRequest(f"KV_{bucket}", KnownStream(created), 0, ALL, heartbeat=0.1)
 
     async def work() -> None:
         async with connected(leader.url, request_timeout=1.0) as link:
@@ -269,7 +269,7 @@ async def test_follower_paused(cluster: Cluster) -> None:
                 reader = OrderedReader(link, request)
                 rows: list[int] = []
                 async for frames in reader.batches():
-                    rows += ack_tokens(frames).stream_seq.tolist()
+                    rows += frames.stream_seq.tolist()
                 assert rows == list(range(1, ALL + 1))
                 if Rebuild.NO_ANSWER in reader.cursor.rebuilds:
                     return

@@ -11,6 +11,9 @@ from nats_stream_source.jetstream.ordered.request import (
     RangeRequest,
     consumer_config,
 )
+from nats_stream_source.jetstream.stream_identity import KnownStream
+
+KNOWN = KnownStream("now")
 
 ALWAYS = {
     "deliver_subject": "inbox",
@@ -38,18 +41,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("asked", "expected"), CASES.values(), ids=CASES)
 def test_config(asked: dict[str, Any], expected: dict[str, Any]) -> None:
-    request = RangeRequest("S", "now", 3, 20, **asked)
+    request = RangeRequest("S", KNOWN, 3, 20, **asked)
     assert consumer_config(request, 7, "inbox") == {**ALWAYS, **expected}
 
 
 def test_request_without_flow_control() -> None:
-    config = consumer_config(RangeRequest("S", "now", 3, 20), 7, "inbox", flow_control=False)
+    config = consumer_config(RangeRequest("S", KNOWN, 3, 20), 7, "inbox", flow_control=False)
     assert "flow_control" not in config
     assert config["idle_heartbeat"]
 
 
 def test_heartbeats_are_whole_nanoseconds() -> None:
-    request = RangeRequest("S", "now", 0, 1, heartbeat=0.1)
+    request = RangeRequest("S", KNOWN, 0, 1, heartbeat=0.1)
     assert consumer_config(request, 0, "inbox")["idle_heartbeat"] == 100_000_000
 
 
@@ -58,14 +61,14 @@ def test_heartbeats_are_whole_nanoseconds() -> None:
     [(0, "last_per_subject"), (19, "last_per_subject"), (20, "by_start_sequence")],
 )
 def test_initial_values_read_are_not_restarted(seen_through: int, policy: str) -> None:
-    request = RangeRequest("S", "now", 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=20)
+    request = RangeRequest("S", KNOWN, 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=20)
     config = consumer_config(request, 18, "inbox", seen_through=seen_through)
     assert config["deliver_policy"] == policy
     assert config.get("opt_start_seq") == (19 if policy == "by_start_sequence" else None)
 
 
 def test_initial_values_empty_end_at_once() -> None:
-    request = RangeRequest("S", "now", 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=0)
+    request = RangeRequest("S", KNOWN, 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=0)
     config = consumer_config(request, 0, "inbox", seen_through=0)
     assert (config["deliver_policy"], config["opt_start_seq"]) == ("by_start_sequence", 1)
 
@@ -74,4 +77,4 @@ def test_initial_values_empty_end_at_once() -> None:
     ("end", "reach", "target"), [(20, None, 20), (ENDLESS, None, 3), (ENDLESS, 7, 7), (20, 7, 7)]
 )
 def test_required_sequence(end: int, reach: int | None, target: int) -> None:
-    assert RangeRequest("S", "now", 3, end, min_last_seq=reach).target == target
+    assert RangeRequest("S", KNOWN, 3, end, min_last_seq=reach).target == target

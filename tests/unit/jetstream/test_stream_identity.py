@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
-from nats_stream_source.jetstream.api import StoredMessage
-from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.stream_identity import (
+    Identity,
+    KnownStream,
+    StreamChangedError,
+    compare,
+    verify_unchanged,
+)
 from nats_stream_source.jetstream.stream_info import StreamInfo
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
@@ -25,6 +32,7 @@ RESTORE = replace(INFO, created=NEW)
 REWRITE = replace(INFO, created=NEW, first_time=REWRITTEN, last_time=REWRITTEN)
 MIRROR = replace(INFO, config={"mirror": {"name": "O"}})
 REMIRROR = replace(MIRROR, created=NEW)
+NO_REQUEST = cast("JetStream", None)
 BEFORE = {"last_seq": 5, "last_time": EARLIER}
 
 
@@ -97,3 +105,28 @@ def test_identity(
 )
 def test_identity_of_mirror_that_is_not_waited_for(mirror: StreamInfo, expected: Identity) -> None:
     assert compare(KNOWN, mirror, may_lag=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("known", "info", "received", "observed"),
+    [
+        (KNOWN, INFO, replace(KNOWN, time=LATER), "rolled back .* sequence 10 does not have"),
+        (KNOWN, replace(INFO, last_seq=10, last_time=READ), replace(KNOWN, time=LATER), "rolled"),
+        (KNOWN, replace(INFO, **BEFORE), None, "last sequence is 5, expected 10 or later"),
+        (KNOWN, REWRITE, KNOWN, f"re-created .* created at {NEW}, expected {OLD}"),
+    ],
+)
+async def test_change_of_stream_names_what_shows_it(
+    known: KnownStream, info: StreamInfo, received: KnownStream | None, observed: str
+) -> None:
+    with pytest.raises(StreamChangedError, match=observed) as caught:
+        await verify_unchanged(NO_REQUEST, info, [known], received)
+    assert caught.value.known is known
+
+
+@pytest.mark.parametrize(
+    ("info", "lags"),
+    [(replace(INFO, last_seq=10, last_time=READ), False), (replace(MIRROR, **BEFORE), True)],
+)
+async def test_stream_unchanged_or_lagging(info: StreamInfo, lags: bool) -> None:
+    assert await verify_unchanged(NO_REQUEST, info, [UNKNOWN, KNOWN], KNOWN) is lags

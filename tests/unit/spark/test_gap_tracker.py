@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.spark.reading import gap_tracker as module
-from nats_stream_source.spark.reading.gap_tracker import SequenceGapTracker
+from nats_stream_source.spark.reading import loss as module
+from nats_stream_source.spark.reading.loss import SequenceGapTracker
 
 BEYOND = 1000
 

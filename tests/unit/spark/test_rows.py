@@ -10,10 +10,12 @@ import pytest
 
 from nats_stream_source.errors import ProtocolError, UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.rows import arrow_schema
 from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 
 CREATED = "2026-11-20T23:55:01.123456789Z"
@@ -45,8 +47,8 @@ def rows(
     frames: Frames = FRAMES, prefix: str = "$KV.b.", initial_through: int = 8, **options: str
 ) -> list[dict[str, Any]]:
     query = kv_format(**options)
-    split = Split(RangeRequest("KV_b", CREATED, 0, 20), prefix, initial_through)
-    batch = query.record_batch(frames, split)
+    split = Split(RangeRequest("KV_b", KnownStream(CREATED), 0, 20), prefix, initial_through)
+    batch = query.record_batch(Deliveries.of(frames), split)
     batch.validate(full=True)
     assert batch.schema.equals(arrow_schema("nats_kv", query.options.added_columns))
     found: list[dict[str, Any]] = batch.to_pylist()
@@ -154,8 +156,12 @@ def test_undecodable_entries_are_null() -> None:
 
 def test_undecodable_entries_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     query = kv_format(**CODECS, onUndecodable="skip", ignoreDeletes="true")
-    split = Split(RangeRequest("KV_b", CREATED, 0, 20), "$KV.b.", 8)
-    batches = list(query.reported(batch for _ in range(2) for batch in query.rows(ENCODED, split)))
+    split = Split(RangeRequest("KV_b", KnownStream(CREATED), 0, 20), "$KV.b.", 8)
+    batches = list(
+        query.reported(
+            batch for _ in range(2) for batch in query.rows(Deliveries.of(ENCODED), split)
+        )
+    )
     assert [batch.column("revision").to_pylist() for batch in batches] == [[1, 5]] * 2
     # The marker with an undecodable key is not counted: ignoreDeletes leaves it out.
     assert [record.message for record in caplog.records] == [

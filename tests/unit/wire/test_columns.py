@@ -19,7 +19,7 @@ from nats_stream_source.wire.columns import (
     subjects,
     within,
 )
-from nats_stream_source.wire.consumer.ack_subject import AckTokens, ack_tokens, is_delivery
+from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.headers import operations
@@ -51,14 +51,9 @@ def with_replies(*replies: bytes) -> Frames:
     return frames_of(*(msg(b"$KV.fleet.k", reply=reply) for reply in replies))
 
 
-def rows(tokens: AckTokens) -> list[tuple[int, ...]]:
-    arrays = (
-        tokens.stream_seq,
-        tokens.consumer_seq,
-        tokens.timestamp_ns,
-        tokens.pending,
-        tokens.delivered,
-    )
+def numbers_of(frames: Frames) -> list[tuple[int, ...]]:
+    rows = Deliveries.of(frames)
+    arrays = (rows.stream_seq, rows.consumer_seq, rows.time, rows.pending, rows.delivered)
     for array in arrays:
         assert array.dtype == np.int64
     return list(zip(*(array.tolist() for array in arrays), strict=True))
@@ -142,8 +137,7 @@ def test_frames_empty() -> None:
     assert subjects(none).type == pa.string()
     assert payloads(none).type == header_blocks(none).type == pa.binary()
     assert is_delivery(none).dtype == np.bool_
-    assert len(is_delivery(none)) == len(ack_tokens(none)) == len(subjects(none)) == 0
-    assert repr(ack_tokens(none)) == "<AckTokens none>"
+    assert len(is_delivery(none)) == len(Deliveries.of(none)) == len(subjects(none)) == 0
 
 
 def test_subject_not_utf8() -> None:
@@ -205,25 +199,18 @@ def test_delivery_is_recognised(reply: bytes, delivery: bool) -> None:
         ),
     ],
 )
-def test_ack_tokens(replies: list[bytes], expected: list[tuple[int, ...]]) -> None:
-    tokens = ack_tokens(with_replies(*replies))
-    assert rows(tokens) == expected
-    assert len(tokens) == len(replies)
+def test_numbers(replies: list[bytes], expected: list[tuple[int, ...]]) -> None:
+    assert numbers_of(with_replies(*replies)) == expected
 
 
-def test_ack_tokens_of_selections() -> None:
+def test_numbers_of_selections() -> None:
     frames = with_replies(V1, b"_INBOX.1", V2, V1)
-    assert rows(ack_tokens(frames.select(is_delivery(frames)))) == [
+    assert numbers_of(frames.select(is_delivery(frames))) == [
         NUMBERS_V1,
         NUMBERS_V2,
         NUMBERS_V1,
     ]
-    assert rows(ack_tokens(frames.select(np.array([2, 0])))) == [NUMBERS_V2, NUMBERS_V1]
-
-
-def test_ack_tokens_repr() -> None:
-    tokens = ack_tokens(with_replies(V1, V2, V1))
-    assert repr(tokens) == "<AckTokens 3, stream_seq 1007..1007, consumer_seq 33..33>"
+    assert numbers_of(frames.select(np.array([2, 0]))) == [NUMBERS_V2, NUMBERS_V1]
 
 
 @pytest.mark.parametrize(
@@ -248,10 +235,10 @@ def test_ack_tokens_repr() -> None:
         (b"", "does not start with"),
     ],
 )
-def test_bad_ack_tokens(reply: bytes, text: str) -> None:
+def test_bad_numbers(reply: bytes, text: str) -> None:
     for replies in ([reply], [V1, V2, reply, V1]):
         with pytest.raises(ProtocolError, match=text) as caught:
-            ack_tokens(with_replies(*replies))
+            Deliveries.of(with_replies(*replies))
         assert repr(reply) in str(caught.value)
 
 
@@ -265,12 +252,12 @@ acks = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(acks, max_size=20))
-def test_ack_tokens_random(drawn: list[tuple[str, tuple[int, ...], str]]) -> None:
+def test_numbers_random(drawn: list[tuple[str, tuple[int, ...], str]]) -> None:
     replies = [
         f"{prefix}.{delivered}.{stream}.{consumer}.{time}.{pending}{more}".encode()
         for prefix, (stream, consumer, time, pending, delivered), more in drawn
     ]
-    assert rows(ack_tokens(with_replies(*replies))) == [five for _, five, _ in drawn]
+    assert numbers_of(with_replies(*replies)) == [five for _, five, _ in drawn]
 
 
 @settings(max_examples=200, deadline=None)

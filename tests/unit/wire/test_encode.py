@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens, is_delivery
+from nats_stream_source.wire.consumer.deliveries import is_delivery
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
 
 BLOCKS = st.sampled_from([b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: MSG\r\n\r\n"])
@@ -29,17 +29,16 @@ def test_values_roundtrip(messages: list[Delivery]) -> None:
     if not messages:
         return
     assert is_delivery(frames).all()
-    tokens = ack_tokens(frames)
     again = [
         Delivery(
             frames.subject(i).decode(),
-            int(tokens.stream_seq[i]),
-            int(tokens.timestamp_ns[i]),
+            int(frames.stream_seq[i]),
+            int(frames.time[i]),
             frames.header(i),
             frames.payload(i),
         )
         for i in range(len(frames))
     ]
     assert again == messages
-    assert tokens.consumer_seq.tolist() == list(range(1, len(messages) + 1))
-    assert tokens.pending.tolist() == list(range(len(messages)))[::-1]
+    assert frames.consumer_seq.tolist() == list(range(1, len(messages) + 1))
+    assert frames.pending.tolist() == list(range(len(messages)))[::-1]

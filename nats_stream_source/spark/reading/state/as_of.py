@@ -46,11 +46,13 @@ from numpy.typing import NDArray
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import JetStream, list_subjects, max_concurrent_requests
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit
-from nats_stream_source.spark.reading.split_reader import read_range
+from nats_stream_source.spark.reading.loss import range_frames
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.state.state_loss import (
     Cause,
@@ -62,8 +64,7 @@ from nats_stream_source.spark.reading.state.state_loss import (
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import header_blocks, subjects
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.headers import MARKER_REASON
 
 _MAX_ROWS = 1 << 20  # buffered revisions; above, they are reduced to one row per key
@@ -86,30 +87,33 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
     split, runner = batch_split.split, cached_runner(adapter.options.connection)
     seen, received = SubjectsSeen(), 0
     if batch_split.history == 1:
-        with contextlib.closing(read_range(runner, split.range)) as batches:
+        reader = OrderedReader(runner.connection, split.range)
+        with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
             for frames in batches:
                 received += len(frames)
                 if len(frames):
                     seen.add(subjects(frames))
                 yield from adapter.rows(frames, split)
-        _verify_complete(runner, batch_split, adapter, seen, received)
+        _verify_complete(runner, batch_split, adapter, reader.info, seen, received)
         return
-    last, without_payloads = _LastSequences(), replace(split.range, headers_only=True)
-    with contextlib.closing(read_range(runner, without_payloads)) as batches:
+    last, whole = _LastSequences(), replace(split.range, headers_only=True)
+    reader = OrderedReader(runner.connection, whole)
+    with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
         for frames in batches:
             received += len(frames)
             last.add(frames)
     last.finish()
     seen.add(last.names)
-    catch_up = _verify_complete(runner, batch_split, adapter, seen, received)
+    info = _verify_complete(runner, batch_split, adapter, reader.info, seen, received)
     if not last.names:
         return
     # A revision may be a key's last only because later ones, up to `end`, were removed before they
     # were delivered: then it has been removed by now as well, and is reported.
-    with contextlib.closing(read_range(runner, split.range)) as batches:
+    again = replace(split.range, known=KnownStream.of(info))
+    reader = OrderedReader(runner.connection, again)
+    with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
         for frames in batches:
             yield from adapter.rows(last.select(frames), split)
-    catch_up.verified_stream_info()
     report(batch_split, adapter, {Cause.SUPERSEDED: last.missing()}, [])
 
 
@@ -117,17 +121,19 @@ def _verify_complete(
     runner: Runner,
     batch_split: BatchSplit,
     adapter: FormatAdapter,
+    info: StreamInfo,
     seen: SubjectsSeen,
     received: int,
-) -> CatchUpReader:
+) -> StreamInfo:
     """Report a loss if the received subjects may not be all that had a message at ``end``.
 
     Args:
+        info: the stream after the range was read.
         received: the number of messages of the range. As many as ``end`` are all that were ever
             written up to there.
 
     Returns:
-        The reader of the messages after the range, for a last verification.
+        The stream after the messages that follow the range were read.
     """
 
     def is_complete(info: StreamInfo) -> bool:
@@ -137,7 +143,7 @@ def _verify_complete(
             or all_subjects_seen(batch_split, info, len(seen))
         )
 
-    catch_up, late = CatchUpReader(runner, batch_split, adapter), _LateEntries(seen)
+    catch_up, late = CatchUpReader(runner, batch_split, info), _LateEntries(seen)
     for frames in catch_up.frames(is_complete, headers_only=True):
         late.add(frames)
     unknown: Unknown = {}
@@ -153,7 +159,7 @@ def _verify_complete(
 
             unknown = runner.retry_transient(request)
     if received == batch_split.split.range.end:
-        return catch_up
+        return catch_up.info
     removals = untraced_removals(catch_up.info)
     # If the range ended at the stream's last message, messages removed before the plan were not
     # part of the state, and none was removed since if as many subjects were received as planned.
@@ -166,7 +172,7 @@ def _verify_complete(
         all_received = batch_split.subject_count == len(seen)
     exact = batch_split.at_stream_end and all_received
     report(batch_split, adapter, unknown, [] if exact else removals)
-    return catch_up
+    return catch_up.info
 
 
 class _LateEntries:
@@ -177,7 +183,7 @@ class _LateEntries:
         self._parts: list[pa.Table] = []
         self._rows = 0
 
-    def add(self, frames: Frames) -> None:
+    def add(self, frames: Deliveries) -> None:
         """Add the next messages."""
         if not len(frames):
             return
@@ -225,11 +231,11 @@ class _LastSequences:
         self._sequences: NDArray[np.int64] = np.zeros(0, np.int64)
         self._received: NDArray[np.bool_] = np.zeros(0, np.bool_)
 
-    def add(self, frames: Frames) -> None:
+    def add(self, frames: Deliveries) -> None:
         """Add the next messages of the first read."""
         if not len(frames):
             return
-        columns = {"name": subjects(frames), "seq": pa.array(ack_tokens(frames).stream_seq)}
+        columns = {"name": subjects(frames), "seq": pa.array(frames.stream_seq)}
         self._parts.append(pa.table(columns))
         self._rows += len(frames)
         if self._rows > _MAX_ROWS:
@@ -251,9 +257,9 @@ class _LastSequences:
         self._sequences = table["seq"].to_numpy()
         self._received = np.zeros(len(table), np.bool_)
 
-    def select(self, frames: Frames) -> Frames:
+    def select(self, frames: Deliveries) -> Deliveries:
         """The messages of ``frames``, from the second read, that are their subject's last."""
-        sequences = ack_tokens(frames).stream_seq
+        sequences = frames.stream_seq
         indices = np.searchsorted(self._sequences, sequences)
         within = indices < len(self._sequences)
         mask = within & (self._sequences[np.where(within, indices, 0)] == sequences)

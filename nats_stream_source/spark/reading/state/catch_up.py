@@ -12,23 +12,23 @@ counts all of them for each page of 100,000, which takes half a minute in all.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
-from nats_stream_source.spark.reading.read_verifier import verified_stream_info, verify_fingerprint
-from nats_stream_source.spark.reading.split_reader import read_range
+from nats_stream_source.spark.reading.loss import range_frames
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 
 class CatchUpReader:
     """Reads the messages after a split's range.
 
-    The constructor requests the stream's state.
+    Args:
+        info: the stream after that range was read.
 
     Attributes:
         info: the stream as its leader last reported it.
@@ -36,19 +36,16 @@ class CatchUpReader:
         caught_up: whether no message followed the last of them, or the split's range.
     """
 
-    def __init__(self, runner: Runner, batch_split: BatchSplit, adapter: FormatAdapter) -> None:
+    def __init__(self, runner: Runner, batch_split: BatchSplit, info: StreamInfo) -> None:
         self._runner = runner
-        self._split = batch_split.split
-        self._adapter = adapter
-        self._known_last_seq = self._split.known_last_seq
-        self._fingerprint = self._split.fingerprint
-        self.info = self.verified_stream_info()
+        self._range = batch_split.split.range
+        self.info = info
         self.ranges_read = 0
         self.caught_up = False
 
     def frames(
         self, is_complete: Callable[[StreamInfo], bool], *, headers_only: bool
-    ) -> Iterator[Frames]:
+    ) -> Iterator[Deliveries]:
         """Yield the messages in the order of their sequences.
 
         Args:
@@ -58,7 +55,7 @@ class CatchUpReader:
         Raises:
             DataLossError: the stream was re-created or rolled back.
         """
-        position = self._split.range.end
+        position = self._range.end
         previous_length: int | None = None
         while True:
             info = self.info
@@ -71,37 +68,28 @@ class CatchUpReader:
             ):
                 return
             previous_length = length
-            following = replace(
-                self._split.range,
-                start=position,
-                end=info.last_seq,
-                last_per_subject=False,
-                headers_only=headers_only,
-            )
-            with contextlib.closing(read_range(self._runner, following)) as batches:
-                yield from batches
+            yield from self._read(position, headers_only)
             position = info.last_seq
             self.ranges_read += 1
-            self.info = self.verified_stream_info()
 
-    def verified_stream_info(self) -> StreamInfo:
-        """The stream's present state, verified to be the stream that was read.
+    def verify(self) -> None:
+        """Raise DataLossError if the stream was re-created or rolled back since :attr:`info`."""
+        for _ in self._read(self.info.last_seq, headers_only=True):  # an empty range
+            pass
 
-        Raises:
-            DataLossError: the stream was re-created, or rolled back since the last call or the
-                plan. If it has grown again, rows from before and after may be mixed.
-        """
-        split, runner = self._split, self._runner
-        info = runner.run(
-            verified_stream_info(
-                runner.connection, split, self._adapter, known_last_seq=self._known_last_seq
-            )
+    def _read(self, start: int, headers_only: bool) -> Iterator[Deliveries]:
+        """The messages from ``start`` to the last sequence of :attr:`info`, which is renewed."""
+        request = replace(
+            self._range,
+            known=KnownStream.of(self.info),
+            start=start,
+            end=self.info.last_seq,
+            last_per_subject=False,
+            headers_only=headers_only,
         )
-        runner.run(verify_fingerprint(info, split, runner.connection, self._fingerprint))
-        self._known_last_seq = info.last_seq
-        if info.last_time is not None:  # otherwise the last message was deleted
-            self._fingerprint = info.last_seq, info.last_time
-        return info
+        reader = OrderedReader(self._runner.connection, request)
+        yield from self._runner.iterate(range_frames(reader))
+        self.info = reader.info
 
 
 def all_subjects_seen(batch_split: BatchSplit, info: StreamInfo, seen: int) -> bool:

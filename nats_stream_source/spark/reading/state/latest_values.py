@@ -33,19 +33,20 @@ from nats_stream_source.jetstream.api import (
     list_subjects,
     max_concurrent_requests,
 )
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
 from nats_stream_source.spark.formats.base import FormatAdapter
 from nats_stream_source.spark.formats.splits import BatchSplit
-from nats_stream_source.spark.reading.split_reader import read_range
+from nats_stream_source.spark.reading.loss import range_frames
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.columns import subjects
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.encode import encode_deliveries
-from nats_stream_source.wire.framing.frames import Frames
 
 log = field_logger(__name__)
 
@@ -59,12 +60,13 @@ def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Itera
     """
     split, runner = batch_split.split, cached_runner(adapter.options.connection)
     seen = SubjectsSeen()
-    with contextlib.closing(read_range(runner, split.range)) as batches:
+    reader = OrderedReader(runner.connection, split.range)
+    with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
         for frames in batches:
             if len(frames):
                 seen.add(subjects(frames, replace=True))
             yield from adapter.rows(frames, split)
-    in_range, catch_up = len(seen), CatchUpReader(runner, batch_split, adapter)
+    in_range, catch_up = len(seen), CatchUpReader(runner, batch_split, reader.info)
 
     def is_complete(info: StreamInfo) -> bool:
         # The range delivers each subject once, so this count is exact.
@@ -81,7 +83,7 @@ def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Itera
     with contextlib.closing(runner.iterate(missing)) as batches:
         for frames in batches:
             yield from adapter.rows(frames, split)
-    catch_up.verified_stream_info()
+    catch_up.verify()
 
 
 async def _missing_messages(
@@ -89,7 +91,7 @@ async def _missing_messages(
     batch_split: BatchSplit,
     adapter: FormatAdapter,
     seen: SubjectsSeen,
-) -> AsyncIterator[Frames]:
+) -> AsyncIterator[Deliveries]:
     """The last message of each subject that the leader lists and that was not received."""
     request, timeout = batch_split.split.range, adapter.options.connection.connect_timeout
     stream = request.stream

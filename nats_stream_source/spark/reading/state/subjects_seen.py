@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.wire.columns import subjects
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 
 class SubjectsSeen:
@@ -36,7 +36,7 @@ class SubjectsSeen:
         few = seen.filter(pc.is_in(seen, value_set=names))
         return pc.invert(pc.is_in(names, value_set=few))
 
-    def first_messages(self, frames: Frames) -> Frames:
+    def first_messages(self, frames: Deliveries) -> Deliveries:
         """The first message of each subject that is not in the set; adds these subjects."""
         if not len(frames):
             return frames

@@ -25,7 +25,7 @@ from nats_stream_source.connection.nats_py.socket_tap import (
     tapped_client,
 )
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
 from tests.unit.wire.reference.streams import deliveries
@@ -407,7 +407,7 @@ async def test_deliveries_overtake_nothing() -> None:
     client._process_pong = mock.AsyncMock()
     arrived: list[int] = []
     inbox: Any = mock.Mock(bulk=False)
-    inbox.put = lambda frames: arrived.extend(ack_tokens(frames).consumer_seq.tolist())
+    inbox.put = lambda frames: arrived.extend(Deliveries.of(frames).consumer_seq.tolist())
     tap.inboxes[1] = inbox
 
     def receive(data: bytes, buffered: Any = reader) -> bool:

@@ -14,6 +14,7 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import api, bucket_config, create_bucket, publish
@@ -165,9 +166,9 @@ async def test_history_of_key_that_is_overwritten_while_it_is_read(
     overwritten: list[int] = []
 
     class Overwritten(KeyValue):
-        async def _read_entries(self, *args: Any, **how: Any) -> Any:
+        async def _entries(self, reader: OrderedReader) -> Any:
             overwritten.append(await self.put("a", b"new"))
-            return await super()._read_entries(*args, **how)
+            return await super()._entries(reader)
 
     async with new_bucket(shared_server.url, KeyValueConfig("over")) as kv:
         await kv.put("a", b"old")

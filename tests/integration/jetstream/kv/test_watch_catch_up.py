@@ -10,7 +10,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.wire.consumer.batches import FrameBatcher
+from nats_stream_source.wire.consumer.batches import Batcher
 from tests.integration.jetstream.kv.watches import take, watched_bucket
 
 pytestmark = pytest.mark.servers
@@ -60,7 +60,8 @@ async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, histor
         async with kv.watch() as watch:
             reader = watch.reader
             assert reader is not None
-            reader._batcher = FrameBatcher(10, 1 << 20)  # small steps, as where there are many keys
+            # Small steps, as where there are many keys.
+            reader._intake._batcher = Batcher(10, 1 << 20)
             for i in range(20):
                 await kv.put(f"k{i}", b"2")
             entries = await watch.initial()
@@ -119,7 +120,7 @@ async def test_overtaken_key_is_sent_once_before_signal(
         async with Outrun(kv._connection, kv.bucket, options) as watch:
             reader = watch.reader
             assert reader is not None
-            reader._batcher = FrameBatcher(10, 1 << 20)
+            reader._intake._batcher = Batcher(10, 1 << 20)
             for i in range(20):
                 await kv.put(f"k{i}", b"22")
             await kv.delete("k3")

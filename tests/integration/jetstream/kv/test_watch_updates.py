@@ -12,7 +12,6 @@ from nats_stream_source.errors import DataLossError, StreamNotFoundError
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from tests.integration.jetstream.kv.watches import FAST, opened, take, watched_bucket
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import consumers, create_bucket, publish, put_many
@@ -54,7 +53,7 @@ async def test_batches(shared_server: NatsServer) -> None:
                 if frames is None:
                     break
                 assert len(frames)
-                revisions += ack_tokens(frames).stream_seq.tolist()
+                revisions += frames.stream_seq.tolist()
             assert revisions == list(range(1, 1001))
 
 
@@ -164,7 +163,7 @@ async def test_bucket_replaced(shared_server: NatsServer) -> None:
             await watch.initial()
             await KeyValue.delete_bucket(kv.jetstream, "replaced")
             await asyncio.to_thread(create_bucket, url, "replaced")
-            with pytest.raises(DataLossError, match="was re-created"):
+            with pytest.raises(DataLossError, match="was deleted and re-created"):
                 await asyncio.wait_for(watch.__anext__(), 60)
 
 

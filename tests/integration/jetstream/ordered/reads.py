@@ -10,7 +10,7 @@ from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from tests.support.nats.buckets import bucket_info
 
 Between = Callable[[OrderedReader], Coroutine[Any, Any, None]]
@@ -29,7 +29,7 @@ async def read(reader: OrderedReader, between: Between | None = None) -> list[in
     """The stream sequences of a range; ``between`` runs once, after the first batch."""
     rows: list[int] = []
     async for frames in reader.batches():
-        rows += ack_tokens(frames).stream_seq.tolist()
+        rows += frames.stream_seq.tolist()
         if between is not None:
             await between(reader)
             between = None
@@ -37,9 +37,9 @@ async def read(reader: OrderedReader, between: Between | None = None) -> list[in
 
 
 def request_for(url: str, bucket: str, end: int, start: int = 0, **more: Any) -> RangeRequest:
-    created = bucket_info(url, bucket)["created"]
+    known = KnownStream(bucket_info(url, bucket)["created"])
     more = {"heartbeat": 0.1, **more}
-    return RangeRequest(f"KV_{bucket}", created, start, end, **more)
+    return RangeRequest(f"KV_{bucket}", known, start, end, **more)
 
 
 async def read_range(

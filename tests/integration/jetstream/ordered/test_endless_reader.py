@@ -15,9 +15,9 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from tests.support.event_loop import deadline
 from tests.support.nats.buckets import (
     api,
@@ -40,22 +40,22 @@ UNHEARD = 30.0
 @asynccontextmanager
 async def following(
     url: str, server: NatsServer, **request: Any
-) -> AsyncIterator[tuple[OrderedReader, AsyncIterator[Frames]]]:
+) -> AsyncIterator[tuple[OrderedReader, AsyncIterator[Deliveries]]]:
     """An endless, eager reader of the bucket ``b``, and its batches."""
     created = bucket_info(server.url, "b")["created"]
     request = {"start": 0, "end": ENDLESS, "eager": True, "heartbeat": 0.1, **request}
     async with connect(url) as jetstream:
         link = SharedConnection(jetstream.connection)
-        reader = OrderedReader(link, RangeRequest("KV_b", created, **request))
+        reader = OrderedReader(link, RangeRequest("KV_b", KnownStream(created), **request))
         async with aclosing(reader.batches()) as batches, deadline(DEADLINE):
             yield reader, batches
 
 
-async def rows(batches: AsyncIterator[Frames], count: int) -> list[int]:
+async def rows(batches: AsyncIterator[Deliveries], count: int) -> list[int]:
     """The next ``count`` stream sequences."""
     found: list[int] = []
     while len(found) < count:
-        found += ack_tokens(await anext(batches)).stream_seq.tolist()
+        found += (await anext(batches)).stream_seq.tolist()
     return found
 
 
@@ -237,7 +237,9 @@ async def test_readers_survive_connection_closed_by_one(
     async def whole() -> None:
         async with connect(url) as jetstream:
             link = SharedConnection(jetstream.connection)
-            request = RangeRequest("KV_b", created, 0, ENDLESS, eager=True, heartbeat=0.1)
+            request = RangeRequest(
+                "KV_b", KnownStream(created), 0, ENDLESS, eager=True, heartbeat=0.1
+            )
             readers = [OrderedReader(link, request) for _ in range(2)]
             async with aclosing(readers[0].batches()) as one, aclosing(readers[1].batches()) as two:
                 for batches in (one, two):

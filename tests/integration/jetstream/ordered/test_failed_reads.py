@@ -17,7 +17,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import CursorAction
 from tests.integration.jetstream.ordered.reads import UNHEARD, linked, read, read_range, request_for
 from tests.support.nats.buckets import api, consumers, create_bucket, delete_bucket, put_many
@@ -110,7 +110,9 @@ async def test_replica_catching_up_is_awaited(filled: NatsServer) -> None:
 async def test_stream_rolled_back_meanwhile(filled: NatsServer) -> None:
     """A plan beyond the leader's end: the stream has lost what was planned."""
     request = request_for(filled.url, "b", 3001, 2990, catch_up_timeout=0.5)
-    with pytest.raises(DataLossError, match="rolled back to sequence 3000"):
+    with pytest.raises(
+        DataLossError, match="rolled back during the read: its last sequence is 3000"
+    ):
         await read_range(filled.url, request)
     assert consumers(filled.url, "b") == []
 
@@ -118,7 +120,9 @@ async def test_stream_rolled_back_meanwhile(filled: NatsServer) -> None:
 async def test_mirror_without_end_lags(filled: NatsServer) -> None:
     """The upstream may have the message: the error reports lag, not data loss."""
     created = make_mirror(filled.url, "M", "KV_b")["created"]
-    request = RangeRequest("M", created, 2990, 3001, heartbeat=0.1, catch_up_timeout=0.5)
+    request = RangeRequest(
+        "M", KnownStream(created), 2990, 3001, heartbeat=0.1, catch_up_timeout=0.5
+    )
     with pytest.raises(MinLastSequenceError, match=r"up to sequence 3001: .* has reached 3000 "):
         await read_range(filled.url, request)
 
@@ -132,8 +136,12 @@ async def test_mirror_rolled_back_under_endless_reader(filled: NatsServer) -> No
         api(filled.url, "STREAM.DELETE.M")
         api(filled.url, "STREAM.CREATE.M", mirror["config"])
 
-    request = RangeRequest("M", mirror["created"], 2990, ENDLESS, heartbeat=0.1, eager=True)
-    with pytest.raises(DataLossError, match="the mirror was rolled back to sequence 0 during"):
+    request = RangeRequest(
+        "M", KnownStream(mirror["created"]), 2990, ENDLESS, heartbeat=0.1, eager=True
+    )
+    with pytest.raises(
+        DataLossError, match="rolled back during the read: the mirror's last sequence is 0"
+    ):
         await read_range(filled.url, request, recreate)
 
 
@@ -142,7 +150,7 @@ async def test_wait_ends_when_end_is_written(filled: NatsServer) -> None:
         reader = OrderedReader(link, request_for(filled.url, "b", 3002, 2999, batch_rows=1))
         rows: list[int] = []
         async for frames in reader.batches():
-            rows += ack_tokens(frames).stream_seq.tolist()
+            rows += frames.stream_seq.tolist()
             if len(rows) == 1:
                 await asyncio.to_thread(put_many, filled.url, "b", [("x", b"1"), ("y", b"2")])
         assert rows == [3000, 3001, 3002]
@@ -164,7 +172,7 @@ async def test_stream_replaced_while_read(filled: NatsServer) -> None:
         create_bucket(filled.url, "b")
 
     request = request_for(filled.url, "b", 3005, 2990, batch_rows=1)
-    with pytest.raises(DataLossError, match="was re-created"):
+    with pytest.raises(DataLossError, match="was deleted and re-created"):
         await read_range(filled.url, request, replace)
 
 

@@ -11,7 +11,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.integration.jetstream.ordered.reads import ALL, UNHEARD, linked, read_range, request_for
 from tests.support.nats.buckets import api, bucket_info, consumers, create_bucket, put_many
@@ -158,12 +158,12 @@ async def test_reader_pauses_for_many_heartbeats(filled: NatsServer) -> None:
         request = request_for(filled.url, "b", 3000, batch_rows=10, heartbeat=0.5)
         reader = OrderedReader(link, request)
         batches = reader.batches()
-        rows = ack_tokens(await batches.__anext__()).stream_seq.tolist()
+        rows = (await batches.__anext__()).stream_seq.tolist()
         blocked = asyncio.get_running_loop().time() + 2.0
         while asyncio.get_running_loop().time() < blocked:
             pass  # as Spark does: the event loop does not run at all
         async for frames in batches:
-            rows += ack_tokens(frames).stream_seq.tolist()
+            rows += frames.stream_seq.tolist()
     assert rows == ALL
     assert reader.cursor.rebuilds == []
 
@@ -209,7 +209,7 @@ async def test_flow_control_that_never_gets_through_is_given_up(tmp_path: Any) -
         created = bucket_info(owner, "b")["created"]
         rows, reader = await read_range(
             server.url,
-            RangeRequest("KV_b", created, 0, 3000, heartbeat=0.1),
+            RangeRequest("KV_b", KnownStream(created), 0, 3000, heartbeat=0.1),
             user="i",
             password="i",
             api_prefix="fromA",

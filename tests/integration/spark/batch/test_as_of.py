@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,8 +14,9 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OptionError
-from nats_stream_source.spark.reading.read_verifier import verified_stream_info
-from nats_stream_source.spark.reading.state import as_of, catch_up
+from nats_stream_source.jetstream.ordered import reader as ordered_reader
+from nats_stream_source.jetstream.ordered.small_range import small_range
+from nats_stream_source.spark.reading.state import as_of
 from nats_stream_source.spark.reading.state.state_loss import Cause
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
@@ -190,13 +192,13 @@ def test_keys_that_are_made_while_later_ones_are_read(
     put_many(url, bucket, [("a", b"3"), ("c", b"1"), ("c", b"2"), ("c", b"3")])
     looks: list[int] = []
 
-    def then_written(*args: Any, **given: Any) -> Any:
+    async def then_written(*args: Any) -> Any:
         looks.append(len(looks))
         if len(looks) == 2:
-            put(url, bucket, "d", b"1")
-        return verified_stream_info(*args, **given)
+            await asyncio.to_thread(put, url, bucket, "d", b"1")
+        return await small_range(*args)
 
-    monkeypatch.setattr(catch_up, "verified_stream_info", then_written)
+    monkeypatch.setattr(ordered_reader, "small_range", then_written)
     if history == 2:
         # It may have had more revisions, and one of them in time.
         with pytest.raises(DataLossError, match=r"of 1 keys \('c'\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.spark.reading.state.catch_up import CatchUpReader
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from tests.integration.spark.planning.planners import planning
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (
@@ -143,13 +144,14 @@ def test_batch_completes_while_bucket_with_removed_subject_is_written(
     publish(url, [(f"other.{number}", b"2", None) for number in range(50)])
     put_many(url, "b", [(f"k{number}", b"1") for number in range(50)])
     api(url, "STREAM.UPDATE.KV_b", config)
-    read = CatchUpReader.verified_stream_info
+    verify_end = OrderedReader._verify_end
 
-    def write_meanwhile(reader: CatchUpReader) -> Any:
-        put_many(url, "b", [(f"k{number}", b"2") for number in range(50)])
-        return read(reader)
+    async def write_meanwhile(reader: OrderedReader) -> None:
+        entries = [(f"k{number}", b"2") for number in range(50)]
+        await asyncio.to_thread(put_many, url, "b", entries)
+        await verify_end(reader)
 
-    monkeypatch.setattr(CatchUpReader, "verified_stream_info", write_meanwhile)
+    monkeypatch.setattr(OrderedReader, "_verify_end", write_meanwhile)
     assert len({row["key"] for row in read_batch(url, bucket="b")}) == 50
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.reading import small_range
+from nats_stream_source.jetstream.ordered import small_range
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.driver import QueryDriver, Record, new_query, sequences

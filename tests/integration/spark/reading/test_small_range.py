@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
+from nats_stream_source.jetstream.ordered import small_range
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.formats.kv import KvFormat
 from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading import small_range
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
@@ -55,7 +56,14 @@ def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **request: Any) -> 
     info = buckets.bucket_info(url, name)
     prefix = f"$KV.{name}."
     filters = tuple(prefix + key for key in keys)
-    whole = RangeRequest(f"KV_{name}", info["created"], 0, info["state"]["last_seq"], filters)
+    whole = RangeRequest(
+        f"KV_{name}",
+        KnownStream(info["created"]),
+        0,
+        info["state"]["last_seq"],
+        filters,
+        at_leader=True,
+    )
     return Split(replace(whole, **request), prefix, initial_through=2)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.ordered import small_range
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.spark.reading import small_range
 from tests.integration.spark.reading.streams import read
 from tests.support.nats import buckets
 from tests.support.nats.buckets import publish

@@ -23,6 +23,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.logs import field_logger, format_fields
 from tests.support.log_fields import parse_fields
 from tests.support.nats import buckets
@@ -104,7 +105,9 @@ def rebuilt(shared_server: NatsServer, caplog: pytest.LogCaptureFixture) -> logg
 
     async def work() -> int:
         link = ReusableConnection(ConnectionSettings(servers=(url,)))
-        request = RangeRequest("KV_torn", created, 0, ENDLESS, heartbeat=0.1, eager=True)
+        request = RangeRequest(
+            "KV_torn", KnownStream(created), 0, ENDLESS, heartbeat=0.1, eager=True
+        )
         batches = OrderedReader(link, request).batches()
 
         async def row() -> int:

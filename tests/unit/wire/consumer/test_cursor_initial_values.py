@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.wire.consumer.cursor import Cursor, Rebuild, State
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.consumer.last_per_subject import Coverage, HeldRows
 from nats_stream_source.wire.encode import Delivery, encode_deliveries
 
@@ -169,13 +170,12 @@ def test_initial_values_are_complete_in_spite_of_losses(
 
 
 def test_held_rows_are_released_in_order() -> None:
-    def frames(*seqs: int) -> tuple[object, np.ndarray]:
-        deliveries = [Delivery("s", seq, 1, b"", b"%d" % seq) for seq in seqs]
-        return encode_deliveries("S", deliveries), np.array(seqs)
+    def rows(*seqs: int) -> Deliveries:
+        return encode_deliveries("S", [Delivery("s", seq, 1, b"", b"%d" % seq) for seq in seqs])
 
     held = HeldRows()
-    for one in (frames(30, 40), frames(20), frames(50, 60)):
-        held.add(*one)
+    for one in (rows(30, 40), rows(20), rows(50, 60)):
+        held.add(one)
     assert len(held) == 5
     assert len(held.release(10)) == 0
     released = held.release(50)
@@ -183,4 +183,4 @@ def test_held_rows_are_released_in_order() -> None:
     assert len(held) == 1
     rest = held.release(60)
     assert [rest.payload(i) for i in range(len(rest))] == [b"60"]
-    assert held.nbytes == 0
+    assert held.size == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.consumer.ack_subject import ack_tokens, is_delivery
+from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
 from nats_stream_source.wire.framing import parse as definition
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer
@@ -69,17 +69,16 @@ def check(stream: bytes, chunks: list[bytes] | None = None) -> int:
         frames = framer.feed(chunk)
         found += seen(frames)
         known += 0 if frames.acks is None else int((frames.acks[0] >= 0).sum())
-        deliveries = frames.select(is_delivery(frames))
-        tokens = ack_tokens(deliveries)
+        deliveries = Deliveries.of(frames.select(is_delivery(frames)))
         for i in range(len(deliveries)):
             words = deliveries.reply(i).split(b".")
             five = [int(word) for word in words[4 if len(words) == 9 else 6 :][:5]]
             assert five == [
-                tokens.delivered[i],
-                tokens.stream_seq[i],
-                tokens.consumer_seq[i],
-                tokens.timestamp_ns[i],
-                tokens.pending[i],
+                deliveries.delivered[i],
+                deliveries.stream_seq[i],
+                deliveries.consumer_seq[i],
+                deliveries.time[i],
+                deliveries.pending[i],
             ]
     assert found == expected
     assert framer.pending == len(rest)
@@ -252,7 +251,7 @@ def test_reply_with_invalid_number_is_refused_by_name(number: bytes) -> None:
     frames = Framer().feed(many(100) + bad + many(100, 102))
     assert len(frames) == 201
     with pytest.raises(ProtocolError, match=f"b'{number.decode()}' is not an integer"):
-        ack_tokens(frames)
+        Deliveries.of(frames)
 
 
 keys = st.one_of(

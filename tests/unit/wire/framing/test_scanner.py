@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nats_stream_source.connection.frame_scanner import SCANNER_VARIABLE
 from nats_stream_source.errors import ConfigurationError, ProtocolError
-from nats_stream_source.wire.consumer.ack_subject import is_delivery, with_acks
+from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
 from nats_stream_source.wire.framing import parse, scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.table import Field, Table
@@ -145,7 +145,7 @@ def assert_equal_ack_numbers(stream: bytes) -> None:
         frames = frames_of(stream, name)
         deliveries = frames.select(is_delivery(frames))
         try:
-            acks = with_acks(deliveries).acks
+            acks = Deliveries.of(deliveries).acks
         except ProtocolError as error:
             found.append(str(error))
         else:

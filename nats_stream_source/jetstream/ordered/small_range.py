@@ -18,13 +18,13 @@ from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream, as_delivered, max_concurrent_requests
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_identity import verify_created
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.reading.read_verifier import is_recreated
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.encode import encode_deliveries
-from nats_stream_source.wire.framing.frames import Frames
 
 MAX_SEQUENCES = 32
 """Above, a consumer is cheaper than single requests (docs/internals/performance_method.md)."""
@@ -34,18 +34,26 @@ _MAX_MEAN_SIZE = 64 << 10  # bytes; above, a consumer reads the range
 log = field_logger(__name__)
 
 
-async def small_range(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo] | None:
+def is_small(request: RangeRequest) -> bool:
+    """Whether single requests to the leader may be cheaper than a consumer."""
+    length = request.end - request.start
+    return request.at_leader and not request.last_per_subject and 0 < length <= MAX_SEQUENCES
+
+
+async def small_range(
+    jetstream: JetStream, request: RangeRequest
+) -> tuple[Deliveries, StreamInfo] | None:
     """The messages of a small range as a consumer would deliver them; None to use a consumer.
 
-    The second element is the stream's state after the read. It may be of a re-created stream
-    (``created``): then the messages are empty, and the caller raises the error.
+    The second element is the stream's state after the read.
+
+    Raises:
+        StreamChangedError: the stream was re-created.
     """
-    request = split.range
-    limit = min(MAX_SEQUENCES, max_concurrent_requests(jetstream))
-    if request.last_per_subject or request.end - request.start > limit:
+    if request.end - request.start > max_concurrent_requests(jetstream):
         return None
     try:
-        return await _read(jetstream, split)
+        return await _read(jetstream, request)
     except PermissionDeniedError as error:
         log.warning("a small range is read by a consumer", stream=request.stream, error=error)
     except StreamNotFoundError:
@@ -57,12 +65,12 @@ async def small_range(jetstream: JetStream, split: Split) -> tuple[Frames, Strea
     return None
 
 
-async def _read(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo] | None:
-    request = split.range
+async def _read(
+    jetstream: JetStream, request: RangeRequest
+) -> tuple[Deliveries, StreamInfo] | None:
     stream, end = request.stream, request.end
     before = await jetstream.stream_info(stream)
-    if is_recreated(before, split):
-        return Frames.join([]), before
+    verify_created(request.known, before)
     if before.last_seq < end or before.nbytes > _MAX_MEAN_SIZE * before.messages:
         return None
     responses = await gather_limited(
@@ -70,8 +78,7 @@ async def _read(jetstream: JetStream, split: Split) -> tuple[Frames, StreamInfo]
     )
     messages = [message for message in responses if message is not None]
     after = await jetstream.stream_info(stream)
-    if is_recreated(after, split):
-        return Frames.join([]), after
+    verify_created(request.known, after)
     if not before.is_same_leader(after, end):
         log.info("a small range is read by a consumer", stream=stream, error="the leader changed")
         return None

@@ -1,0 +1,232 @@
+"""What an ordered reader receives: frames in, rows and flow-control replies out. Pure, no clock.
+
+An :class:`Intake` belongs to one range. It separates deliveries from status messages, passes their
+numbers to the cursor (``cursor.py``, which has the table of all transitions), selects the rows that
+the range has, holds back initial values behind a missing one (``last_per_subject.py``), and
+collects batches of bounded size (``batches.py``).
+
+Its inputs are frames (:meth:`Intake.feed`) and what the reader does or observes: a consumer was
+created or lost, nothing was received for a moment, a reply has arrived. The reader has the timers,
+the connection and the consumers.
+
+:meth:`Intake.feed` is a generator: the reader publishes each :class:`Reply` before it takes the
+next event. So the server has its reply before the rest of the frames is processed. Batches follow
+at the end: while the reader's caller processes one, no reply to a received request is due.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nats_stream_source.wire.columns import within
+from nats_stream_source.wire.consumer.batches import Batcher
+from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild
+from nats_stream_source.wire.consumer.deliveries import Deliveries, other_frames
+from nats_stream_source.wire.consumer.last_per_subject import HeldRows
+from nats_stream_source.wire.consumer.status import CONTROL, ConsumerStatus
+from nats_stream_source.wire.framing.frames import Frames
+from nats_stream_source.wire.headers import parse_headers
+
+_MAX_HELD_BYTES = 64 << 20  # of the initial values behind a missing one
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reader publishes an empty message to ``subject`` (flow control)."""
+
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A message on ``subject`` that is neither a delivery nor a status was ignored."""
+
+    subject: str
+
+
+Event: TypeAlias = Deliveries | Reply | Ignored
+"""A batch of rows, or what the reader does beside."""
+
+Select: TypeAlias = Callable[[Deliveries], Deliveries]
+"""Returns the rows of a range, where the consumer delivers more."""
+
+
+class Intake:
+    """The frames of one range ``(start, end]``, over all its consumers.
+
+    Args:
+        start, end, initial_through: as :class:`Cursor`.
+        target: the sequence at which an eager reader without a row gets an empty batch.
+        prefix: messages whose subjects do not start with it are left out.
+        batch_rows, batch_bytes: the maximum size of a batch.
+        eager: return rows at once, not only full batches.
+
+    Attributes:
+        cursor: the progress of the range, and the reasons of the rebuilds.
+        last_row: :func:`last_row` of the messages that were kept.
+        left_out: the number of messages that lacked ``prefix``.
+        stalled: whether the server waits for a reply to flow control, by its last heartbeat.
+        loss: what the last lost consumer showed, for the log.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        *,
+        initial_through: int = 0,
+        target: int = 0,
+        prefix: str = "",
+        batch_rows: int = 8192,
+        batch_bytes: int = 8 << 20,
+        eager: bool = False,
+    ) -> None:
+        self.cursor = Cursor(start, end, initial_through)
+        self.last_row: tuple[int, int] | None = None
+        self.left_out = 0
+        self.stalled = False
+        self.loss = ""
+        self._initial_values = initial_through > 0
+        self._target = target
+        self._prefix = prefix
+        self._eager = eager
+        self._announced = not eager  # that the target is reached
+        self._select: Select | None = None
+        self._batcher = Batcher(batch_rows, batch_bytes)
+        self._held = HeldRows()
+
+    # -- inputs ---------------------------------------------------------------------------------
+
+    def created(self, select: Select | None = None) -> None:
+        """A consumer was created; ``select`` returns the rows of what it delivers."""
+        self.cursor.created()
+        self.stalled = False
+        self.loss = ""
+        self._select = select
+
+    def lost(self, reason: Rebuild, detail: str = "") -> None:
+        """The consumer cannot be used any more, or could not be created."""
+        self.loss = detail
+        self.cursor.lost(reason)
+
+    def idle(self) -> Reply | None:
+        """Nothing was received for a moment; returns a reply that was deferred."""
+        return _reply(self.cursor.idle())
+
+    def confirmed(self, reply: str) -> None:
+        """The server has the reply that was published to ``reply``."""
+        self.cursor.confirmed(reply)
+
+    def feed(self, received: Iterable[Frames]) -> Iterator[Event]:
+        """Receive frames of the current consumer; yield events, the batches at the end.
+
+        Raises:
+            ProtocolError: a reply subject or a status is invalid.
+        """
+        for frames in received:
+            begin = 0
+            for status in other_frames(frames):
+                self._deliver(frames.select(slice(begin, status)))
+                yield from self._status(frames, status)
+                begin = status + 1
+            self._deliver(frames.select(slice(begin, len(frames))) if begin else frames)
+        yield from self._batches()
+
+    def rest(self) -> Iterator[Deliveries]:
+        """The rows that did not fill a batch, at the end of the range."""
+        while (batch := self._batcher.pop()) is not None:
+            yield batch
+
+    # -- deliveries -----------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Deliveries]:
+        pop = self._batcher.pop if self._eager else self._batcher.pop_full
+        while (batch := pop()) is not None:
+            self._announced |= self.cursor.seen_through >= self._target
+            yield batch
+        if not self._announced and self.cursor.seen_through >= self._target:
+            self._announced = True
+            yield Deliveries.join([])
+
+    def _deliver(self, frames: Frames) -> None:
+        if not len(frames):
+            return
+        rows = Deliveries.of(frames)
+        boundaries: list[int] = []
+        if self._initial_values and not rows.in_sequence:
+            ends = (np.diff(rows.stream_seq) <= 0) | (np.diff(rows.consumer_seq) != 1)
+            boundaries = (np.flatnonzero(ends) + 1).tolist()
+        for begin, end in itertools.pairwise((0, *boundaries, len(rows))):
+            step = self.cursor.deliver(
+                rows.consumer_seq[begin:end],
+                rows.stream_seq[begin:end],
+                in_sequence=rows.in_sequence,
+            )
+            if step.stop > step.first:
+                self._keep(rows.select(slice(begin + step.first, begin + step.stop)), step.rows)
+
+    def _keep(self, rows: Deliveries, kept: NDArray[np.bool_] | None) -> None:
+        """Pass kept rows on; hold back initial values behind a missing one."""
+        self.last_row = last_row(rows)
+        if kept is not None and not kept.all():
+            rows = rows.select(kept)
+        rows = self._selected(rows)
+        position = self.cursor.position
+        if len(self._held) or (len(rows) and rows.stream_seq[-1] > position):
+            added = len(rows)
+            self._held.add(rows)
+            rows = self._held.release(position)
+            if added and self._held.size > _MAX_HELD_BYTES and self.cursor.reads_initial_values:
+                self.lost(Rebuild.GAP, "too many rows follow a missing row")
+        if len(rows):
+            self._batcher.add(rows)
+
+    def _selected(self, rows: Deliveries) -> Deliveries:
+        # Before rows are held back: the next consumer may have another filter.
+        if self._select is not None:
+            return self._select(rows)
+        kept = within(rows, self._prefix)
+        self.left_out += len(rows) - len(kept)
+        return kept
+
+    # -- status messages ------------------------------------------------------------------------
+
+    def _status(self, frames: Frames, index: int) -> Iterator[Reply | Ignored]:
+        """Receive a frame that is not a delivery: a status message of the consumer (ADR-15)."""
+        headers = parse_headers(frames.header(index)) if len(frames.header(index)) else None
+        if headers is None or headers.status is None:
+            yield Ignored(frames.subject(index).decode("utf-8", "replace"))
+            return
+        if headers.status != CONTROL:
+            detail = f"{headers.status} {headers.description}".strip()
+            self.lost(Rebuild.CONSUMER_GONE, detail)
+            return
+        subject = frames.reply(index).decode("utf-8", "surrogateescape")
+        status = ConsumerStatus.from_headers(headers, subject)
+        if status.reply is not None:
+            reply = _reply(self.cursor.flow_control(status.reply))
+        elif status.last_consumer is None or status.last_stream is None:
+            self.lost(Rebuild.GAP, "a heartbeat without its sequences")
+            return
+        else:
+            self.stalled = status.stalled is not None
+            reply = _reply(
+                self.cursor.heartbeat(status.last_consumer, status.last_stream, status.stalled)
+            )
+        if reply is not None:
+            yield reply
+
+
+def last_row(rows: Deliveries) -> tuple[int, int] | None:
+    """Stream sequence and timestamp, in nanoseconds, of the last of ``rows``; None without one."""
+    return (int(rows.stream_seq[-1]), int(rows.time[-1])) if len(rows) else None
+
+
+def _reply(action: CursorAction) -> Reply | None:
+    return None if action.reply is None else Reply(action.reply)
