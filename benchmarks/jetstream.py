@@ -9,7 +9,7 @@ Direct Get       batches, counted      ``DirectGet.batch`` (messages),    ``get_
                                        ``.pages`` (frames)                many in flight
 watch            push consumer,        ``KeyValue.watch``, all history,   ``watchall``, all history
                  counted               to the end of the initial data
-ordered          the same              ``subscribe(ordered=True)``,       ``subscribe`` with
+ordered          the same              ``subscribe_ordered``,            ``subscribe`` with
                                        ``OrderedReader`` (frames)         ``ordered_consumer``
 put              many in flight,       ``Publisher.send``, all PubAcks    ``publish_async``, all
                  PubAcks counted       awaited                            PubAcks awaited
@@ -51,7 +51,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe_ordered
 
 BARE = "bare socket"
 NATS_PY = "nats-py"
@@ -250,7 +250,7 @@ async def _nats_py_watch(client: Client) -> int:
 
 async def _ordered(jetstream: JetStream, rows: int) -> int:
     count = 0
-    async with await subscribe(jetstream, _ALL, stream="KV_bench", ordered=True) as messages:
+    async with await subscribe_ordered(jetstream, _ALL, stream="KV_bench") as messages:
         async for _ in messages:
             count += 1
             if count == rows:

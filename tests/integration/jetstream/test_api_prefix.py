@@ -41,7 +41,11 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import api_prefix
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from nats_stream_source.wire.consumer.ack_subject import ack_tokens
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import (
@@ -271,13 +275,13 @@ async def test_subscriptions(place: Place) -> None:
         config = ConsumerConfig(ack_policy="none")
         async with await subscribe(jetstream, "$KV.map.k7", config=config) as push:
             assert [(await push.next(10)).metadata.stream_seq for _ in range(3)] == [8, 108, 208]
-        async with await subscribe(jetstream, "$KV.map.k7", ordered=True) as in_order:
+        async with await subscribe_ordered(jetstream, "$KV.map.k7") as in_order:
             assert [(await in_order.next(10)).metadata.stream_seq for _ in range(3)] == [
                 8,
                 108,
                 208,
             ]
-        async with await subscribe(jetstream, "$KV.map.k7", pull=True) as pull:
+        async with await subscribe_pull(jetstream, "$KV.map.k7") as pull:
             assert [one.metadata.stream_seq for one in await pull.fetch(1, 5)] == [8]
     assert consumers(place.owner, "map") == []
 
