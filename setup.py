@@ -23,7 +23,6 @@ ROOT = Path(__file__).parent
 COMPILED = (
     "nats_stream_source.wire.framing.compiled_scan",
     "nats_stream_source.wire.compiled_slices",
-    "nats_stream_source.wire.codec.compiled_base64",
 )
 LIMITED_API = 0x030B0000
 """Lowest Python of the stable ABI that the compiled modules use: 3.11 added memory views to it."""

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from docs.front_page import figure_table, program, promises, with_latency
-from nats_stream_source import delta, errors, jetstream, values
+from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.lookup import LOOKUP
@@ -80,7 +80,6 @@ def public_names() -> str:
             ("configure", "lookup", "register", "watch_progress"),
         ),
         ("Delta", "nats_stream_source.delta", delta.__all__),
-        ("Values", "nats_stream_source.values", values.__all__),
         ("JetStream for asyncio", "nats_stream_source.jetstream", jetstream.__all__),
         ("A server for tests", "nats_stream_source.embedded", ("NatsServer",)),
     ):

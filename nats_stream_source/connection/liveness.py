@@ -9,6 +9,9 @@ from nats.aio.client import Client
 
 from nats_stream_source.connection.nats_py.socket_tap import read_count
 
+PONG_TIMEOUT = 5.0
+"""Seconds without a PONG after which a server counts as lost."""
+
 
 async def responds(
     client: Client, disconnected: asyncio.Event, timeout: float, max_wait: float

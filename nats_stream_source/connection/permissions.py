@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.control_line import ControlLine
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.connection.nats_py.client_patches import TOO_LONG
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError
 from nats_stream_source.logs import field_logger
@@ -30,7 +31,6 @@ log = field_logger(__name__)
 T = TypeVar("T")
 
 _TOO_MANY = "maximum subscriptions exceeded"
-_PONG_TIMEOUT = 5.0  # seconds; without a PONG, the subscriber reports that nothing arrives
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
 _DENIED_PAUSE = 1.0  # seconds
 
@@ -84,7 +84,7 @@ class DeniedSubjects:
             before: :attr:`subscriptions` before it was sent.
             ping: returns once the server responds to a PING.
         """
-        responds = await ping(_PONG_TIMEOUT)
+        responds = await ping(PONG_TIMEOUT)
         self.verify_inboxes()
         if responds and self.subscriptions > before:
             raise PermissionDeniedError(

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
     from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
     from nats_stream_source.jetstream.subscriptions.message import JsMessage
-    from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+    from nats_stream_source.jetstream.subscriptions.subscribe import (
+        ConsumerConfig,
+        subscribe,
+        subscribe_ordered,
+        subscribe_pull,
+    )
 
 __all__ = [
     "BatchPublisher",
@@ -51,6 +56,8 @@ __all__ = [
     "Watch",
     "connect",
     "subscribe",
+    "subscribe_ordered",
+    "subscribe_pull",
 ]
 
 _MODULES = {
@@ -73,6 +80,8 @@ _MODULES = {
     "Watch": "kv.watch",
     "connect": "client",
     "subscribe": "subscriptions.subscribe",
+    "subscribe_ordered": "subscriptions.subscribe",
+    "subscribe_pull": "subscriptions.subscribe",
 }
 
 

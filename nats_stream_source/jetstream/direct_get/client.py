@@ -14,33 +14,39 @@ module handles that:
 - Where Direct Get is off (``allow_direct``) or not permitted, the leader is queried. A request that
   does not get a reply is repeated; a single message is requested from the leader at the same time.
 
-One message: ``single``. Many: :meth:`DirectGet.batch` and :meth:`DirectGet.last_for`, in ``batch``
-and ``last_messages``.
+One message: ``single``. Many: ``pages`` and ``last_messages``. Arguments are validated before a
+request is sent: a server responds to an invalid subject with 404, as if no message matched, and to
+an invalid number or time with 408 or an API error. The errors here name the argument instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
-from nats_stream_source.jetstream.api import JetStream, StoredMessage
-from nats_stream_source.jetstream.direct_get.arguments import (
-    Time,
-    validate_integer,
-    validate_read_after_write,
-    validate_subject,
-    validate_subjects,
-    validate_time,
+from nats_stream_source.errors import (
+    BadRequestError,
+    ConfigurationError,
+    InvalidNameError,
+    ProtocolError,
 )
-from nats_stream_source.jetstream.direct_get.batch import BatchRequest, read_pages
-from nats_stream_source.jetstream.direct_get.last_messages import LastMessages
-from nats_stream_source.jetstream.direct_get.last_pages import LastMessagesRequest
-from nats_stream_source.jetstream.direct_get.page import MessagePage
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.last_messages import LastMessagesReader
+from nats_stream_source.jetstream.direct_get.page import FramesPage, MessagePage
+from nats_stream_source.jetstream.direct_get.pages import BatchReader, PageLimits
 from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
-from nats_stream_source.jetstream.subjects import validate_stream
+from nats_stream_source.jetstream.subjects import validate_stream, validate_subject_filter
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 
 MAX_BYTES = 8 << 20
+
+Time = str | int | datetime
+"""An RFC 3339 string, nanoseconds since 1970, or an aware ``datetime``."""
+
+_MAX_INTEGER = (1 << 64) - 1  # stream sequences are unsigned 64-bit integers
 
 
 class DirectGet:
@@ -65,9 +71,6 @@ class DirectGet:
         self.stream = validate_stream(stream)
         self._single = SingleMessageReader(jetstream, stream)
 
-    def __repr__(self) -> str:
-        return f"<DirectGet {self.stream}{' (off: leader only)' if self._single.disabled else ''}>"
-
     async def get(
         self, seq: int, *, min_last_seq: int | None = None, timeout: float | None = None
     ) -> StoredMessage:
@@ -76,8 +79,8 @@ class DirectGet:
         Raises:
             MessageNotFoundError: the leader has no message at ``seq``.
         """
-        validate_integer("seq", seq)
-        validate_read_after_write(min_last_seq, timeout)
+        _validate_integer("seq", seq)
+        _validate_read_after_write(min_last_seq, timeout)
         return await self._single.read(
             SingleRequest({"seq": seq}, None, True, min_last_seq, timeout)
         )
@@ -96,8 +99,8 @@ class DirectGet:
                 requests to the leader, the responding replica or mirror has none, and the message
                 reports that.
         """
-        validate_subject(subject)
-        validate_read_after_write(min_last_seq, timeout)
+        _validate_subject(subject)
+        _validate_read_after_write(min_last_seq, timeout)
         literal = not set(subject.split(".")) & {"*", ">"}
         appended = subject if literal else None
         return await self._single.read(
@@ -121,14 +124,14 @@ class DirectGet:
             MessageNotFoundError: the leader has no such message.
             ServerTooOldError: ``start_time`` requires nats-server 2.11.
         """
-        validate_subject(subject)
-        validate_read_after_write(min_last_seq, timeout)
+        _validate_subject(subject)
+        _validate_read_after_write(min_last_seq, timeout)
         if start_time is None:
-            validate_integer("seq", seq)
+            _validate_integer("seq", seq)
             request: dict[str, Any] = {"seq": seq, "next_by_subj": subject}
         else:
             request = {
-                "start_time": validate_time("start_time", start_time),
+                "start_time": _validate_time("start_time", start_time),
                 "next_by_subj": subject,
             }
         return await self._single.read(SingleRequest(request, None, False, min_last_seq, timeout))
@@ -142,11 +145,13 @@ class DirectGet:
         batch: int = 8192,
         max_bytes: int = MAX_BYTES,
         limit: int | None = None,
-        complete: bool = True,
         min_last_seq: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[StoredMessage, None]:
         """Yield the messages of a subject, ascending by sequence (ADR-31, "Batched requests").
+
+        These are all messages that the leader had when the first page was requested, and no later
+        one. Where Direct Get does not read them, an ordered consumer does.
 
         Args:
             subject: may have wildcards.
@@ -156,17 +161,13 @@ class DirectGet:
                 all at once, so this bounds the memory.
             max_bytes: the maximum number of bytes alike; a single message may exceed it.
             limit: the maximum number of messages in total; unlimited when None.
-            complete: read every message that the leader had when the first page was requested, and
-                no later one. Pages of a mirror are not used, and where the responding servers lag,
-                an ordered consumer reads the rest. When False, read the messages that the
-                responding server has, up to its end: for reads from a nearby mirror.
-            min_last_seq: the read includes this sequence (ADR-53); implies ``complete``.
+            min_last_seq: the read includes this sequence (ADR-53).
 
         Raises:
             BadRequestError: also if both ``seq`` and ``start_time`` are given.
 
         Raises, during the iteration:
-            ServerTooOldError: batches require nats-server 2.11.
+            ServerTooOldError: ``start_time`` requires nats-server 2.11.
             DataLossError: the stream was re-created or rolled back during the read.
         """
         return _messages(
@@ -177,7 +178,6 @@ class DirectGet:
                 batch=batch,
                 max_bytes=max_bytes,
                 limit=limit,
-                complete=complete,
                 min_last_seq=min_last_seq,
                 timeout=timeout,
             )
@@ -192,25 +192,30 @@ class DirectGet:
         batch: int = 8192,
         max_bytes: int = MAX_BYTES,
         limit: int | None = None,
-        complete: bool = True,
         min_last_seq: int | None = None,
         timeout: float | None = None,
-    ) -> AsyncGenerator[MessagePage, None]:
+    ) -> AsyncGenerator[FramesPage, None]:
         """As :meth:`batch`, but yield whole pages of frames, for columns (``wire.columns``)."""
-        request = BatchRequest(
-            stream=self.stream,
-            subject=subject,
-            seq=seq,
-            start_time=None if start_time is None else validate_time("start_time", start_time),
-            batch=batch,
-            max_bytes=max_bytes,
+        _validate_subject(subject)
+        if seq is not None and start_time is not None:
+            raise BadRequestError(
+                "invalid batch request: 'seq' and 'start_time' exclude each other"
+            )
+        _validate_optional_integer("seq", seq)
+        _validate_integer("batch", batch)
+        _validate_integer("max_bytes", max_bytes)
+        _validate_optional_integer("limit", limit, 0)
+        _validate_read_after_write(min_last_seq, timeout)
+        reader = BatchReader(
+            self.jetstream,
+            self.stream,
+            subject,
+            PageLimits(batch, max_bytes, min_last_seq, timeout),
+            seq=seq or 1,
+            start_time=None if start_time is None else _validate_time("start_time", start_time),
             limit=limit,
-            complete=complete or min_last_seq is not None,
-            min_last_seq=min_last_seq,
-            timeout=timeout,
         )
-        request.validate()
-        return read_pages(self.jetstream, request)
+        return reader.pages()
 
     def last_for(
         self,
@@ -220,30 +225,27 @@ class DirectGet:
         up_to_time: Time | None = None,
         batch: int | None = None,
         max_bytes: int = MAX_BYTES,
-        complete: bool = True,
         min_last_seq: int | None = None,
         timeout: float | None = None,
     ) -> LastMessages:
         """Yield the last message of each matching subject (ADR-31, "Multi-subject requests").
 
         At most 1,024 subjects may match. Each subject is yielded once, ascending by sequence
-        within a page. The result's ``up_to_seq`` is the sequence of their point in time: another
-        read, such as a batch or a watch, can go on after it.
+        within a page. No message is older than the one that the leader had when the first page was
+        requested. The result's ``up_to_seq`` is the sequence of their point in time: another read,
+        such as a batch or a watch, can go on after it.
+
+        If a subject is written to during the read, and neither the responding server nor the
+        stream has its message of the point in time, its newer message is yielded, unless
+        ``up_to_seq`` or ``up_to_time`` excludes that.
 
         Args:
             subjects: may have wildcards and may overlap.
             up_to_seq: read the state at this sequence, as far as the stream still holds it.
             up_to_time: read the state just before this time (servers exclude a message at exactly
                 this time).
-            batch: the maximum number of messages of one page. All pages are of one point in time
-                (``Nats-UpTo-Sequence``). If a subject is written to during the read, and the stream
-                keeps no older message of it, its newer message is yielded, unless ``up_to_seq`` or
-                ``up_to_time`` excludes that.
+            batch: the maximum number of messages of one page.
             max_bytes: the maximum number of bytes of one page.
-            complete: every message of the point in time is read, and no message is older than the
-                one that the leader had when the first page was requested. Where a mirror or a
-                lagging replica responds, each subject is requested from the leader, or an ordered
-                consumer reads. When False, read the messages that the responding server has.
             min_last_seq: as for :meth:`batch`.
 
         Raises:
@@ -252,27 +254,129 @@ class DirectGet:
 
         Raises, during the iteration:
             TooManySubjectsError: more than 1,024 subjects match (413).
-            ServerTooOldError: multi-subject requests require nats-server 2.11.
+            ServerTooOldError: ``up_to_time`` requires nats-server 2.11.
+            DataLossError: the stream was re-created or rolled back during the read.
         """
-        request = LastMessagesRequest(
-            stream=self.stream,
-            subjects=validate_subjects(subjects),
-            up_to_seq=up_to_seq,
-            up_to_time=None if up_to_time is None else validate_time("up_to_time", up_to_time),
-            batch=batch,
-            max_bytes=max_bytes,
-            complete=complete or min_last_seq is not None,
-            min_last_seq=min_last_seq,
-            timeout=timeout,
+        names = _validate_subjects(subjects)
+        if up_to_seq is not None and up_to_time is not None:
+            raise BadRequestError(
+                "invalid multi-subject request: 'up_to_seq' and 'up_to_time' exclude each other"
+            )
+        _validate_optional_integer("up_to_seq", up_to_seq)
+        _validate_optional_integer("batch", batch)
+        _validate_integer("max_bytes", max_bytes)
+        _validate_read_after_write(min_last_seq, timeout)
+        return LastMessages(
+            LastMessagesReader(
+                self.jetstream,
+                self.stream,
+                names,
+                PageLimits(batch, max_bytes, min_last_seq, timeout),
+                up_to_seq=up_to_seq,
+                up_to_time=None if up_to_time is None else _validate_time("up_to_time", up_to_time),
+            )
         )
-        request.validate()
-        return LastMessages(self.jetstream, request)
+
+
+class LastMessages(AsyncIterator[StoredMessage]):
+    """The messages that :meth:`DirectGet.last_for` reads: an async iterator."""
+
+    def __init__(self, reader: LastMessagesReader) -> None:
+        self._reader = reader
+        self._messages = _messages(reader.pages())
+
+    @property
+    def up_to_seq(self) -> int | None:
+        """The sequence of the point in time of the messages; None before the first message.
+
+        A read that starts after it misses no message; it repeats a message that was yielded with a
+        higher sequence.
+        """
+        return self._reader.up_to_seq
+
+    def __aiter__(self) -> LastMessages:
+        return self
+
+    async def __anext__(self) -> StoredMessage:
+        return await self._messages.__anext__()
+
+    async def aclose(self) -> None:
+        """End the read early."""
+        await self._messages.aclose()
 
 
 async def _messages(
-    pages: AsyncGenerator[MessagePage, None],
+    pages: AsyncGenerator[FramesPage, None] | AsyncGenerator[MessagePage, None],
 ) -> AsyncGenerator[StoredMessage, None]:
     async with contextlib.aclosing(pages) as open_pages:
         async for page in open_pages:
             for message in page.messages():
                 yield message
+
+
+def _validate_integer(name: str, value: object, first: int = 1) -> None:
+    """Raise BadRequestError if ``value`` is not an integer from ``first`` to 2**64 - 1.
+
+    A bool is not an integer.
+    """
+    if type(value) is not int or not first <= value <= _MAX_INTEGER:
+        raise BadRequestError(
+            f"invalid argument {name!r}: {value!r}, expected an integer of {first} or more"
+        )
+
+
+def _validate_optional_integer(name: str, value: object, first: int = 1) -> None:
+    """:func:`_validate_integer` if ``value`` is not None."""
+    if value is not None:
+        _validate_integer(name, value, first)
+
+
+def _validate_read_after_write(min_last_seq: object, timeout: object) -> None:
+    """Raise BadRequestError for a ``min_last_seq`` or ``timeout`` of another type or below 0."""
+    _validate_optional_integer("min_last_seq", min_last_seq, 0)
+    if timeout is None:
+        return
+    if type(timeout) not in (int, float) or not 0 <= timeout < math.inf:  # type: ignore[operator]
+        raise BadRequestError(f"invalid argument 'timeout': {timeout!r}, expected seconds")
+
+
+def _validate_subject(subject: object) -> None:
+    """Raise BadRequestError if ``subject`` is not a subject; whole tokens may be wildcards."""
+    try:
+        validate_subject_filter(subject)  # type: ignore[arg-type]
+    except InvalidNameError as error:
+        raise BadRequestError(f"invalid subject {subject!r}: {error}") from None
+
+
+def _validate_subjects(subjects: object) -> tuple[str, ...]:
+    """The subjects of a multi-subject request; BadRequestError if one is invalid, or none given."""
+    if isinstance(subjects, str):
+        subjects = (subjects,)
+    if not isinstance(subjects, Iterable) or not (names := tuple(subjects)):
+        raise BadRequestError(
+            f"invalid multi-subject request: subjects are {subjects!r}, expected one or more"
+        )
+    for name in names:
+        _validate_subject(name)
+    return names
+
+
+def _validate_time(name: str, value: object) -> str:
+    """The argument ``name`` as an RFC 3339 timestamp; BadRequestError if it is not a time.
+
+    Raises:
+        ConfigurationError: a ``datetime`` does not have a time zone.
+    """
+    try:
+        if type(value) is int or isinstance(value, (str, datetime)):
+            text = rfc3339(value)
+            nanoseconds(text)  # four digits of the year, as servers require
+            return text
+    except ConfigurationError:
+        raise
+    except (ProtocolError, OverflowError, ValueError, OSError):
+        pass  # the last three: a year that the platform cannot represent
+    raise BadRequestError(
+        f"invalid argument {name!r}: {value!r}, expected an RFC 3339 timestamp with a time zone, "
+        f"nanoseconds since 1970, or an aware datetime"
+    )

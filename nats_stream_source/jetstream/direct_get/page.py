@@ -1,9 +1,9 @@
 """A page: consecutive stored messages as received, read as columns or as objects.
 
-A page creates no object for a single message before :meth:`MessagePage.messages` is called. The
-two kinds of page have one interface. In a Direct Get reply, the server's header fields describe the
-message (:class:`DirectGetPage`). In a delivery of an ordered consumer, the subject and the reply
-subject describe it (:class:`ConsumerPage`).
+A page of frames creates no object for a single message before ``messages`` is called. In a Direct
+Get reply, the server's header fields describe the message (:class:`DirectGetPage`). In a delivery
+of an ordered consumer, the subject and the reply subject describe it (:class:`ConsumerPage`). The
+messages that the stream leader sends one by one are objects (:class:`ObjectPage`).
 """
 
 from __future__ import annotations
@@ -35,23 +35,15 @@ class MessagePage(ABC):
     """Stored messages, ascending by sequence.
 
     Attributes:
-        frames: the messages as received, for ``wire.columns``: ``payloads(page.frames)``.
         sequences: their stream sequences, int64.
     """
 
     __slots__ = ()
 
-    frames: Frames
     sequences: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.frames)
-
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        if not len(self):
-            return f"<{name} empty>"
-        return f"<{name} {len(self)} messages, {self.sequences[0]}..{self.last_seq}>"
+        return len(self.sequences)
 
     @property
     def last_seq(self) -> int:
@@ -63,12 +55,34 @@ class MessagePage(ABC):
         """The messages' subjects."""
 
     @abstractmethod
-    def times(self) -> list[str]:
-        """The messages' timestamps: RFC 3339, as the server formats them."""
+    def select(self: P, rows: slice | NDArray[np.bool_]) -> P:
+        """The messages at some positions."""
 
     @abstractmethod
-    def slice(self: P, start: int, stop: int) -> P:
-        """The messages at the positions ``start`` to ``stop``, as in a Python slice."""
+    def messages(self) -> list[StoredMessage]:
+        """The messages as objects."""
+
+    def up_to(self: P, seq: int) -> P:
+        """The messages up to and including the sequence ``seq``."""
+        if self.last_seq <= seq:
+            return self
+        return self.select(slice(0, int(np.searchsorted(self.sequences, seq, side="right"))))
+
+
+class FramesPage(MessagePage):
+    """Messages as they were received.
+
+    Attributes:
+        frames: the messages as received, for ``wire.columns``: ``payloads(page.frames)``.
+    """
+
+    __slots__ = ()
+
+    frames: Frames
+
+    @abstractmethod
+    def times(self) -> list[str]:
+        """The messages' timestamps: RFC 3339, as the server formats them."""
 
     @abstractmethod
     def _publisher_header_sizes(self) -> NDArray[np.int64]:
@@ -77,14 +91,8 @@ class MessagePage(ABC):
         0 or less for a message without headers.
         """
 
-    def up_to(self: P, seq: int) -> P:
-        """The messages up to and including the sequence ``seq``."""
-        if self.last_seq <= seq:
-            return self
-        return self.slice(0, int(np.searchsorted(self.sequences, seq, side="right")))
-
     def messages(self) -> list[StoredMessage]:
-        """The messages as objects."""
+        """As :meth:`MessagePage.messages`."""
         frames = self.frames
         if not len(frames):
             return []
@@ -109,7 +117,7 @@ class MessagePage(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DirectGetPage(MessagePage):
+class DirectGetPage(FramesPage):
     """The messages of one Direct Get reply.
 
     Attributes:
@@ -133,19 +141,19 @@ class DirectGetPage(MessagePage):
         return texts(self.frames, self.replies.subject_spans)
 
     def times(self) -> list[str]:
-        """As :meth:`MessagePage.times`."""
+        """As :meth:`FramesPage.times`."""
         return texts(self.frames, self.replies.time_spans)
 
-    def slice(self, start: int, stop: int) -> DirectGetPage:
-        """As :meth:`MessagePage.slice`."""
-        return DirectGetPage(self.replies[start:stop])
+    def select(self, rows: slice | NDArray[np.bool_]) -> DirectGetPage:
+        """As :meth:`MessagePage.select`."""
+        return DirectGetPage(self.replies.select(rows))
 
     def _publisher_header_sizes(self) -> NDArray[np.int64]:
         return self.replies.own_ends
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ConsumerPage(MessagePage):
+class ConsumerPage(FramesPage):
     """The messages that an ordered consumer delivered."""
 
     deliveries: Deliveries
@@ -165,18 +173,40 @@ class ConsumerPage(MessagePage):
         return texts(self.deliveries, (self.deliveries.subject_begin, self.deliveries.subject_end))
 
     def times(self) -> list[str]:
-        """As :meth:`MessagePage.times`."""
+        """As :meth:`FramesPage.times`."""
         return [rfc3339(time) for time in self.deliveries.time.tolist()]
 
-    def slice(self, start: int, stop: int) -> ConsumerPage:
-        """As :meth:`MessagePage.slice`."""
-        return ConsumerPage(self.deliveries.select(slice(start, stop)))
+    def select(self, rows: slice | NDArray[np.bool_]) -> ConsumerPage:
+        """As :meth:`MessagePage.select`."""
+        return ConsumerPage(self.deliveries.select(rows))
 
     def _publisher_header_sizes(self) -> NDArray[np.int64]:
         # A consumer delivers the publisher's header block unchanged.
         sizes = self.deliveries.payload_begin - self.deliveries.header_begin - len(_HEADER_END)
         clipped: NDArray[np.int64] = np.maximum(sizes, 0)
         return clipped
+
+
+class ObjectPage(MessagePage):
+    """Messages that are objects already."""
+
+    __slots__ = ("_messages", "sequences")
+
+    def __init__(self, messages: Iterable[StoredMessage]) -> None:
+        self._messages = sorted(messages, key=lambda message: message.seq)
+        self.sequences = np.array([message.seq for message in self._messages], np.int64)
+
+    def subjects(self) -> list[str]:
+        """As :meth:`MessagePage.subjects`."""
+        return [message.subject for message in self._messages]
+
+    def select(self, rows: slice | NDArray[np.bool_]) -> ObjectPage:
+        """As :meth:`MessagePage.select`."""
+        return ObjectPage(self._messages[i] for i in np.arange(len(self))[rows])
+
+    def messages(self) -> list[StoredMessage]:
+        """As :meth:`MessagePage.messages`."""
+        return self._messages
 
 
 def _stored_messages(*columns: Iterable[Any]) -> list[StoredMessage]:

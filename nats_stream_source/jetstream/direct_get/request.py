@@ -23,7 +23,6 @@ from nats_stream_source.errors import (
     BadRequestError,
     MinLastSequenceError,
     PermissionDeniedError,
-    ServerTooOldError,
     TooManySubjectsError,
 )
 from nats_stream_source.jetstream.direct_get.page import DirectGetPage
@@ -104,6 +103,8 @@ class DirectGetReply:
     @property
     def is_of_old_server(self) -> bool:
         """Whether a server before 2.11 replied to a batch: it ignores ``batch``, ``multi_last``."""
+        if self.status is not None and self.status.code == BAD_REQUEST:
+            return "Empty" in self.status.description
         return bool(self.page) and self.page.replies[0].pending is None
 
     def is_from_stream(self, stream: str) -> bool:
@@ -188,23 +189,14 @@ async def send_batch_request(
         return None
 
 
-def raise_for_status(
-    stream: str,
-    reply: DirectGetReply,
-    *,
-    min_version: str | None = None,
-    subjects: Sequence[str] = (),
-) -> None:
+def raise_for_status(stream: str, reply: DirectGetReply, *, subjects: Sequence[str] = ()) -> None:
     """Raise the error for the status of ``reply``; 204, 404 and 503 raise nothing.
 
     Args:
-        min_version: the first server version that implements the request. An older server treats
-            it as an empty request.
         subjects: the subjects of a multi-subject request.
 
     Raises:
         BadRequestError: 408.
-        ServerTooOldError: 408 from a server before ``min_version``.
         MinLastSequenceError: 412.
         TooManySubjectsError: 413.
         ApiError: any other code.
@@ -216,8 +208,6 @@ def raise_for_status(
         f"could not read from stream {stream!r} with Direct Get: server responded "
         f"{status.code} {status.description or 'without a description'}"
     )
-    if status.code == BAD_REQUEST and min_version is not None and "Empty" in status.description:
-        raise ServerTooOldError(f"{message}; this request requires nats-server {min_version}")
     if status.code == BAD_REQUEST:
         raise BadRequestError(message, status.code)
     if status.code == MIN_LAST_SEQUENCE and "min last sequence" in status.description.lower():

@@ -30,6 +30,7 @@ import numpy as np
 
 from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.connection.permissions import denied_error
 from nats_stream_source.errors import (
     AckLostError,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 log = field_logger(__name__)
 
 _CHUNK_BYTES = 16 << 20  # of messages that are encoded at once
-_PONG_TIMEOUT = 2.0  # seconds
 _MAX_RESPONSE_WAIT = 0.5  # seconds; how often a lost connection is noticed at the latest
 _BACKOFF = Backoff(0.05, 1.0)
 
@@ -206,7 +206,7 @@ class ColumnPublisher:
             await self._request_acks(requests)
             if not acks.silent or acks.go_back is not None:
                 return
-        if connection.online.is_set() and not await connection.alive(_PONG_TIMEOUT):
+        if connection.online.is_set() and not await connection.alive(PONG_TIMEOUT):
             connection.reconnect()
             return
         self._receive()
@@ -219,7 +219,7 @@ class ColumnPublisher:
         started = loop.time()
         with contextlib.suppress(OSError):  # a broken connection is noticed by the caller
             await self._connection.writer.write(memoryview(requests))
-            timeout = min(_PONG_TIMEOUT, self._connection.settings.request_timeout)
+            timeout = min(PONG_TIMEOUT, self._connection.settings.request_timeout)
             await self._inbox.wait(timeout)
         self._acks.add_time(loop.time() - started)
         self._receive()

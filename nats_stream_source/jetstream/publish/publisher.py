@@ -26,6 +26,7 @@ import nats.errors
 from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import (
     AckTimeoutError,
     ApiError,
@@ -56,7 +57,6 @@ __all__ = ["IN_FLIGHT", "PubAck", "Publisher"]
 
 IN_FLIGHT = 1000
 
-_PONG_TIMEOUT = 2.0  # seconds
 _MAX_LOOP_DELAY = 0.1  # seconds; a wait that ends later shows that the event loop was blocked
 _BACKOFF = Backoff(0.25, 0.25)  # as in NATS's own clients
 _MAX_REPEATED = 16  # messages in flight that a stream has rejected before (429)
@@ -275,7 +275,7 @@ class Publisher:
 
         try:
             # The caller has waited for request_timeout already.
-            return await asyncio.wait_for(find(), _PONG_TIMEOUT)
+            return await asyncio.wait_for(find(), PONG_TIMEOUT)
         except (NatsSourceError, asyncio.TimeoutError):
             return None
 
@@ -310,7 +310,7 @@ class Publisher:
                 self._process_pub_acks(inbox)
                 if self._in_flight.overdue():
                     # With the PONG, all PubAcks that the server sent before it have arrived.
-                    if connection.online.is_set() and not await connection.alive(_PONG_TIMEOUT):
+                    if connection.online.is_set() and not await connection.alive(PONG_TIMEOUT):
                         connection.reconnect()
                     self._process_pub_acks(inbox)
                 if not connection.online.is_set() or connection.reconnects != self._reconnects:

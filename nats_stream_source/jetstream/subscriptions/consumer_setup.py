@@ -15,6 +15,7 @@ from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.err_codes import CONSUMER_NAME_IN_USE
 from nats_stream_source.errors import (
     ApiError,
@@ -41,7 +42,6 @@ CREATOR_METADATA_KEY = "nats-stream-source.creator"
 
 _LOOKUP_ATTEMPTS = 5  # for a consumer that is reported as bound
 _LOOKUP_BACKOFF = Backoff(0.05, 0.05)
-_PONG_TIMEOUT = 5.0  # seconds
 
 
 async def lookup_consumer(
@@ -175,11 +175,11 @@ async def _subscribe_deliver_subject(connection: Connection, subject: str, queue
     try:
         # The server sends a permission error before the PONG. For an inbox, the error also ends the
         # next request.
-        if not await connection.run_until_denied(subject, lambda: connection.alive(_PONG_TIMEOUT)):
+        if not await connection.run_until_denied(subject, lambda: connection.alive(PONG_TIMEOUT)):
             connection.reconnect()
             raise ConnectError(
                 f"could not subscribe to {subject!r}: no PONG from "
-                f"{connection.settings.server_list} within {_PONG_TIMEOUT:g} s; retry"
+                f"{connection.settings.server_list} within {PONG_TIMEOUT:g} s; retry"
             )
     except BaseException:
         await connection.close_inbox(inbox)

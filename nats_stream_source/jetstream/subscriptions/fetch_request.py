@@ -22,6 +22,7 @@ from typing import Any
 
 import nats.errors
 
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import (
     ConnectError,
     MissedHeartbeatError,
@@ -42,7 +43,6 @@ _MISSED_HEARTBEATS = 3  # heartbeat intervals (ADR-15, "Heartbeats")
 _MIN_EXPIRES_FOR_HEARTBEAT = 0.5  # seconds; shorter requests have no heartbeats
 _MAX_HEARTBEAT = 5.0  # seconds
 _BYTE_LIMIT_REACHED = "Message Size Exceeds MaxBytes"
-_PONG_TIMEOUT = 5.0  # seconds
 
 
 class FetchRequest:
@@ -194,7 +194,7 @@ class FetchRequest:
         if buffer.has_items or buffer.idle_seconds < limit:
             return
         self.done = True
-        if self._imported and self._responded and await self._connection.alive(_PONG_TIMEOUT):
+        if self._imported and self._responded and await self._connection.alive(PONG_TIMEOUT):
             raise SingleResponseError(
                 f"fetch from {self.consumer.label} failed: the account import passed "
                 f"{self.received} of {self.received + self.remaining} messages and nothing more; "
@@ -217,7 +217,7 @@ class FetchRequest:
         if self._buffer is None:
             return True
         await self._buffer.unsubscribe()
-        alive = await self._connection.alive(_PONG_TIMEOUT)
+        alive = await self._connection.alive(PONG_TIMEOUT)
         if (buffer := self._buffer) is not None:
             self._draining = True
             await buffer.detach()

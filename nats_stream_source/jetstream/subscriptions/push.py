@@ -31,6 +31,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from nats_stream_source.aio.tasks import TimedLock, wait_cancellable
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import (
     ConnectError,
     ConsumerGapError,
@@ -69,7 +70,6 @@ _RECOVERABLE_ERRORS = (
 _MISSED_HEARTBEATS = 3  # heartbeat intervals (ADR-15, "Heartbeats")
 _EXISTENCE_CHECK_INTERVAL = 30.0  # seconds without a message from a consumer without heartbeats
 _EXISTENCE_CHECK_TIMEOUT = 1.0  # seconds; limits the delay of a missed-heartbeat alarm
-_PONG_TIMEOUT = 5.0  # seconds
 
 
 class Subscription(BaseSubscription):
@@ -351,7 +351,7 @@ class Subscription(BaseSubscription):
             return
         await self._buffer.unsubscribe()
         # All messages that the server sent before its PONG were received with the PONG.
-        alive = await self._connection.alive(_PONG_TIMEOUT)
+        alive = await self._connection.alive(PONG_TIMEOUT)
         self._draining = True
         try:
             await self._buffer.detach()
@@ -363,7 +363,7 @@ class Subscription(BaseSubscription):
             self._connection.reconnect()
             raise ConnectError(
                 f"could not drain the subscription to {self.consumer.label}: no PONG from "
-                f"{self._connection.settings.server_list} within {_PONG_TIMEOUT:g} s, messages "
+                f"{self._connection.settings.server_list} within {PONG_TIMEOUT:g} s, messages "
                 f"under way may be missing; subscribe again"
             )
         if self._callback_task is not None:

@@ -1,4 +1,4 @@
-"""``subscribe``: creates a subscription from a request (ADR-15, "Creation").
+"""Creates subscriptions: push, pull and ordered (ADR-15, "Creation").
 
 1. The request is validated (``validation.py``), and the stream is looked up by its subject.
 2. A named consumer is looked up and compared with the request.
@@ -14,13 +14,7 @@ Steps 2 to 4 are in ``consumer_setup.py``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypedDict, overload
-
-from nats_stream_source.errors import (
-    NatsSourceError,
-    NoMatchingStreamError,
-    SubscribeError,
-)
+from nats_stream_source.errors import NatsSourceError, NoMatchingStreamError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig, ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
@@ -41,72 +35,29 @@ from nats_stream_source.jetstream.subscriptions.push import OnMessage, Subscript
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.validation import (
     SubscribeRequest,
+    validate_ordered,
     validate_request,
 )
 from nats_stream_source.logs import field_logger
 
-__all__ = ["ConsumerConfig", "JsMessage", "find_stream", "subscribe"]
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+__all__ = [
+    "ConsumerConfig",
+    "JsMessage",
+    "find_stream",
+    "subscribe",
+    "subscribe_ordered",
+    "subscribe_pull",
+]
 
 log = field_logger(__name__)
 
 _DEFAULT_REACH_TIMEOUT = 30.0  # seconds
 
 
-class _Arguments(TypedDict, total=False):
-    """The arguments of each kind of subscription."""
-
-    stream: str | None
-    durable: str | None
-    bind: str | None
-    queue: str | None
-    config: ConsumerConfig | None
-    callback: OnMessage | None
-    on_error: OnError | None
-    min_last_seq: int | None
-    reach_timeout: float
-    pending_bytes: int
-
-
-@overload
-async def subscribe(
-    jetstream: JetStream,
-    subject: str | None = ...,
-    *,
-    pull: Literal[True],
-    **arguments: Unpack[_Arguments],
-) -> PullSubscription: ...
-
-
-@overload
-async def subscribe(
-    jetstream: JetStream,
-    subject: str | None = ...,
-    *,
-    ordered: Literal[True],
-    **arguments: Unpack[_Arguments],
-) -> OrderedSubscription: ...
-
-
-@overload
-async def subscribe(
-    jetstream: JetStream,
-    subject: str | None = ...,
-    *,
-    pull: Literal[False] = ...,
-    ordered: Literal[False] = ...,
-    **arguments: Unpack[_Arguments],
-) -> Subscription: ...
-
-
 async def subscribe(
     jetstream: JetStream,
     subject: str | None = None,
     *,
-    pull: bool = False,
-    ordered: bool = False,
     stream: str | None = None,
     durable: str | None = None,
     bind: str | None = None,
@@ -117,20 +68,18 @@ async def subscribe(
     min_last_seq: int | None = None,
     reach_timeout: float = _DEFAULT_REACH_TIMEOUT,
     pending_bytes: int = DEFAULT_PENDING_BYTES,
-) -> Subscription | PullSubscription | OrderedSubscription:
-    """Subscribe to a stream's messages through a consumer (ADR-15).
+) -> Subscription:
+    """Subscribe to a stream's messages through a push consumer (ADR-15).
 
     Args:
         jetstream: the JetStream context.
         subject: the subject to receive; required without ``stream``.
-        pull: create a pull subscription; a push subscription by default.
-        ordered: create an ordered subscription.
         stream: the stream's name; looked up by ``subject`` if None.
         durable: name of a durable consumer; it is created if it does not exist.
         bind: name of a consumer that must exist.
         queue: the queue group; without ``durable`` and ``bind`` also the durable name.
         config: configuration of a new consumer; an existing consumer must not differ from it.
-        callback: receives each message of a push subscription; iterate if None.
+        callback: receives each message; iterate if None.
         on_error: receives alarms and errors that the iteration would raise otherwise.
         min_last_seq: no message is delivered before the replica that serves the consumer has this
             stream sequence (ADR-53); afterwards ``info.num_pending`` is exact.
@@ -146,28 +95,84 @@ async def subscribe(
             server did not process a request.
     """
     request = validate_request(
-        SubscribeRequest(
-            subject, stream, bind, durable, queue, pull, ordered, config or ConsumerConfig()
-        )
+        SubscribeRequest(subject, stream, bind, durable, queue, config=config or ConsumerConfig())
     )
-    if callback is not None and (pull or ordered):
-        raise SubscribeError(
-            "could not subscribe: callback is set, but only push subscriptions accept a callback; "
-            "iterate over the subscription"
-        )
-    name = request.stream or await find_stream(jetstream, request.subject or "")
-    if ordered:
-        return await _subscribe_ordered(jetstream, name, request, min_last_seq, reach_timeout)
-    subscription: Subscription | PullSubscription
-    if pull:
-        subscription = await _subscribe_pull(jetstream, name, request, on_error, pending_bytes)
-    else:
-        subscription = await _subscribe_push(jetstream, name, request, on_error, pending_bytes)
-    if min_last_seq is not None:
-        await _wait_for_min_last_seq(subscription, min_last_seq, reach_timeout)
-    if callback is not None and isinstance(subscription, Subscription):
+    name = await _stream_of(jetstream, request)
+    consumer = await lookup_consumer(jetstream, name, request)
+    bound, buffer = await bind_push_consumer(jetstream, name, request, consumer, pending_bytes)
+    subscription = Subscription(bound, buffer, on_error=on_error)
+    await _wait_for_min_last_seq(subscription, min_last_seq, reach_timeout)
+    if callback is not None:
         subscription.start_callback(callback)
     return subscription
+
+
+async def subscribe_pull(
+    jetstream: JetStream,
+    subject: str | None = None,
+    *,
+    stream: str | None = None,
+    durable: str | None = None,
+    bind: str | None = None,
+    config: ConsumerConfig | None = None,
+    on_error: OnError | None = None,
+    min_last_seq: int | None = None,
+    reach_timeout: float = _DEFAULT_REACH_TIMEOUT,
+    pending_bytes: int = DEFAULT_PENDING_BYTES,
+) -> PullSubscription:
+    """Subscribe to a stream's messages through a pull consumer (ADR-15).
+
+    The members of a group use the same ``durable``. Arguments and errors are those of
+    :func:`subscribe`.
+    """
+    request = validate_request(
+        SubscribeRequest(
+            subject, stream, bind, durable, pull=True, config=config or ConsumerConfig()
+        )
+    )
+    name = await _stream_of(jetstream, request)
+    consumer = await lookup_consumer(jetstream, name, request)
+    if consumer is None:
+        consumer = await create_consumer(jetstream, name, request)
+    subscription = PullSubscription(consumer, on_error=on_error, pending_bytes=pending_bytes)
+    await _wait_for_min_last_seq(subscription, min_last_seq, reach_timeout)
+    return subscription
+
+
+async def subscribe_ordered(
+    jetstream: JetStream,
+    subject: str | None = None,
+    *,
+    stream: str | None = None,
+    config: ConsumerConfig | None = None,
+    min_last_seq: int | None = None,
+    reach_timeout: float = _DEFAULT_REACH_TIMEOUT,
+) -> OrderedSubscription:
+    """Subscribe to a stream's messages in order, each once, through a consumer of its own.
+
+    Arguments and errors are those of :func:`subscribe`; ``config`` selects the messages only.
+    """
+    request = SubscribeRequest(subject, stream, config=config or ConsumerConfig())
+    validate_ordered(request.config)
+    request = validate_request(request)
+    name = await _stream_of(jetstream, request)
+    if min_last_seq is not None:
+        await wait_for_last_seq(jetstream, name, min_last_seq, reach_timeout)
+    subscription = OrderedSubscription(
+        jetstream,
+        await build_range_request(jetstream, name, request, min_last_seq, reach_timeout),
+    )
+    if min_last_seq is not None:
+        try:
+            await subscription.wait_for_replica()
+        except BaseException:
+            await subscription.unsubscribe()
+            raise
+    return subscription
+
+
+async def _stream_of(jetstream: JetStream, request: SubscribeRequest) -> str:
+    return request.stream or await find_stream(jetstream, request.subject or "")
 
 
 async def find_stream(jetstream: JetStream, subject: str) -> str:
@@ -192,34 +197,11 @@ async def find_stream(jetstream: JetStream, subject: str) -> str:
     )
 
 
-async def _subscribe_push(
-    jetstream: JetStream,
-    stream: str,
-    request: SubscribeRequest,
-    on_error: OnError | None,
-    pending_bytes: int,
-) -> Subscription:
-    consumer = await lookup_consumer(jetstream, stream, request)
-    bound, buffer = await bind_push_consumer(jetstream, stream, request, consumer, pending_bytes)
-    return Subscription(bound, buffer, on_error=on_error)
-
-
-async def _subscribe_pull(
-    jetstream: JetStream,
-    stream: str,
-    request: SubscribeRequest,
-    on_error: OnError | None,
-    pending_bytes: int,
-) -> PullSubscription:
-    consumer = await lookup_consumer(jetstream, stream, request)
-    if consumer is None:
-        consumer = await create_consumer(jetstream, stream, request)
-    return PullSubscription(consumer, on_error=on_error, pending_bytes=pending_bytes)
-
-
 async def _wait_for_min_last_seq(
-    subscription: Subscription | PullSubscription, min_last_seq: int, timeout: float
+    subscription: Subscription | PullSubscription, min_last_seq: int | None, timeout: float
 ) -> None:
+    if min_last_seq is None:
+        return
     consumer = subscription.consumer
     jetstream, info = consumer.jetstream, consumer.info
     try:
@@ -233,23 +215,3 @@ async def _wait_for_min_last_seq(
         except NatsSourceError as error:
             log.warning("unsubscribe failed", consumer=consumer.label, error=error)
         raise
-
-
-async def _subscribe_ordered(
-    jetstream: JetStream,
-    stream: str,
-    request: SubscribeRequest,
-    min_last_seq: int | None,
-    timeout: float,
-) -> OrderedSubscription:
-    if min_last_seq is not None:
-        await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
-    range_request = await build_range_request(jetstream, stream, request, min_last_seq, timeout)
-    subscription = OrderedSubscription(jetstream, range_request)
-    if min_last_seq is not None:
-        try:
-            await subscription.wait_for_replica()
-        except BaseException:
-            await subscription.unsubscribe()
-            raise
-    return subscription

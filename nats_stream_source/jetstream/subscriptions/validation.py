@@ -6,6 +6,8 @@ A :class:`SubscribeRequest` contains the arguments of a caller. The workflow cal
 2. :func:`verify_consumer`: compares an existing consumer with the request.
 3. :func:`build_consumer_config`: otherwise builds the configuration of the consumer to create.
 
+:func:`validate_ordered` comes before them for an ordered subscription.
+
 The server rejects some of these errors too, but later and with a number only. It accepts others:
 without a shared consumer it delivers all messages again to the second member of a "queue group".
 """
@@ -55,8 +57,7 @@ class SubscribeRequest:
         bind: name of an existing consumer; it is never created.
         durable: name of a durable consumer; it is created if it does not exist.
         queue: the queue group to join.
-        pull: a pull subscription; otherwise a push subscription.
-        ordered: an ordered consumer; ephemeral, without acks.
+        pull: a pull subscription; otherwise a push or an ordered one.
         config: configuration of the consumer to create, or expected of an existing one.
     """
 
@@ -66,7 +67,6 @@ class SubscribeRequest:
     durable: str | None = None
     queue: str | None = None
     pull: bool = False
-    ordered: bool = False
     config: ConsumerConfig = field(default_factory=ConsumerConfig)
 
     @property
@@ -119,8 +119,6 @@ def validate_request(request: SubscribeRequest) -> SubscribeRequest:
             f"could not subscribe: queue is {queue!r} and deliver_group is "
             f"{config.deliver_group!r}; set one of them"
         )
-    if request.ordered:
-        _validate_ordered(request)
     if request.pull:
         _validate_pull(request, queue)
     elif config.flow_control and not config.idle_heartbeat:
@@ -198,29 +196,28 @@ def _is_subject(subject: str) -> bool:
     return all(tokens) and not re.search(r"\s", subject) and ">" not in tokens[:-1]
 
 
-def _validate_ordered(request: SubscribeRequest) -> None:
-    unsupported = [
-        field_name
-        for field_name in ("bind", "durable", "queue", "pull")
-        if getattr(request, field_name)
-    ]
-    unsupported += sorted(request.config.given().keys() - _ORDERED_FIELDS)
-    if unsupported:
+def validate_ordered(config: ConsumerConfig) -> None:
+    """Reject a configuration that an ordered subscription does not accept.
+
+    Raises:
+        SubscribeError: the message names the field to change.
+    """
+    if unsupported := sorted(config.given().keys() - _ORDERED_FIELDS):
         raise SubscribeError(
             f"could not subscribe: an ordered subscription creates its own consumer and does not "
             f"accept {', '.join(unsupported)}; remove them"
         )
     # The server would reject this for a consumer. But the start of an ordered subscription is
     # resolved in build_range_request.
-    policy = request.config.deliver_policy
+    policy = config.deliver_policy
     for start, needed in (
         ("opt_start_seq", "by_start_sequence"),
         ("opt_start_time", "by_start_time"),
     ):
-        if bool(getattr(request.config, start)) != (policy == needed):
+        if bool(getattr(config, start)) != (policy == needed):
             raise SubscribeError(
                 f"could not subscribe: deliver_policy is {policy!r} and {start} is "
-                f"{getattr(request.config, start)!r}; deliver_policy {needed!r} requires {start}, "
+                f"{getattr(config, start)!r}; deliver_policy {needed!r} requires {start}, "
                 f"set both or neither"
             )
 
@@ -286,12 +283,12 @@ def verify_consumer(request: SubscribeRequest, info: ConsumerInfo) -> None:
     if request.pull and push:
         raise ConsumerModeError(
             f"could not subscribe: {_label(info)} is a push consumer, expected a pull consumer; "
-            f"subscribe with pull=False"
+            f"call subscribe"
         )
     if not request.pull and not push:
         raise ConsumerModeError(
             f"could not subscribe: {_label(info)} is a pull consumer, expected a push consumer; "
-            f"subscribe with pull=True"
+            f"call subscribe_pull"
         )
     if changed := differences(request.config, info.config):
         raise ConsumerDiffersError(

@@ -18,7 +18,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     TTL,
 )
 from nats_stream_source.jetstream.subjects import KEY_PATTERN, RESERVED
-from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
+from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds, RowEncoder
 from nats_stream_source.wire.codec.columns import decode_keys, encode_keys, encode_values
 from nats_stream_source.wire.headers import KV_OPERATION, OPERATIONS
 from nats_stream_source.wire.publish import headers
@@ -57,7 +57,7 @@ class KvRowEncoder(RowEncoder):
         self._prefix = prefix
         self._no_ttl = no_ttl
 
-    def encode(self, batch: pa.RecordBatch, position: Position) -> MessageColumns:
+    def encode(self, batch: pa.RecordBatch, position: BatchPosition) -> MessageColumns:
         """The messages of a record batch.
 
         Raises:
@@ -92,7 +92,7 @@ class KvRowEncoder(RowEncoder):
             fields.append(headers.field(MSG_ID, ids))
         return self._messages(raw_keys, self._prefix, payloads, fields, position)
 
-    def _raw_keys(self, keys: pa.Array, position: Position) -> pa.Array:
+    def _raw_keys(self, keys: pa.Array, position: BatchPosition) -> pa.Array:
         raw_keys = encode_keys(self._codec.key, keys)
         good = pc.equal(decode_keys(self._codec.key, raw_keys), keys)
         # A null key is not an error of the codec.
@@ -103,7 +103,7 @@ class KvRowEncoder(RowEncoder):
         return raw_keys
 
     def _values(
-        self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
+        self, batch: pa.RecordBatch, keys: pa.Array, position: BatchPosition, fields: list[pa.Array]
     ) -> pa.Array:
         values = self._column(batch, "value")
         values = pa.nulls(len(keys), _BINARY) if values is None else values.cast(_BINARY)
@@ -136,7 +136,7 @@ class KvRowEncoder(RowEncoder):
         return pc.if_else(put, values, _NO_BYTES)
 
     def _revisions(
-        self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
+        self, batch: pa.RecordBatch, keys: pa.Array, position: BatchPosition, fields: list[pa.Array]
     ) -> pa.Array | None:
         revisions = self._column(batch, "expected_revision")
         if revisions is None or revisions.null_count == len(revisions):
@@ -150,7 +150,7 @@ class KvRowEncoder(RowEncoder):
         return revisions
 
     def _ttls(
-        self, batch: pa.RecordBatch, keys: pa.Array, position: Position, fields: list[pa.Array]
+        self, batch: pa.RecordBatch, keys: pa.Array, position: BatchPosition, fields: list[pa.Array]
     ) -> None:
         ttls = self._column(batch, "ttl")
         if ttls is None or ttls.null_count == len(ttls):

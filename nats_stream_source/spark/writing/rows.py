@@ -28,7 +28,7 @@ _NO_BYTES = pa.scalar(b"", _BINARY)
 
 
 @dataclass(slots=True)
-class Position:
+class BatchPosition:
     """The position of a record batch within a task.
 
     Attributes:
@@ -100,7 +100,7 @@ class RowEncoder:
     def _require(
         self,
         good: pa.Array,
-        position: Position,
+        position: BatchPosition,
         names: pa.Array,
         problem: str,
         kind: type[NatsSourceError] = ConfigurationError,
@@ -117,7 +117,7 @@ class RowEncoder:
     def _error(
         self,
         index: int,
-        position: Position,
+        position: BatchPosition,
         names: pa.Array,
         problem: str,
         kind: type[NatsSourceError] = ConfigurationError,
@@ -129,7 +129,7 @@ class RowEncoder:
     _name = ""
 
     def _header_fields(
-        self, batch: pa.RecordBatch, position: Position, names: pa.Array
+        self, batch: pa.RecordBatch, position: BatchPosition, names: pa.Array
     ) -> list[pa.Array]:
         """The fields of the column ``headers``."""
         maps = self._column(batch, "headers")
@@ -144,7 +144,11 @@ class RowEncoder:
         return [fields]
 
     def _message_ids(
-        self, position: Position, names: pa.Array, payloads: pa.Array, fields: Sequence[pa.Array]
+        self,
+        position: BatchPosition,
+        names: pa.Array,
+        payloads: pa.Array,
+        fields: Sequence[pa.Array],
     ) -> pa.Array:
         content = combine(hash_column(names), hash_column(payloads))
         for field in fields:
@@ -161,7 +165,7 @@ class RowEncoder:
         prefix: str,
         payloads: pa.Array,
         fields: Sequence[pa.Array],
-        position: Position,
+        position: BatchPosition,
     ) -> MessageColumns:
         subjects = names.cast(_BINARY)
         if prefix:

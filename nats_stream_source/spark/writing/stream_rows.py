@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from nats_stream_source.errors import InvalidNameError
 from nats_stream_source.jetstream.publish.pub_ack import MSG_ID
 from nats_stream_source.jetstream.subjects import filter_pattern
-from nats_stream_source.spark.writing.rows import MessageIds, Position, RowEncoder
+from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds, RowEncoder
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
 from nats_stream_source.wire.publish.unsendable import Unsendable
@@ -43,7 +43,7 @@ class StreamRowEncoder(RowEncoder):
         self._filters = filter_pattern(filters) if filters else None
         self._expected = ", ".join(repr(one) for one in filters)
 
-    def encode(self, batch: pa.RecordBatch, position: Position) -> MessageColumns:
+    def encode(self, batch: pa.RecordBatch, position: BatchPosition) -> MessageColumns:
         """The messages of a record batch.
 
         Raises:

@@ -28,7 +28,7 @@ from nats_stream_source.options.writing import (
 )
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import MessageIds, Position
+from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
 from nats_stream_source.spark.writing.stream_rows import StreamRowEncoder
 from nats_stream_source.spark.writing.target import (
     max_message_size,
@@ -83,7 +83,7 @@ def write_task(
     async def write() -> AsyncIterator[None]:
         """Write one record batch at a time; Spark produces the next one in between."""
         jetstream = await runner.connection.jetstream()
-        position = Position(partition)
+        position = BatchPosition(partition)
         async with _open(jetstream, options, ids) as sink:
             for batch in batches:
                 await sink.writer.send(sink.encoder.encode(batch, position))

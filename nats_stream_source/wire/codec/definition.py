@@ -15,7 +15,7 @@ character has to spare, and line ends within the text, do not matter.
 
 from __future__ import annotations
 
-import base64
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -27,7 +27,9 @@ KEY_CODECS: Chain = (BASE64, PATH)
 VALUE_CODECS: Chain = (BASE64,)
 
 ROOT = "_root_"
-_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_LINE_ENDS = b"\r\n"
+_IN_VALUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" + _LINE_ENDS
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 _WILDCARDS = ("*", ">")
 
 
@@ -79,41 +81,43 @@ def encode_filter(chain: Chain, pattern: str) -> str:
         tokens = pattern.split(".")
         if any(token not in _WILDCARDS and {*token} & {*_WILDCARDS} for token in tokens):
             raise ValueError("a wildcard is not a whole token")
-        pattern = ".".join(t if t in _WILDCARDS else _encode_token(t) for t in tokens)
+        pattern = ".".join(t if t in _WILDCARDS else _encode_tokens(t) for t in tokens)
     return pattern
 
 
 def encode_value(chain: Chain, value: bytes) -> bytes:
     """Return the value as it is stored."""
     for _ in chain:
-        value = base64.urlsafe_b64encode(value).rstrip(b"=")
+        value = _encode(value).translate(_TO_URL)
     return value
 
 
 def decode_value(chain: Chain, value: bytes) -> bytes | None:
     """Return the value of a stored one; None if it is not the encoding of a value."""
     for _ in chain:
-        text = value.replace(b"\r", b"").replace(b"\n", b"")
-        if len(text) % 4 == 1 or text.translate(None, _ALPHABET):
+        text = value.translate(_FROM_URL, _LINE_ENDS)
+        if len(text) % 4 == 1 or value.translate(None, _IN_VALUES):
             return None
-        value = base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+        value = _decode(text)
     return value
 
 
-def _encode_token(token: str) -> str:
-    return base64.urlsafe_b64encode(token.encode()).rstrip(b"=").decode()
+def _encode(data: bytes) -> bytes:
+    return b2a_base64(data, newline=False).rstrip(b"=")
 
 
-def _decode_token(token: str) -> str:
-    return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+def _decode(text: bytes) -> bytes:
+    return a2b_base64(text + b"=" * (-len(text) % 4))
 
 
+# The alphabet is translated once for all tokens: the functions of ``base64`` take three times as
+# long for a key.
 def _encode_tokens(key: str) -> str:
-    return ".".join(map(_encode_token, key.split(".")))
+    return b".".join(map(_encode, key.encode().split(b"."))).translate(_TO_URL).decode()
 
 
 def _decode_tokens(raw: str) -> str:
-    return ".".join(map(_decode_token, raw.split(".")))
+    return b".".join(map(_decode, raw.encode().translate(_FROM_URL).split(b"."))).decode()
 
 
 def _encode_path(key: str) -> str:

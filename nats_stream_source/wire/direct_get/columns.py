@@ -78,11 +78,15 @@ class ReplyColumns(Sequence[StoredReply]):
     def __getitem__(self, index: slice) -> ReplyColumns: ...
     def __getitem__(self, index: int | slice) -> StoredReply | ReplyColumns:
         if isinstance(index, slice):
-            return ReplyColumns(self.frames.select(index), self.table[:, index])
+            return self.select(index)
         return stored_reply(self.frames.header(index), Row(*self.table[:, index].tolist()))
 
     def __iter__(self) -> Iterator[StoredReply]:
         return map(self.__getitem__, range(len(self)))
+
+    def select(self, rows: slice | NDArray[np.bool_]) -> ReplyColumns:
+        """Return the replies at some positions."""
+        return ReplyColumns(self.frames.select(rows), self.table[:, rows])
 
     @property
     def sequences(self) -> Table:

@@ -15,7 +15,12 @@ from nats_stream_source.errors import (
     NatsSourceError,
     NextTimeoutError,
 )
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, nth_delivery
 from tests.support.nats.subscriptions import connected, fill, make_consumer, make_stream
@@ -180,9 +185,7 @@ async def test_heartbeat_alarm_after_three_intervals(
         with Proxy(port, silent) as proxy:
             async with (
                 connected(proxy.url) as jetstream,
-                await subscribe(
-                    jetstream, stream=stream, ordered=True, config=config
-                ) as subscription,
+                await subscribe_ordered(jetstream, stream=stream, config=config) as subscription,
             ):
                 await subscription.next(15)
                 waiting = asyncio.create_task(subscription.next())
@@ -199,7 +202,7 @@ async def test_heartbeat_alarm_after_three_intervals(
         with Proxy(port, silent) as proxy:
             async with (
                 connected(proxy.url) as jetstream,
-                await subscribe(jetstream, stream=stream, pull=True) as subscription,
+                await subscribe_pull(jetstream, stream=stream) as subscription,
             ):
                 # Its heartbeats come at a quarter, half and three quarters of its time.
                 assert await subscription.fetch(1, 4 * interval) == []

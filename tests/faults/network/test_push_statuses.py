@@ -16,7 +16,11 @@ from nats_stream_source.errors import (
     ProtocolError,
     UnknownStatusError,
 )
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+)
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, hmsg, nth_delivery
 from tests.support.nats.subscriptions import connected, make_stream
@@ -108,8 +112,8 @@ async def test_ordered_subscription_replaces_consumer_at_any_status(
     with Proxy(shared_server.port, fault) as proxy:
         async with connected(proxy.url) as jetstream:
             config = ConsumerConfig(idle_heartbeat=30.0)
-            async with await subscribe(
-                jetstream, stream=stream, ordered=True, config=config
+            async with await subscribe_ordered(
+                jetstream, stream=stream, config=config
             ) as subscription:
                 found = [(await subscription.next(15)).metadata.stream_seq for _ in range(5)]
                 assert found == [1, 2, 3, 4, 5]
@@ -126,7 +130,7 @@ async def test_ordered_subscription_ends_after_status_of_each_consumer(
         shared_server.port, lambda frame: hmsg(frame, block) if is_delivery(frame) else True
     ) as proxy:
         async with connected(proxy.url) as jetstream:
-            subscription = await subscribe(jetstream, stream=stream, ordered=True)
+            subscription = await subscribe_ordered(jetstream, stream=stream)
             with pytest.raises(ConsumerLostError, match="consumers in a row were lost"):
                 await subscription.next(60)
             await subscription.unsubscribe()

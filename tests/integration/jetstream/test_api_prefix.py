@@ -33,8 +33,8 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig
 from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.direct_get.columns import last_columns
 from nats_stream_source.jetstream.direct_get.count import count_messages
-from nats_stream_source.jetstream.direct_get.last_columns import last_columns
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -42,7 +42,11 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subjects import api_prefix
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import (
     api,
@@ -271,13 +275,13 @@ async def test_subscriptions(place: Place) -> None:
         config = ConsumerConfig(ack_policy="none")
         async with await subscribe(jetstream, "$KV.map.k7", config=config) as push:
             assert [(await push.next(10)).metadata.stream_seq for _ in range(3)] == [8, 108, 208]
-        async with await subscribe(jetstream, "$KV.map.k7", ordered=True) as in_order:
+        async with await subscribe_ordered(jetstream, "$KV.map.k7") as in_order:
             assert [(await in_order.next(10)).metadata.stream_seq for _ in range(3)] == [
                 8,
                 108,
                 208,
             ]
-        async with await subscribe(jetstream, "$KV.map.k7", pull=True) as pull:
+        async with await subscribe_pull(jetstream, "$KV.map.k7") as pull:
             assert [one.metadata.stream_seq for one in await pull.fetch(1, 5)] == [8]
     assert consumers(place.owner, "map") == []
 

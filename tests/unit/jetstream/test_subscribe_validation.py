@@ -25,6 +25,7 @@ from nats_stream_source.jetstream.consumer_config import (
 from nats_stream_source.jetstream.subscriptions.validation import (
     SubscribeRequest,
     build_consumer_config,
+    validate_ordered,
     validate_request,
     verify_consumer,
 )
@@ -88,15 +89,6 @@ def request(subject: str | None = "s.a", **more: Any) -> SubscribeRequest:
         (request(pull=True, queue="q"), SubscribeError, "expected no queue group"),
         (request(pull=True, config=Config(deliver_subject="d")), SubscribeError, "deliver_subject"),
         (request(pull=True, config=Config(idle_heartbeat=1)), SubscribeError, "idle_heartbeat"),
-        (request(ordered=True, durable="d"), SubscribeError, "does not accept durable"),
-        (request(ordered=True, bind="d"), SubscribeError, "does not accept bind"),
-        (request(ordered=True, queue="q"), SubscribeError, "does not accept queue"),
-        (request(ordered=True, pull=True), SubscribeError, "does not accept pull"),
-        (
-            request(ordered=True, config=Config(ack_policy="all", max_deliver=3)),
-            SubscribeError,
-            "does not accept ack_policy, max_deliver",
-        ),
         # Names and subjects in the configuration become part of requests, too.
         (
             request(config=Config(durable_name="a.b")),
@@ -107,24 +99,6 @@ def request(subject: str | None = "s.a", **more: Any) -> SubscribeRequest:
         (request(None, stream="S", config=Config(filter_subject="a b")), SubscribeError, "filter_"),
         (request(config=Config(filter_subjects=("s.a", "s..b"))), SubscribeError, "s..b"),
         (request(config=Config(deliver_subject="a\r\nb")), SubscribeError, "deliver_subject"),
-        # Where an ordered subscription begins is decided here, not by the server.
-        (
-            request(ordered=True, config=Config(opt_start_seq=3)),
-            SubscribeError,
-            "set both or neither",
-        ),
-        (
-            request(ordered=True, config=Config(deliver_policy="by_start_sequence")),
-            SubscribeError,
-            "set both or neither",
-        ),
-        (
-            request(
-                ordered=True, config=Config(deliver_policy="new", opt_start_time="2020-01-01T0:0Z")
-            ),
-            SubscribeError,
-            "'by_start_time' requires opt_start_time",
-        ),
     ],
 )
 def test_contradictory_arguments_are_refused(
@@ -134,6 +108,25 @@ def test_contradictory_arguments_are_refused(
         validate_request(asked)
     assert type(raised.value) is kind
     assert isinstance(raised.value, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (Config(ack_policy="all", max_deliver=3), "does not accept ack_policy, max_deliver"),
+        # Where an ordered subscription begins is decided here, not by the server.
+        (Config(opt_start_seq=3), "set both or neither"),
+        (Config(deliver_policy="by_start_sequence"), "set both or neither"),
+        (
+            Config(deliver_policy="new", opt_start_time="2020-01-01T0:0Z"),
+            "'by_start_time' requires opt_start_time",
+        ),
+    ],
+)
+def test_configuration_of_ordered_subscription_is_refused(config: Config, text: str) -> None:
+    validate_ordered(Config(headers_only=True))
+    with pytest.raises(SubscribeError, match=text):
+        validate_ordered(config)
 
 
 def test_validation_follows_document_order() -> None:
@@ -162,7 +155,6 @@ def test_validation_follows_document_order() -> None:
         (request(queue="q", durable="d"), "d", "d", "q"),
         (request(queue="q", bind="c"), None, "c", "q"),
         (request(queue="a.b", bind="c"), None, "c", "a.b"),
-        (request("s.>", ordered=True, config=Config(headers_only=True)), None, None, None),
         (request(pull=True, durable="d", config=Config(ack_policy="explicit")), "d", "d", None),
     ],
 )

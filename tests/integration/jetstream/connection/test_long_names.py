@@ -25,7 +25,7 @@ from nats_stream_source.jetstream import (
     ObjectStore,
     Publisher,
     connect,
-    subscribe,
+    subscribe_pull,
 )
 from tests.support.nats.buckets import create_bucket
 from tests.support.nats.jwt_operator import Operator
@@ -57,7 +57,7 @@ async def watch(jetstream: JetStream, *keys: str) -> None:
 
 
 async def consume(jetstream: JetStream, subject: str) -> None:
-    await subscribe(jetstream, subject, stream="S", pull=True)
+    await subscribe_pull(jetstream, subject, stream="S")
 
 
 def kv(method: str, *args: Any) -> Call:

@@ -1,4 +1,4 @@
-"""Direct Get where mirrors may respond: complete reads, and reads that need not be (ADR-31)."""
+"""Direct Get where mirrors may respond (ADR-31)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.direct_get.request import send_request
-from tests.integration.jetstream.direct_get.streams import make
 from tests.support.nats.buckets import (
     api,
     consumers,
     create_bucket,
     publish,
     server_version,
-    skip_before,
 )
 from tests.support.nats.direct_get import direct_get, seqs
 from tests.support.nats.streams import stream_state
@@ -81,26 +79,3 @@ async def test_partial_mirror_never_responds_for_stream(
                 point = await seqs(get.last_for(["$KV.whole.>"], up_to_seq=70, batch=4))
                 assert point == list(range(61, 71))
     assert consumers(url, "whole") == []
-
-
-async def test_mirror_may_respond_without_completeness(shared_server: NatsServer) -> None:
-    """Reads that need not be complete return the part of the near mirror."""
-    url = shared_server.url
-    skip_before(url, 11)
-    make(url, "UP", 20)
-    mirror = {
-        "name": "DOWN",
-        "mirror": {"name": "UP", "opt_start_seq": 11},
-        "allow_direct": True,
-        "mirror_direct": True,
-    }
-    api(url, "STREAM.CREATE.DOWN", mirror)
-    for _ in range(500):
-        if stream_state(url, "DOWN")["messages"] == 10:
-            break
-
-    async with direct_get(url, "UP") as get:
-        assert {tuple(await seqs(get.batch(complete=False))) for _ in range(60)} == {
-            tuple(range(1, 21)),
-            tuple(range(11, 21)),
-        }

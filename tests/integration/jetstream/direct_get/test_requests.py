@@ -1,8 +1,9 @@
-"""The requests of each Direct Get call (ADR-31), for a user who may send no other requests.
+"""The requests of each Direct Get call (ADR-31), for users who may send few other requests.
 
 A read that Direct Get does not complete is completed by the stream leader or by a consumer. So the
-result of a call does not show that Direct Get works. Here the user may only send Direct Gets: the
-calls fail where they need anything else.
+result of a call does not show that Direct Get works. Here one user may only send Direct Gets, and
+one may also request the state of the stream ``S`` and single messages from its leader, which verify
+a read of many messages. Calls fail where they need anything else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Request = tuple[str, dict[str, Any] | None]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A server with the stream ``S``, and the users ``all`` and ``direct``."""
+    """A server with the streams ``S`` and ``OFF``, and the users."""
     config = tmp_path_factory.mktemp("direct") / "server.conf"
     config.write_text(
         """
@@ -40,6 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
             { user: all, password: all }
             { user: direct, password: direct, permissions: {
                 publish: "$JS.API.DIRECT.GET.>", subscribe: "_INBOX.>" } }
+            { user: verify, password: verify, permissions: {
+                publish: ["$JS.API.DIRECT.GET.S", "$JS.API.STREAM.INFO.S",
+                          "$JS.API.STREAM.MSG.GET.S"], subscribe: "_INBOX.>" } }
         ] }
         """
     )
@@ -60,6 +64,13 @@ def requests(proxy: Proxy) -> list[Request]:
     return found
 
 
+def direct_requests(proxy: Proxy) -> list[Request]:
+    """The Direct Gets that were sent; the leader was not requested for last messages."""
+    sent = requests(proxy)
+    assert not any("last_by_subj" in body for _, body in sent if body)
+    return [(subject, body) for subject, body in sent if subject.startswith("DIRECT.GET.")]
+
+
 async def fifth_time(server: NatsServer) -> str:
     """The timestamp of message 5, as the server reports it."""
     message = api(with_user(server.url, "all"), "STREAM.MSG.GET.S", {"seq": 5})["message"]
@@ -72,7 +83,7 @@ async def test_user_restricted_to_direct_get(server: NatsServer) -> None:
         with pytest.raises(PermissionDeniedError):
             await get.get(3)
         with pytest.raises(PermissionDeniedError):
-            await seqs(get.batch(complete=False))
+            await seqs(get.batch())
 
 
 def one(call: Callable[[DirectGet], Awaitable[StoredMessage]]) -> Any:
@@ -133,39 +144,37 @@ Many = Callable[[DirectGet, str], AsyncIterator[StoredMessage]]
 # message; its EOB says that more messages match.
 BATCHES: dict[str, tuple[Many, list[dict[str, Any]], list[int]]] = {
     "1": (
-        lambda get, _: get.batch("S.1", batch=3, complete=False),
+        lambda get, _: get.batch("S.1", batch=3),
         [{"seq": 1, "batch": 3}],
         [1, 5, 9],
     ),
     "1, two pages": (
-        lambda get, _: get.batch("S.1", batch=2, complete=False),
+        lambda get, _: get.batch("S.1", batch=2),
         [{"seq": 1, "batch": 2}, {"seq": 6, "batch": 2}],
         [1, 5, 9],
     ),
     "2": (
-        lambda get, _: get.batch("S.1", batch=3, seq=4, complete=False),
+        lambda get, _: get.batch("S.1", batch=3, seq=4),
         [{"seq": 4, "batch": 3}],
         [5, 9],
     ),
     "3": (
-        lambda get, time: get.batch("S.1", batch=3, start_time=time, complete=False),
+        lambda get, time: get.batch("S.1", batch=3, start_time=time),
         [{"start_time": ..., "batch": 3}],
         [5, 9],
     ),
     "4": (
-        lambda get, _: get.batch("S.1", batch=3, max_bytes=1, limit=2, complete=False),
+        lambda get, _: get.batch("S.1", batch=3, max_bytes=1, limit=2),
         [{"seq": 1, "batch": 2, "max_bytes": 1}, {"seq": 2, "batch": 1, "max_bytes": 1}],
         [1, 5],
     ),
     "5": (
-        lambda get, _: get.batch("S.1", batch=3, max_bytes=1, seq=4, limit=2, complete=False),
+        lambda get, _: get.batch("S.1", batch=3, max_bytes=1, seq=4, limit=2),
         [{"seq": 4, "batch": 2, "max_bytes": 1}, {"seq": 6, "batch": 1, "max_bytes": 1}],
         [5, 9],
     ),
     "6": (
-        lambda get, time: get.batch(
-            "S.1", batch=3, max_bytes=1, start_time=time, limit=2, complete=False
-        ),
+        lambda get, time: get.batch("S.1", batch=3, max_bytes=1, start_time=time, limit=2),
         [{"start_time": ..., "batch": 2, "max_bytes": 1}, {"seq": 6, "batch": 1, "max_bytes": 1}],
         [5, 9],
     ),
@@ -184,9 +193,9 @@ async def test_request_for_batch(server: NatsServer, call: str) -> None:
         for body in bodies
     ]
     with Proxy(server.port) as proxy:
-        async with direct_get(with_user(proxy.url, "direct"), "S") as get:
+        async with direct_get(with_user(proxy.url, "verify"), "S") as get:
             assert await seqs(read(get, time)) == found
-        assert requests(proxy) == [("DIRECT.GET.S", body) for body in expected]
+        assert direct_requests(proxy) == [("DIRECT.GET.S", body) for body in expected]
         assert len([frame for frame in proxy.seen if b"NATS/1.0 204 EOB" in frame]) == len(bodies)
 
 
@@ -194,17 +203,18 @@ async def test_request_for_all_subjects_has_no_filter(server: NatsServer) -> Non
     """The document requires a subject. Servers do without, and are faster than with ``>``."""
     skip_before(with_user(server.url, "all"), 11)
     with Proxy(server.port) as proxy:
-        async with direct_get(with_user(proxy.url, "direct"), "S") as get:
-            assert await seqs(get.batch(complete=False)) == list(range(1, 11))
-            assert await seqs(get.batch(">", seq=9, complete=False)) == [9, 10]
-        bodies = [body for _, body in requests(proxy)]
+        async with direct_get(with_user(proxy.url, "verify"), "S") as get:
+            assert await seqs(get.batch()) == list(range(1, 11))
+            assert await seqs(get.batch(">", seq=9)) == [9, 10]
+        bodies = [body for _, body in direct_requests(proxy)]
         assert bodies == [{"batch": 8192, "max_bytes": MAX_BYTES, "seq": seq} for seq in (1, 9)]
 
 
 MULTI: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[int]]] = {
     "1": ({}, [{}], [9, 10]),
     "2": ({"up_to_seq": 7}, [{"up_to_seq": 7}], [5, 6]),
-    "3": ({"up_to_time": ...}, [{"up_to_time": ...}], [1, 2]),
+    # The leader's sequence at that time, so that all pages are of one point in time.
+    "3": ({"up_to_time": ...}, [{"up_to_seq": 4}], [1, 2]),
     "4": (
         {"batch": 1},
         [{"batch": 1}, {"batch": 1, "seq": 10, "up_to_seq": 10}],
@@ -217,7 +227,7 @@ MULTI: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[int]]] = {
     ),
     "6": (
         {"batch": 1, "up_to_time": ...},
-        [{"batch": 1, "up_to_time": ...}, {"batch": 1, "seq": 2, "up_to_seq": 4}],
+        [{"batch": 1, "up_to_seq": 4}, {"batch": 1, "seq": 2, "up_to_seq": 4}],
         [1, 2],
     ),
 }
@@ -228,17 +238,14 @@ async def test_last_messages(server: NatsServer, call: str) -> None:
     """ADR-31, "Multi-subject requests", calls 1 to 6."""
     skip_before(with_user(server.url, "all"), 11)
     options, bodies, found = MULTI[call]
-    time = await fifth_time(server)
-
-    def timed(fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: time if value is ... else value for name, value in fields.items()}
-
+    if "up_to_time" in options:
+        options = {**options, "up_to_time": await fifth_time(server)}
     subjects = ["S.1", "S.2"]
     with Proxy(server.port) as proxy:
-        async with direct_get(with_user(proxy.url, "direct"), "S") as get:
-            assert await seqs(get.last_for(subjects, complete=False, **timed(options))) == found
-        assert requests(proxy) == [
-            ("DIRECT.GET.S", {"multi_last": subjects, "max_bytes": MAX_BYTES, **timed(body)})
+        async with direct_get(with_user(proxy.url, "verify"), "S") as get:
+            assert await seqs(get.last_for(subjects, **options)) == found
+        assert direct_requests(proxy) == [
+            ("DIRECT.GET.S", {"multi_last": subjects, "max_bytes": MAX_BYTES, **body})
             for body in bodies
         ]
 

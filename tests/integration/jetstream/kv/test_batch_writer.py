@@ -14,7 +14,7 @@ from nats_stream_source.errors import WrongLastSequenceError
 from nats_stream_source.jetstream import KeyValue, KeyValueConfig, connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import MessageIds, Position
+from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
 
 Row = tuple[str, bytes, "int | None"]  # key, value, expected revision
 
@@ -39,7 +39,7 @@ async def write(kv: KeyValue, writer: KvBatchWriter, *rows: Row, job: str = "job
         }
     )
     encoder = KvRowEncoder(kv.name, kv.bucket.prefix, MessageIds(job, False), None)
-    await writer.send(encoder.encode(batch, Position(0)))
+    await writer.send(encoder.encode(batch, BatchPosition(0)))
     await writer.flush()
 
 

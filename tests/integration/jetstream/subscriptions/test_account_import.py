@@ -13,7 +13,7 @@ from nats_stream_source.errors import AckError, SingleResponseError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe_pull
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import (
@@ -47,7 +47,7 @@ async def test_import_with_single_response(streamed: bool, timeout: float | None
     """Nine of ten messages are lost on the way: an error that names the export."""
     async with importing(streamed=streamed) as (exporter, jetstream):
         publish(exporter, [(f"s.{i}", b"" if streamed else b"x", None) for i in range(12)])
-        async with await subscribe(jetstream, "s.>", stream="S", pull=True) as pull:
+        async with await subscribe_pull(jetstream, "s.>", stream="S") as pull:
             with pytest.raises(SingleResponseError, match=r"1 of 10 .*MSG\.NEXT\.>' with resp"):
                 await pull.fetch(10, timeout)
             assert [len(await pull.fetch(1, 5)) for _ in range(2)] == [1, 1]
@@ -58,7 +58,7 @@ async def test_import_with_single_response_by_single_messages() -> None:
     """Without heartbeats: one would be the one response that arrives."""
     async with (
         importing() as (exporter, jetstream),
-        await subscribe(jetstream, "s.>", stream="S", pull=True) as pull,
+        await subscribe_pull(jetstream, "s.>", stream="S") as pull,
     ):
         assert await pull.fetch(1, 2) == []
         publish(exporter, [("s.1", b"", None)])
@@ -70,7 +70,7 @@ async def test_acknowledgements_over_import(acks: bool) -> None:
     """``$JS.ACK`` is an export of its own (docs/security.md)."""
     async with (
         importing(streamed=True, acks=acks) as (exporter, jetstream),
-        await subscribe(jetstream, "s.>", stream="S", pull=True) as pull,
+        await subscribe_pull(jetstream, "s.>", stream="S") as pull,
     ):
         publish(exporter, [(f"s.{i}", b"x", None) for i in range(10)])
         messages = await pull.fetch(10, 5)
@@ -101,7 +101,7 @@ async def test_acknowledgements_that_are_denied(
             await jetstream.call("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
             await jetstream.connection.service(Publisher).publish("s.1")
             await jetstream.connection.service(Publisher).publish("s.2")
-            async with await subscribe(jetstream, "s.>", stream="S", pull=True) as pull:
+            async with await subscribe_pull(jetstream, "s.>", stream="S") as pull:
                 first, second = await pull.fetch(2, 5)
                 await first.ack()
                 await wait_until_async(

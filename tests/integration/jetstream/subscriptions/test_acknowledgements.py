@@ -10,7 +10,12 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckError, ConnectError
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from tests.support.nats.buckets import flushed, publish, server_version
 from tests.support.nats.subscriptions import connected, consumer_info, make_stream
 from tests.support.wait import wait_until_async
@@ -77,7 +82,7 @@ async def test_acknowledgement_awaiting_response_is_exclusive(
 
         async with (
             connected(shared_server.url) as other,
-            await subscribe(jetstream, stream=published, pull=True) as pull,
+            await subscribe_pull(jetstream, stream=published) as pull,
         ):
             (message,) = await pull.fetch(1)
             await other.connection.client.subscribe(message.reply, cb=heard)
@@ -133,8 +138,8 @@ async def test_metadata_and_headers(shared_server: NatsServer) -> None:
     publish(shared_server.url, [(f"{stream}.a", b"data", headers)])
 
     async with connected(shared_server.url) as jetstream:
-        for kind in ({}, {"ordered": True}):
-            async with await subscribe(jetstream, f"{stream}.>", **kind) as subscription:
+        for kind in (subscribe, subscribe_ordered):
+            async with await kind(jetstream, f"{stream}.>") as subscription:
                 message = await subscription.next(15)
                 assert (message.subject, message.data) == (f"{stream}.a", b"data")
                 # A publisher's header is data, whatever it says.

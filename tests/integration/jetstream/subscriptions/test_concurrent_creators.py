@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerNotFoundError, DuplicateSubscriptionError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.push import Subscription
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import subscribe, subscribe_pull
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.subscriptions import (
     connected,
@@ -47,10 +48,12 @@ class Racing(JetStream):
         raise missing.value
 
 
-async def race(jetstream: JetStream, **how: Any) -> tuple[list[Any], list[Racing]]:
+async def race(
+    jetstream: JetStream, kind: Callable[..., Any] = subscribe, **how: Any
+) -> tuple[list[Any], list[Racing]]:
     barrier, others = asyncio.Event(), list[int]()
     racers = [Racing(jetstream, barrier, others) for _ in range(2)]
-    attempts = (subscribe(racer, durable="d", **how) for racer in racers)
+    attempts = (kind(racer, durable="d", **how) for racer in racers)
     outcome = await asyncio.gather(*attempts, return_exceptions=True)
     assert sum(racer.lost for racer in racers) == 1
     return outcome, racers
@@ -122,7 +125,7 @@ async def test_creators_concurrent_of_pull_consumer_own_it_once(shared_server: N
     stream = make_stream(shared_server.url, 4)
 
     async with connected(shared_server.url) as jetstream:
-        (one, two), _ = await race(jetstream, stream=stream, pull=True)
+        (one, two), _ = await race(jetstream, subscribe_pull, stream=stream)
         assert sorted((one.consumer.created, two.consumer.created)) == [False, True]
         assert len(await one.fetch(2)) == len(await two.fetch(2)) == 2
         await (two if one.consumer.created else one).unsubscribe()

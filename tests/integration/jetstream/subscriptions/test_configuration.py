@@ -8,7 +8,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ApiError, QueueStatusError, SubscribeError
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_pull,
+)
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.subscriptions import (
@@ -29,8 +33,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "random members",
     ),
     ({"stream": None}, "neither subject nor stream"),
-    ({"pull": True, "config": ConsumerConfig(ack_policy="none")}, "'explicit'"),
-    ({"pull": True, "config": ConsumerConfig(ack_policy="all")}, "'explicit'"),
     ({"config": ConsumerConfig(flow_control=True)}, "without idle_heartbeat"),
 ]
 
@@ -84,7 +86,7 @@ async def test_pull_consumer_has_no_deliver_subject(shared_server: NatsServer) -
 
     async with (
         connected(shared_server.url) as jetstream,
-        await subscribe(jetstream, f"{stream}.a", durable="d", pull=True, config=given),
+        await subscribe_pull(jetstream, f"{stream}.a", durable="d", config=given),
     ):
         config = consumer_info(shared_server.url, stream, "d")["config"]
     assert "deliver_subject" not in config
@@ -134,7 +136,7 @@ async def test_consumer_gets_limits_of_stream(
         ) as subscription:
             assert await sequences(subscription, 3) == [1, 2, 3]
             config = consumer_info(shared_server.url, stream, subscription.info.name)["config"]
-        async with await subscribe(jetstream, stream=stream, pull=True) as subscription:
+        async with await subscribe_pull(jetstream, stream=stream) as subscription:
             assert len(await subscription.fetch(3)) == 3
     assert limits.items() <= config.items()
 

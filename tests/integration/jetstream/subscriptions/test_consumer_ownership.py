@@ -19,7 +19,12 @@ from nats_stream_source.errors import (
     SubscriptionClosedError,
 )
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.subscriptions import (
     connected,
@@ -40,8 +45,8 @@ async def test_consumer_created_is_deleted_at_end(shared_server: NatsServer) -> 
     async with connected(shared_server.url) as jetstream:
         ephemeral = await subscribe(jetstream, f"{stream}.>")
         durable = await subscribe(jetstream, f"{stream}.>", durable="d")
-        pull = await subscribe(jetstream, f"{stream}.>", durable="p", pull=True)
-        ordered = await subscribe(jetstream, f"{stream}.>", ordered=True)
+        pull = await subscribe_pull(jetstream, f"{stream}.>", durable="p")
+        ordered = await subscribe_ordered(jetstream, f"{stream}.>")
         assert (await ordered.next(5)).metadata.stream_seq == 1
         names = consumers_of(shared_server.url, stream)
         assert {"d", "p", ephemeral.info.name} < set(names)
@@ -69,7 +74,7 @@ async def test_consumer_found_is_kept(shared_server: NatsServer) -> None:
         for how in ({"durable": "push"}, {"bind": "push"}):
             async with await subscribe(jetstream, stream=stream, **how) as subscription:
                 assert len(await sequences(subscription, 2)) == 2
-        async with await subscribe(jetstream, stream=stream, bind="pull", pull=True) as pull:
+        async with await subscribe_pull(jetstream, stream=stream, bind="pull") as pull:
             assert len(await pull.fetch(5)) == 5
         assert set(consumers_of(shared_server.url, stream)) == {"push", "pull"}
 
@@ -82,7 +87,7 @@ async def test_consumer_to_bind_must_exist(shared_server: NatsServer) -> None:
             await subscribe(jetstream, stream=stream, bind="missing")
         assert consumers_of(shared_server.url, stream) == []
         # A pull subscription goes on, and works once the consumer is there.
-        async with await subscribe(jetstream, stream=stream, bind="later", pull=True) as pull:
+        async with await subscribe_pull(jetstream, stream=stream, bind="later") as pull:
             make_consumer(shared_server.url, stream, "later")
             assert len(await pull.fetch(1)) == 1
         assert consumers_of(shared_server.url, stream) == ["later"]
@@ -97,20 +102,20 @@ async def test_consumer_mismatch_is_refused(shared_server: NatsServer) -> None:
 
     async with connected(url) as jetstream:
 
-        async def refused(kind: type[Exception], subject: str | None = None, **how: Any) -> None:
-            with pytest.raises(kind):
-                await subscribe(jetstream, subject, stream=stream, **how)
+        async def refused(error: type[Exception], kind: Any = subscribe, **how: Any) -> None:
+            with pytest.raises(error):
+                await kind(jetstream, stream=stream, **how)
 
-        await refused(SubjectMismatchError, f"{stream}.b", bind="push")
-        await refused(ConsumerModeError, bind="push", pull=True)
+        await refused(SubjectMismatchError, subject=f"{stream}.b", bind="push")
+        await refused(ConsumerModeError, subscribe_pull, bind="push")
         await refused(ConsumerModeError, bind="pull")
         await refused(DeliverGroupError, bind="push", queue="g")
         await refused(DeliverGroupError, bind="group")
         await refused(DeliverGroupError, bind="group", queue="other")
         differs = ConsumerConfig(max_deliver=8)
-        await refused(ConsumerDiffersError, durable="pull", pull=True, config=differs)
+        await refused(ConsumerDiffersError, subscribe_pull, durable="pull", config=differs)
         same = ConsumerConfig(max_deliver=7)
-        (await subscribe(jetstream, stream=stream, durable="pull", pull=True, config=same))
+        (await subscribe_pull(jetstream, stream=stream, durable="pull", config=same))
         async with await subscribe(jetstream, stream=stream, bind="push"):
             # The server notes a subscription a moment later.
             await wait_until_async(

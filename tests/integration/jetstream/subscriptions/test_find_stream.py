@@ -8,7 +8,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NoMatchingStreamError, StreamNotFoundError, SubscribeError
-from nats_stream_source.jetstream.subscriptions.subscribe import find_stream, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    find_stream,
+    subscribe,
+    subscribe_pull,
+)
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.subscriptions import connected, make_stream
 from tests.support.proxy.fault_proxy import Proxy
@@ -59,7 +63,7 @@ async def test_subscription_requests(shared_server: NatsServer) -> None:
             assert steps == sorted(steps)
 
             proxy.sent.clear()
-            async with await subscribe(jetstream, stream=stream, durable="d", pull=True):
+            async with await subscribe_pull(jetstream, stream=stream, durable="d"):
                 pass
             asked = [one.removeprefix(prefix) for one in proxy.asked(prefix)]
             assert asked == [

@@ -12,7 +12,11 @@ from nats.aio.client import Client
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from tests.support.nats.buckets import with_client
 from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
 from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror
@@ -26,27 +30,24 @@ def linked() -> Iterator[HubAndLeaf]:
         yield both
 
 
-@pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
-async def test_consumer_waits_for_sequence(
-    shared_server: NatsServer, kind: dict[str, bool]
-) -> None:
+@pytest.mark.parametrize("kind", [subscribe, subscribe_pull, subscribe_ordered])
+async def test_consumer_waits_for_sequence(shared_server: NatsServer, kind: Any) -> None:
     stream = make_stream(shared_server.url, 5)
 
     async with connected(shared_server.url) as jetstream:
-        asked: Any = subscribe
         with pytest.raises(MinLastSequenceError) as raised:
-            await asked(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5, **kind)
+            await kind(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5)
         assert (raised.value.code, raised.value.err_code) == (412, 10180)
         assert consumers_of(shared_server.url, stream) == []
-        waiting = asyncio.create_task(asked(jetstream, stream=stream, min_last_seq=6, **kind))
+        waiting = asyncio.create_task(kind(jetstream, stream=stream, min_last_seq=6))
         await asyncio.sleep(0)
         assert not waiting.done()
         await asyncio.to_thread(fill, shared_server.url, stream, 1)
         subscription = await waiting
-        if not kind:
+        if kind is subscribe:
             info = await jetstream.consumer_info(stream, subscription.info.name)
             assert info["delivered"]["stream_seq"] + info["num_pending"] == 6
-        if "pull" in kind:
+        if kind is subscribe_pull:
             assert subscription.info.num_pending == 6
         found = [(await anext(subscription)).metadata.stream_seq for _ in range(6)]
         assert found == [1, 2, 3, 4, 5, 6]
@@ -54,10 +55,8 @@ async def test_consumer_waits_for_sequence(
         assert consumers_of(shared_server.url, stream) == []
 
 
-@pytest.mark.parametrize("kind", [{}, {"pull": True}, {"ordered": True}])
-async def test_consumer_of_mirror_waits_for_mirror(
-    linked: HubAndLeaf, kind: dict[str, bool]
-) -> None:
+@pytest.mark.parametrize("kind", [subscribe, subscribe_pull, subscribe_ordered])
+async def test_consumer_of_mirror_waits_for_mirror(linked: HubAndLeaf, kind: Any) -> None:
     """A consumer is created on a mirror that lags; it delivers once that has the sequence."""
     stream = make_stream(linked.hub.url, 5)
     make_mirror(linked.leaf.url, stream, stream, source_domain="hub")
@@ -65,10 +64,9 @@ async def test_consumer_of_mirror_waits_for_mirror(
     try:
         await asyncio.to_thread(fill, linked.hub.url, stream, 1)
         async with connected(linked.leaf.url) as jetstream:
-            asked: Any = subscribe
-            waiting = asyncio.create_task(asked(jetstream, stream=stream, min_last_seq=6, **kind))
+            waiting = asyncio.create_task(kind(jetstream, stream=stream, min_last_seq=6))
             with pytest.raises(MinLastSequenceError):
-                await asked(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.2, **kind)
+                await kind(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.2)
             assert not waiting.done()
             linked.line.release()
             async with await waiting as subscription:

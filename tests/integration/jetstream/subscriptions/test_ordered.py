@@ -8,7 +8,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, NextTimeoutError
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_ordered
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
@@ -40,7 +40,7 @@ async def test_ordered_subscription_start_positions(
 
     async with (
         connected(shared_server.url) as jetstream,
-        await subscribe(jetstream, f"{stream}.>", ordered=True, config=config) as subscription,
+        await subscribe_ordered(jetstream, f"{stream}.>", config=config) as subscription,
     ):
         found = await sequences(subscription, len(expected))
         with pytest.raises(NextTimeoutError):
@@ -59,7 +59,7 @@ async def test_ordered_subscription_start_time(
         third = await jetstream.message(stream, seq=3)
         assert third is not None
         config = ConsumerConfig(deliver_policy="by_start_time", opt_start_time=third.time)
-        async with await subscribe(jetstream, stream=stream, ordered=True, config=config) as found:
+        async with await subscribe_ordered(jetstream, stream=stream, config=config) as found:
             assert await sequences(found, 3) == [3, 4, 5]
 
 
@@ -70,9 +70,7 @@ async def test_ordered_subscription_survives_lost_consumer(
 
     async with connected(shared_server.url) as jetstream:
         config = ConsumerConfig(idle_heartbeat=0.1)
-        async with await subscribe(
-            jetstream, stream=stream, ordered=True, config=config
-        ) as subscription:
+        async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
             before = await sequences(subscription, 10)
             (name,) = consumers_of(shared_server.url, stream)
             api(shared_server.url, f"CONSUMER.DELETE.{stream}.{name}")
@@ -91,9 +89,7 @@ async def test_ordered_subscription_is_complete_after_initial_values(
 
     async with connected(url) as jetstream:
         config = ConsumerConfig(deliver_policy="last_per_subject", idle_heartbeat=0.1)
-        async with await subscribe(
-            jetstream, stream=stream, ordered=True, config=config
-        ) as subscription:
+        async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
             waiting = asyncio.create_task(sequences(subscription, count + 1))
             await wait_until_async(lambda: bool(consumers_of(url, stream)), "a consumer")
             await asyncio.to_thread(fill, url, stream, 1)
@@ -116,7 +112,7 @@ async def test_stream_rolled_back_and_grown_again(shared_server: NatsServer, pol
 
     async with (
         connected(url) as jetstream,
-        await subscribe(jetstream, f"{stream}.>", ordered=True, config=config) as subscription,
+        await subscribe_ordered(jetstream, f"{stream}.>", config=config) as subscription,
     ):
         await sequences(subscription, 10 if policy == "all" else 0)
 
@@ -140,8 +136,8 @@ async def test_ordered_subscription_to_stream_with_consumer_limits(
     config = ConsumerConfig(deliver_policy="last")
     async with (
         connected(shared_server.url) as jetstream,
-        await subscribe(
-            jetstream, f"{stream}.>", ordered=True, config=config, min_last_seq=30
+        await subscribe_ordered(
+            jetstream, f"{stream}.>", config=config, min_last_seq=30
         ) as subscription,
     ):
         assert await sequences(subscription, 1) == [30]

@@ -15,14 +15,13 @@ from nats_stream_source.errors import (
     NoRespondersStatusError,
     RequestTimeoutError,
     SlowConsumerError,
-    SubscribeError,
     UnknownStatusError,
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.fetch_request import FetchRequest
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_pull
 from tests.support.nats.buckets import api, flushed
 from tests.support.nats.subscriptions import (
     connected,
@@ -39,8 +38,8 @@ pytestmark = pytest.mark.servers
 
 
 async def pull_on(jetstream: JetStream, stream: str, **config: Any) -> PullSubscription:
-    return await subscribe(
-        jetstream, stream=stream, durable="d", pull=True, config=ConsumerConfig(**config)
+    return await subscribe_pull(
+        jetstream, stream=stream, durable="d", config=ConsumerConfig(**config)
     )
 
 
@@ -155,13 +154,13 @@ async def test_consumer_deleted_while_requested(shared_server: NatsServer) -> No
 async def test_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
 
-    async with connected(shared_server.url) as jetstream:
-        async with await subscribe(jetstream, stream=stream, bind="later", pull=True) as pull:
-            make_consumer(shared_server.url, stream, "later", deliver_subject=f"to.{stream}")
-            with pytest.raises((ConflictStatusError, NoRespondersStatusError)):
-                await pull.fetch(1, 1)
-        with pytest.raises(SubscribeError, match="callback"):
-            await subscribe(jetstream, stream=stream, pull=True, callback=print)
+    async with (
+        connected(shared_server.url) as jetstream,
+        await subscribe_pull(jetstream, stream=stream, bind="later") as pull,
+    ):
+        make_consumer(shared_server.url, stream, "later", deliver_subject=f"to.{stream}")
+        with pytest.raises((ConflictStatusError, NoRespondersStatusError)):
+            await pull.fetch(1, 1)
 
 
 async def test_cancelled_caller_returns_messages(shared_server: NatsServer) -> None:
@@ -224,15 +223,13 @@ async def test_pending_limit_exceeded_is_error(shared_server: NatsServer) -> Non
     stream = make_stream(shared_server.url, 300, 1000)
 
     async with connected(shared_server.url) as jetstream:
-        async with await subscribe(
-            jetstream, stream=stream, pull=True, durable="d", pending_bytes=50_000
+        async with await subscribe_pull(
+            jetstream, stream=stream, durable="d", pending_bytes=50_000
         ) as pull:
             # Iterating keeps below it by itself …
             assert [(await anext(pull)).metadata.stream_seq for _ in range(300)] == [*range(1, 301)]
         # … and where a caller asks for more and rests, nothing is lost without a word.
-        async with await subscribe(
-            jetstream, stream=stream, pull=True, pending_bytes=50_000
-        ) as pull:
+        async with await subscribe_pull(jetstream, stream=stream, pending_bytes=50_000) as pull:
             pull.max_bytes = None
             with pytest.raises(SlowConsumerError):
                 [await anext(pull) for _ in range(300)]
@@ -281,8 +278,8 @@ async def test_messages_before_error_are_not_lost(shared_server: NatsServer) -> 
     with Proxy(shared_server.port, leader_changes) as proxy:
         async with connected(proxy.url) as jetstream:
             errors: list[Exception] = []
-            async with await subscribe(
-                jetstream, stream=stream, durable="d", pull=True, on_error=errors.append
+            async with await subscribe_pull(
+                jetstream, stream=stream, durable="d", on_error=errors.append
             ) as pull:
                 assert seqs(await pull.fetch(10, 0.2)) == [1, 2, 3]
                 assert [type(error).__name__ for error in errors] == ["LeadershipChangedError"]
@@ -324,8 +321,8 @@ async def test_request_refused_is_retried_later(
 
     async with connected(url) as jetstream:
         errors: list[Exception] = []
-        async with await subscribe(
-            jetstream, stream=stream, bind="d", pull=True, on_error=errors.append
+        async with await subscribe_pull(
+            jetstream, stream=stream, bind="d", on_error=errors.append
         ) as pull:
             await asyncio.to_thread(make_consumer, url, stream, "d", max_batch=10)
             waiting = asyncio.create_task(anext(pull))
@@ -345,7 +342,7 @@ async def test_drain_ends_fetch_with_received_messages(
 
     async with connected(shared_server.url) as jetstream:
         errors: list[Exception] = []
-        pull = await subscribe(jetstream, stream=stream, pull=True, on_error=errors.append)
+        pull = await subscribe_pull(jetstream, stream=stream, on_error=errors.append)
         fetching = asyncio.create_task(pull.fetch(10, 20))
         name = pull.info.name
         await wait_until_async(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,11 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
-from nats_stream_source.jetstream.subscriptions.subscribe import subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.subscriptions import (
     connected,
@@ -48,8 +53,7 @@ async def test_lagging_follower_is_awaited(cluster: Cluster) -> None:
     leader = cluster.leader_of(stream)
 
     async with connected(leader.url, request_timeout=1.0) as jetstream:
-        asked: dict[str, Any] = {"stream": stream, "bind": name, "pull": True}
-        pull = await subscribe(jetstream, min_last_seq=10, **asked)
+        pull = await subscribe_pull(jetstream, stream=stream, bind=name, min_last_seq=10)
         assert pull.info.num_pending == 10
         info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
         assert cluster.servers[info.leader or ""] is follower
@@ -74,14 +78,16 @@ async def test_replicated_consumer_has_leader(cluster: Cluster) -> None:
     stream = make_stream(cluster.url, 10, num_replicas=3)
 
     async with connected(cluster.leader_of(stream).url) as jetstream:
-        for kind in ({}, {"pull": True, "durable": "d"}, {"ordered": True}):
-            asked: Any = subscribe
-            async with await asked(
-                jetstream, stream=stream, min_last_seq=10, **kind
-            ) as subscription:
+        kinds: tuple[Any, ...] = (
+            subscribe,
+            functools.partial(subscribe_pull, durable="d"),
+            subscribe_ordered,
+        )
+        for kind in kinds:
+            async with await kind(jetstream, stream=stream, min_last_seq=10) as subscription:
                 found = [(await anext(subscription)).metadata.stream_seq for _ in range(10)]
                 assert found == list(range(1, 11))
-                if "durable" in kind:
+                if isinstance(kind, functools.partial):
                     assert consumer_info(cluster.url, stream, "d")["config"]["num_replicas"] in (
                         0,
                         3,
@@ -148,5 +154,5 @@ async def test_busy_ordered_subscription_is_checked(cluster: Cluster) -> None:
         ahead = Ahead(jetstream.connection)
         # Ten messages have arrived, and tell that its store is not at 11 yet.
         with pytest.raises(MinLastSequenceError):
-            await subscribe(ahead, stream=stream, ordered=True, min_last_seq=11, reach_timeout=0.5)
+            await subscribe_ordered(ahead, stream=stream, min_last_seq=11, reach_timeout=0.5)
     assert consumers_of(cluster.url, stream) == []

@@ -9,7 +9,11 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NextTimeoutError, SlowConsumerError
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+)
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.buckets import flushed
 from tests.support.nats.subscriptions import connected, fill, make_stream
@@ -18,21 +22,20 @@ from tests.support.wait import wait_until_async
 pytestmark = pytest.mark.servers
 
 
-@pytest.mark.parametrize("kind", [{}, {"ordered": True}])
-async def test_callers_waiting_have_own_deadlines(
-    shared_server: NatsServer, kind: dict[str, bool]
-) -> None:
+@pytest.mark.parametrize("kind", [subscribe, subscribe_ordered])
+async def test_callers_waiting_have_own_deadlines(shared_server: NatsServer, kind: Any) -> None:
     stream = make_stream(shared_server.url)
 
-    async with connected(shared_server.url) as jetstream:
-        asked: Any = subscribe
-        async with await asked(jetstream, stream=stream, **kind) as subscription:
-            waiting = asyncio.create_task(subscription.next())
-            await asyncio.sleep(0)
-            with pytest.raises(NextTimeoutError):
-                await asyncio.wait_for(subscription.next(0.05), 60)
-            await asyncio.to_thread(fill, shared_server.url, stream, 1)
-            assert (await waiting).metadata.stream_seq == 1
+    async with (
+        connected(shared_server.url) as jetstream,
+        await kind(jetstream, stream=stream) as subscription,
+    ):
+        waiting = asyncio.create_task(subscription.next())
+        await asyncio.sleep(0)
+        with pytest.raises(NextTimeoutError):
+            await asyncio.wait_for(subscription.next(0.05), 60)
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        assert (await waiting).metadata.stream_seq == 1
 
 
 async def test_slow_caller_error_names_dropped_count(shared_server: NatsServer) -> None:

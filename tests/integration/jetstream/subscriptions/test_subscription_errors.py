@@ -9,7 +9,12 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, ConsumerDeletedError, PermissionDeniedError
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.buckets import api
 from tests.support.nats.subscriptions import connected, consumers_of, make_consumer, make_stream
@@ -70,7 +75,7 @@ async def test_permission_missing_is_error(tmp_path: Path) -> None:
             assert consumers_of(every, stream) == ["pull", "push"]
         async with (
             connected(server.url.replace("//", "//mute:three@")) as jetstream,
-            await subscribe(jetstream, stream=stream, bind="pull", pull=True) as pull,
+            await subscribe_pull(jetstream, stream=stream, bind="pull") as pull,
         ):
             with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT"):
                 await pull.fetch(1, 10)
@@ -78,7 +83,7 @@ async def test_permission_missing_is_error(tmp_path: Path) -> None:
                 with pytest.raises(PermissionDeniedError, match=r"MSG\.NEXT"):
                     await asyncio.wait_for(anext(pull), 60)
         async with connected(server.url.replace("//", "//keeper:four@")) as jetstream:
-            async with await subscribe(jetstream, stream=stream, ordered=True) as subscription:
+            async with await subscribe_ordered(jetstream, stream=stream) as subscription:
                 await subscription.next(15)
             # The connection is sound, and others use it: it is not made anew.
             assert await jetstream.connection.alive(5)

@@ -11,7 +11,12 @@ from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerNotFoundError, SubscriptionClosedError
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from nats_stream_source.jetstream.subscriptions.subscribe import (
+    ConsumerConfig,
+    subscribe,
+    subscribe_ordered,
+    subscribe_pull,
+)
 from tests.support.nats.buckets import api
 from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
 from tests.support.wait import wait_until_async
@@ -28,23 +33,22 @@ NO_CONSUMERS = {
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("kind", "asked"),
     [
-        {},
-        {"pull": True, "durable": "d"},
-        {"ordered": True, "config": ConsumerConfig(deliver_policy="last")},
-        {"min_last_seq": 1},
+        (subscribe, {}),
+        (subscribe_pull, {"durable": "d"}),
+        (subscribe_ordered, {"config": ConsumerConfig(deliver_policy="last")}),
+        (subscribe, {"min_last_seq": 1}),
     ],
     ids=["push", "durable", "ordered", "read-after-write"],
 )
 async def test_caller_cancelled_at_any_point_leaves_nothing(
-    shared_server: NatsServer, asked: dict[str, Any]
+    shared_server: NatsServer, kind: Any, asked: dict[str, Any]
 ) -> None:
     """Servers create consumers aside: a deletion must not be faster than the creation."""
     stream = make_stream(shared_server.url, 1)
 
     async with connected(shared_server.url) as jetstream:
-        kind: Any = subscribe
         client = jetstream.connection.client
         await jetstream.stream_info(stream)
         before = len(client._subs)
@@ -73,7 +77,7 @@ async def test_unsubscribe_does_not_wait_for_unavailable_server(
     stream = make_stream(nats_server.url, 1)
 
     async with connected(nats_server.url, request_timeout=60.0) as jetstream:
-        subscription = await subscribe(jetstream, stream=stream, ordered=True)
+        subscription = await subscribe_ordered(jetstream, stream=stream)
         await subscription.next(15)
         if how == "frozen":
             nats_server.pause()
@@ -89,27 +93,25 @@ async def test_unsubscribe_does_not_wait_for_unavailable_server(
         assert (await retry_transient(lambda: jetstream.stream_info(stream), 10)).last_seq == 1
 
 
-@pytest.mark.parametrize("pull", [False, True])
+@pytest.mark.parametrize("kind", [subscribe, subscribe_pull])
 async def test_deletion_failure_is_raised_by_unsubscribe(
-    shared_server: NatsServer, published: str, pull: bool
+    shared_server: NatsServer, published: str, kind: Any
 ) -> None:
     async with connected(shared_server.url) as jetstream:
-        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)
+        subscription = await kind(jetstream, stream=published)
         name = subscription.info.name
         api(shared_server.url, f"CONSUMER.DELETE.{published}.{name}")
         with pytest.raises(ConsumerNotFoundError):
             await subscription.unsubscribe()
 
 
-@pytest.mark.parametrize("pull", [False, True])
+@pytest.mark.parametrize("kind", [subscribe, subscribe_pull])
 async def test_deletion_failure_at_drain_goes_to_on_error(
-    shared_server: NatsServer, published: str, pull: bool
+    shared_server: NatsServer, published: str, kind: Any
 ) -> None:
     async with connected(shared_server.url) as jetstream:
         errors: list[Exception] = []
-        subscription: Any = await subscribe(
-            jetstream, stream=published, pull=pull, on_error=errors.append
-        )
+        subscription = await kind(jetstream, stream=published, on_error=errors.append)
         assert (await anext(subscription)).metadata.stream_seq == 1
         api(shared_server.url, f"CONSUMER.DELETE.{published}.{subscription.info.name}")
         await subscription.drain()
@@ -118,12 +120,12 @@ async def test_deletion_failure_at_drain_goes_to_on_error(
         assert any(isinstance(error, ConsumerNotFoundError) for error in errors)
 
 
-@pytest.mark.parametrize("pull", [False, True])
+@pytest.mark.parametrize("kind", [subscribe, subscribe_pull])
 async def test_drain_hands_over_what_has_arrived(
-    shared_server: NatsServer, published: str, pull: bool
+    shared_server: NatsServer, published: str, kind: Any
 ) -> None:
     async with connected(shared_server.url) as jetstream:
-        subscription: Any = await subscribe(jetstream, stream=published, pull=pull)
+        subscription = await kind(jetstream, stream=published)
         first = await anext(subscription)
         await first.ack()
         await subscription.drain()
@@ -206,7 +208,7 @@ async def test_unsubscribe_ends_waiting_reads(shared_server: NatsServer) -> None
     async with connected(shared_server.url) as jetstream:
         subscriptions: list[Any] = [
             await subscribe(jetstream, stream=stream),
-            await subscribe(jetstream, stream=stream, ordered=True),
+            await subscribe_ordered(jetstream, stream=stream),
         ]
         for subscription in subscriptions:
             waiting = asyncio.create_task(subscription.next())

@@ -1,0 +1,305 @@
+"""Many messages by Direct Get, page by page (ADR-31, "Batched requests").
+
+One loop reads the messages of a subject (:class:`BatchReader`) and the last message of each subject
+(``last_messages``). It requests a page, uses it if it counts, and requests the next one after its
+last message. Where Direct Get does not serve the pages, an ordered consumer or the leader does:
+
+==================================  ==============================================================
+the EOB or a message is missing     a batch uses the messages before the gap; the page after them
+                                    is requested
+a mirror responds                   it may hold only a part of the stream: the page is requested
+                                    again
+the connection is lost              as for a missing EOB, after the reconnect
+four such pages in a row            the rest is read otherwise
+one message arrives and no more     an account import passes only the first reply
+                                    (docs/internals/measurements.md, Servers 15): the rest is read
+                                    otherwise, and later batches of this connection too
+Direct Get is off, not permitted,   all is read otherwise
+or not served in batches (servers
+before 2.11)
+==================================  ==============================================================
+
+A batch reads what the leader had when the read began. A replica holds the messages in the stream's
+own order up to its last sequence, so its page lacks nothing in between. The end is verified by
+requesting the next message from the leader. An ordered consumer reads the rest, and waits for a
+lagging replica.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from nats_stream_source.err_codes import UNAVAILABLE
+from nats_stream_source.errors import DataLossError, ServerTooOldError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.direct_get.page import (
+    ConsumerPage,
+    FramesPage,
+    MessagePage,
+)
+from nats_stream_source.jetstream.direct_get.request import (
+    ATTEMPTS,
+    DirectGetReply,
+    raise_for_status,
+    send_batch_request,
+)
+from nats_stream_source.jetstream.leader import stream_info_after
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream, compare
+from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
+from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
+
+log = field_logger(__name__)
+
+P = TypeVar("P", bound=MessagePage)
+
+_HEARTBEAT = 0.2  # seconds; a range that ends without a match is complete one heartbeat later
+_BATCH = 8192  # messages of a page, if the caller does not limit them
+
+
+@dataclass(frozen=True, slots=True)
+class PageLimits:
+    """Which pages a read requests, and when.
+
+    Attributes:
+        batch: the maximum number of messages of a page; None for as many as the server sends.
+        max_bytes: the maximum number of bytes of a page.
+        min_last_seq, timeout: as for :func:`stream_info_after`.
+    """
+
+    batch: int | None
+    max_bytes: int
+    min_last_seq: int | None = None
+    timeout: float | None = None
+
+
+class PageReader(ABC, Generic[P]):
+    """Reads pages of one stream: ``(_position, _end]`` is left to read."""
+
+    def __init__(self, jetstream: JetStream, stream: str, limits: PageLimits) -> None:
+        self._jetstream = jetstream
+        self._stream = stream
+        self._limits = limits
+        self._position = 0
+        self._end = 0
+
+    async def pages(self, info: StreamInfo | None = None) -> AsyncGenerator[P, None]:
+        """Yield the messages; no page is empty.
+
+        Args:
+            info: the stream as its leader has just reported it.
+
+        Raises:
+            DataLossError: the stream was re-created or rolled back between two pages.
+        """
+        limits = self._limits
+        if info is None:
+            info = await stream_info_after(
+                self._jetstream, self._stream, limits.min_last_seq, limits.timeout
+            )
+        self._info = info
+        self._end = await self._last_sequence()
+        failed_attempts, has_page, has_several_requests = 0, False, False
+        while self._position < self._end and failed_attempts < ATTEMPTS:
+            has_several_requests |= has_page
+            reply = await self._request_page()
+            if reply is None:
+                break
+            if not self._counts(reply):
+                failed_attempts += 1
+                continue
+            if reply.page:
+                has_page = True
+                if page := self._take(reply):
+                    yield page
+            if reply.code in (EOB, NOT_FOUND):
+                failed_attempts = 0
+                if not await self._goes_on(reply):
+                    break
+                continue
+            log.warning("a Direct Get ended early", stream=self._stream, position=self._position)
+            failed_attempts += not (reply.connection_lost and reply.page)
+            if reply.stopped_after_first:
+                break
+        has_several_requests |= has_page and self._position < self._end
+        async with contextlib.aclosing(self._rest()) as rest:
+            async for page in rest:
+                if page:
+                    yield page
+        if has_several_requests:
+            await self._verify_stream_unchanged()
+
+    @abstractmethod
+    async def _last_sequence(self) -> int:
+        """The sequence at which the read ends."""
+
+    @abstractmethod
+    async def _request_page(self) -> DirectGetReply | None:
+        """The reply with the next page; None where Direct Get does not serve it."""
+
+    @abstractmethod
+    def _counts(self, reply: DirectGetReply) -> bool:
+        """Whether the messages of a reply are those of the stream, and current."""
+
+    @abstractmethod
+    def _take(self, reply: DirectGetReply) -> P:
+        """The messages of a reply that were not read before; moves the position after them."""
+
+    @abstractmethod
+    async def _goes_on(self, reply: DirectGetReply) -> bool:
+        """Whether Direct Get goes on after a whole page; sets the end if nothing is left."""
+
+    @abstractmethod
+    def _rest(self) -> AsyncGenerator[P, None]:
+        """The messages that Direct Get did not read."""
+
+    async def _send(
+        self, body: dict[str, Any], subjects: tuple[str, ...] = ()
+    ) -> DirectGetReply | None:
+        body["max_bytes"] = self._limits.max_bytes
+        reply = await send_batch_request(self._jetstream.connection, self._stream, body)
+        if reply is None or reply.code == UNAVAILABLE or reply.is_of_old_server:
+            return None
+        raise_for_status(self._stream, reply, subjects=subjects)
+        return reply
+
+    async def _read_with_consumer(
+        self, filters: tuple[str, ...]
+    ) -> AsyncGenerator[ConsumerPage, None]:
+        """The messages that are left, by an ordered consumer, which waits for lagging replicas."""
+        if self._position >= self._end:
+            return
+        connection, timeout = self._jetstream.connection, self._limits.timeout
+        request = RangeRequest(
+            stream=self._stream,
+            known=KnownStream.of(self._info),
+            start=self._position,
+            end=self._end,
+            filters=filters,
+            batch_rows=self._limits.batch or _BATCH,
+            batch_bytes=self._limits.max_bytes,
+            heartbeat=_HEARTBEAT,
+            catch_up_timeout=connection.settings.request_timeout if timeout is None else timeout,
+        )
+        log.debug(
+            "an ordered consumer reads", stream=self._stream, start=self._position, end=self._end
+        )
+        reader = OrderedReader(SharedConnection(connection), request)
+        async with contextlib.aclosing(reader.batches()) as batches:
+            async for frames in batches:
+                yield ConsumerPage(frames)
+
+    async def _verify_stream_unchanged(self) -> None:
+        info, current = self._info, await self._jetstream.stream_info(self._stream)
+        if compare(KnownStream.of(info), current).lost:
+            raise DataLossError(
+                f"could not read stream {info.name!r}: it was re-created or rolled back during "
+                f"the read (created {current.created}, last sequence {current.last_seq}; expected "
+                f"created {info.created}, last sequence {info.last_seq} or later); read it again "
+                f"from the start"
+            )
+
+
+class BatchReader(PageReader[FramesPage]):
+    """Reads the messages of a subject.
+
+    Args:
+        seq: the start sequence.
+        start_time: the start time instead; RFC 3339.
+        limit: the maximum number of messages.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        subject: str,
+        limits: PageLimits,
+        *,
+        seq: int = 1,
+        start_time: str | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(jetstream, stream, limits)
+        self._subject = subject
+        self._position = seq - 1
+        self._start_time = start_time
+        self._left = limit
+
+    async def _last_sequence(self) -> int:
+        return 0 if self._left == 0 else self._info.last_seq
+
+    async def _request_page(self) -> DirectGetReply | None:
+        batch = self._limits.batch or _BATCH
+        body: dict[str, Any] = {"batch": batch if self._left is None else min(batch, self._left)}
+        if self._start_time is not None:
+            body["start_time"] = self._start_time
+        else:
+            body["seq"] = self._position + 1
+        if self._subject != ">":  # the filter ``>`` is slower than no filter
+            body["next_by_subj"] = self._subject
+        return await self._send(body)
+
+    def _counts(self, reply: DirectGetReply) -> bool:
+        return reply.is_from_stream(self._stream)
+
+    def _take(self, reply: DirectGetReply) -> FramesPage:
+        self._position, self._start_time = reply.page.last_seq, None
+        return self._limited(reply.page.up_to(self._end))
+
+    def _limited(self, page: FramesPage) -> FramesPage:
+        if self._left is None:
+            return page
+        page = page.select(slice(0, self._left))
+        self._left -= len(page)
+        if not self._left:
+            self._end = self._position
+        return page
+
+    async def _goes_on(self, reply: DirectGetReply) -> bool:
+        num_pending = reply.status.num_pending if reply.status and reply.page else 0
+        if num_pending or self._position >= self._end:
+            return True
+        if await self._leader_has_more():
+            return False
+        self._end = self._position
+        return True
+
+    async def _leader_has_more(self) -> bool:
+        """Whether the leader has a message that is left to read."""
+        message = await self._jetstream.message(
+            self._stream,
+            seq=None if self._start_time else self._position + 1,
+            start_time=self._start_time,
+            next_by_subj=self._subject,
+        )
+        if message is None or message.seq > self._end:
+            return False
+        if self._start_time is not None:
+            if nanoseconds(message.time) < nanoseconds(self._start_time):
+                raise ServerTooOldError(
+                    f"could not read a batch of stream {self._stream!r}: the server ignored "
+                    f"'start_time'; Direct Get with a start time requires nats-server 2.11"
+                )
+            self._position, self._start_time = message.seq - 1, None
+        return True
+
+    async def _rest(self) -> AsyncGenerator[FramesPage, None]:
+        if self._position >= self._end:
+            return
+        if self._start_time is not None and not await self._leader_has_more():
+            return
+        filters = () if self._subject == ">" else (self._subject,)
+        async with contextlib.aclosing(self._read_with_consumer(filters)) as pages:
+            async for page in pages:
+                yield self._limited(page)
+                if self._left == 0:
+                    return
