@@ -51,7 +51,7 @@ class LiveState:
 
     Attributes:
         problem: the error with which the query would fail; None if it can resume.
-        first_seq, last_seq: of the stream, if it exists.
+        first_seq, last_seq: the sequences of the stream, if it exists.
         lag: number of rows that the query has not committed yet.
         lag_seconds: the time between the message at the committed offset and the newest one.
         lag_bytes: the size of the rows of the lag, estimated by the mean of the stream's messages.

@@ -47,7 +47,7 @@ class ServerUrl:
     Attributes:
         scheme: in lower case.
         address: ``host:port``; an IPv6 address is in brackets, its zone is decoded.
-        path: of a websocket.
+        path: the path of a websocket.
         user_info: None for a URL without it.
     """
 

@@ -117,7 +117,7 @@ class ConsumerInfo:
         stream, name: the stream and the name of the consumer.
         config: the server's configuration object.
         push_bound: whether the deliver subject of a push consumer has a subscriber.
-        consumer_seq, stream_seq: of the last delivered message; 0 before the first.
+        consumer_seq, stream_seq: the sequences of the last delivered message; 0 before the first.
         num_pending: number of matching messages that were not delivered yet.
         leader: name of the consumer leader; None outside of a cluster.
     """

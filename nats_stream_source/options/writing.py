@@ -242,8 +242,8 @@ class StreamWriteOptions:
     """The parsed and validated options of a write to ``nats_stream``.
 
     Attributes:
-        subject: of all rows; None: the column ``subject`` has them.
-        subjects: of a stream that ``ifMissing=create`` creates.
+        subject: the subject of all rows; None: the column ``subject`` has them.
+        subjects: the subjects of a stream that ``ifMissing=create`` creates.
         fast_ingest: whether the server acknowledges many rows together.
     """
 

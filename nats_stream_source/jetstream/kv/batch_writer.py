@@ -81,9 +81,6 @@ class KvBatchWriter:
         self._overwritten = 0  # writes that had a PubAck, and are not the last ones of their keys
         self.skipped = 0
 
-    def __repr__(self) -> str:
-        return f"<KvBatchWriter to {self._bucket.name!r}, {self.stored} stored, {self.skipped=}>"
-
     @property
     def stored(self) -> int:
         """Number of messages that are stored."""

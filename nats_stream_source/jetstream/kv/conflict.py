@@ -29,7 +29,7 @@ async def last_message_after(
     the one of a replica, and a stale one costs another attempt.
 
     Args:
-        direct_get: of the bucket's own stream, if the caller has one.
+        direct_get: the client for the bucket's own stream, if the caller has one.
     """
     # The stream that stores the writes, or its mirror if only that is reachable from here.
     stream = bucket.stream if bucket.write_api_prefix else stream_of(bucket.write_bucket)

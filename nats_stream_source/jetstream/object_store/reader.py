@@ -59,9 +59,6 @@ class ObjectReader:
         self.stream = store_stream(bucket)
         self._connection = SharedConnection(jetstream.connection)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.bucket}>"
-
     async def info(
         self, name: str, *, min_last_seq: int | None = None, deleted: bool = False
     ) -> ObjectInfo:

@@ -24,7 +24,7 @@ class Acknowledgements(ABC):
 
     Attributes:
         wildcard: the last tokens of the responses' subjects, which follow ``inbox_prefix``.
-        reconnects: of the connection, when the window went back for the last time.
+        reconnects: the reconnects of the connection when the window went back for the last time.
         stored: number of messages that are stored, duplicates included.
         duplicates: number of those that the stream already had.
         failure: the error that ends the publisher.

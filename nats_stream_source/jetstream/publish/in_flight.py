@@ -17,7 +17,7 @@ class MessageInFlight(asyncio.Future[PubAck]):
     Attributes:
         subject: the message's subject.
         deadline: by :meth:`MessagesInFlight.now`; infinite until the message was written.
-        reconnects: of the connection, when it was sent.
+        reconnects: the reconnects of the connection when it was sent.
     """
 
     __slots__ = ("deadline", "reconnects", "subject")

@@ -63,9 +63,6 @@ class Chunk:
     def __post_init__(self) -> None:
         self.done, self.stored, self.rejected = np.zeros((3, len(self.frames)), np.bool_)
 
-    def __repr__(self) -> str:
-        return f"<Chunk {self.base} done, {self.sent} sent of {len(self.frames)}>"
-
     @property
     def complete(self) -> bool:
         """Whether all messages are done."""
@@ -135,9 +132,6 @@ class Window:
         self._rows = 0
         self._sending = 0
         self.chunks: deque[Chunk] = deque()
-
-    def __repr__(self) -> str:
-        return f"<Window {self.in_flight} of {self._max_in_flight} in flight>"
 
     @property
     def in_flight(self) -> int:

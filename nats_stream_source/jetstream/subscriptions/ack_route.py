@@ -35,9 +35,6 @@ class AckRoute:
         self._verified: set[str] = set()
         self._denied = False
 
-    def __repr__(self) -> str:
-        return f"<AckRoute denied={self._denied} verified={sorted(self._verified)}>"
-
     def on_denied(self, subject: str | None, error: Exception) -> None:
         """The server denied an acknowledgement, if ``subject`` is that of one."""
         if subject is not None and subject.startswith(_PREFIX) and not self._denied:

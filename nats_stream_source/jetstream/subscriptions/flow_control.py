@@ -33,9 +33,6 @@ class FlowControlReplies:
         self._last_reply_time = 0.0
         self._stalled_heartbeats = 0
 
-    def __repr__(self) -> str:
-        return f"<FlowControlReplies {self._last_subject} stalled={self._stalled_heartbeats}>"
-
     def reset(self) -> None:
         """Answer the last subject again when the server repeats it."""
         self._last_subject = None

@@ -25,7 +25,7 @@ class PlannerReport:
     """What a planner reports with the end of the stream.
 
     Attributes:
-        counts: of its process, since its start.
+        counts: the counts of its process, since its start.
         bytes_behind: estimated, by stream; without those that are 0.
     """
 

@@ -49,7 +49,7 @@ class MessageIds:
     rows twice and never drops one.
 
     Attributes:
-        job: of the query and its micro-batch, or of the batch job.
+        job: the name of the query and its micro-batch, or of the batch job.
         every: whether all messages get one, or only conditional ones.
     """
 

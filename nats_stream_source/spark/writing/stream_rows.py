@@ -23,7 +23,7 @@ class StreamRowEncoder(RowEncoder):
     """Rows of ``nats_stream``: subjects, data, headers and message ids.
 
     Args:
-        subject: of all rows; None: the column ``subject`` has them.
+        subject: the subject of all rows; None: the column ``subject`` has them.
         filters: the subjects of the stream; empty if they are not known under these names.
     """
 
