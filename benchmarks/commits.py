@@ -28,13 +28,12 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from benchmarks.support.delta_merge import create_with_vectors, rows
+from benchmarks.support.delta_merge import merge_rows, rows
 from benchmarks.support.output import finish
 from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver.engine import opened_table
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
-from nats_stream_source.delta.location import TableLocation
+from nats_stream_source.delta.limits import IndexLimit
 
 CASES = ("100000:350:2000", "1000000:5000:300", "10000000:5000:200")
 _CHUNK = 1_000_000
@@ -99,15 +98,16 @@ class _Written:
 def _case(keys: int, count: int, commits: int) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
-        opened = opened_table(TableLocation(path, "delta-rs"))
+        opened = opened_table(path, path)
         upkeep = Upkeep()
 
-        create_with_vectors(opened, upkeep)
+        merge_rows(opened, rows(np.arange(0), 1), upkeep)
+        opened.close()
         for start in range(0, keys, _CHUNK):
             part = rows(np.arange(start, min(keys, start + _CHUNK)), start + 1)
             write_deltalake(path, part, mode="append")
         began = time.perf_counter()
-        state = opened.open(DeltaTable(path), LimitCheck(NO_LIMITS))
+        state = opened.open(None, IndexLimit())
         built = time.perf_counter() - began
         written, chance = _Written(), np.random.default_rng(1)
         seconds, changed, most, revision = [], 0, 0, keys + 1
@@ -119,8 +119,7 @@ def _case(keys: int, count: int, commits: int) -> Result:
             batch = batch.set_column(5, "operation", pa.array(deletes))
             revision += count
             began = time.perf_counter()
-            create_with_vectors(opened, upkeep).merge_entries(batch, "remove")
-            opened.after_commit(upkeep)
+            merge_rows(opened, batch, upkeep)
             seconds.append(1000 * (time.perf_counter() - began))
             changed += batch.nbytes
             most = max(most, len(state.files))

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
+from nats_stream_source.delta.follow import ASYNC_PROGRESS
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.bucket_data import entries, fill_bucket
@@ -39,20 +40,19 @@ from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
 from nats_stream_source.delta import configure, configure_delta, merge_changes
-from nats_stream_source.delta.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
 WAYS: dict[str, dict[str, Any]] = {
     "foreachBatch": {},
     **ENGINES,
-    "history": {"engine": "delta-rs", "stored_as_scd_type": 2},
+    "history": {"engine": "driver", "stored_as_scd_type": 2},
 }
 """Arguments of ``merge_changes``, by name; the first one does not merge.
 
-``benchmarks.history`` measures the last one, beside ``merge-on-read``.
+``benchmarks.history`` measures the last one, beside ``driver``.
 """
 
-_FAST = ("foreachBatch", "merge-on-read")
+_FAST = ("foreachBatch", "driver")
 CASES = (
     *(f"{way}:{keys}:1000" for keys in (4_000, 100_000) for way in ("foreachBatch", *ENGINES)),
     *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in _FAST),

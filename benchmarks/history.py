@@ -3,7 +3,7 @@
 ``python -m benchmarks.history [--keys 4000] [--rows 350] [--batches 60] [--rounds 3]
 [--seconds 15] [--rate 1000] [--json FILE]``
 
-**Merges.** Entries of a bucket with random keys are merged by the engine "delta-rs" into two
+**Merges.** Entries of a bucket with random keys are merged by the driver into two
 tables, the same batch into both: the newest entries (type 1), and their history (type 2). Every
 twentieth entry is a DEL. The times are those of :func:`merge_changes`'s function for a batch that
 is in the driver, with Spark's part of it. "Written" is the rows of all data files that the merges
@@ -38,7 +38,7 @@ from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import merge_changes
 
 _TYPES = (1, 2)
-_WAYS = {1: "merge-on-read", 2: "history"}  # of benchmarks.freshness
+_WAYS = {1: "driver", 2: "history"}  # of benchmarks.freshness
 _UNCOUNTED = 10  # the first merges: Spark compiles, and the tables get their keys
 
 
@@ -48,7 +48,7 @@ def measure(spark: SparkSession, keys: int, count: int, batches: int) -> dict[st
     with tempfile.TemporaryDirectory() as directory:
         tables = {of: str(Path(directory) / f"type{of}") for of in _TYPES}
         mergers = {
-            of: merge_changes(tables[of], engine="delta-rs", stored_as_scd_type=of, upkeep=None)
+            of: merge_changes(tables[of], engine="driver", stored_as_scd_type=of, upkeep=None)
             for of in _TYPES
         }
         for of in _TYPES:

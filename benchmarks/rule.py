@@ -16,12 +16,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.support.delta_merge import rows as entries_of
-from nats_stream_source.delta.cdc.changes import RowChanges
-from nats_stream_source.delta.cdc.layout import DELETE, END, SEQUENCE, START, TIME, Layout
-from nats_stream_source.delta.cdc.merge_events import changes_of
-from nats_stream_source.delta.table import DELETED_COLUMN, Deletes
+from nats_stream_source.delta.rules.changes import changes_of
+from nats_stream_source.delta.rules.layout import (
+    DELETE,
+    DELETED_COLUMN,
+    END,
+    SEQUENCE,
+    START,
+    TIME,
+    Deletes,
+    Layout,
+)
+from nats_stream_source.delta.rules.reading import Integers, RowChanges
 
 _TRACKED = ("value",)
 _ORDER = ("stream_created", "revision")
@@ -34,9 +43,7 @@ def entries(count: int, deletes: Deletes = "remove") -> Rule:
     events, rows = _batch(count), _rows(count)
     if deletes == "mark":
         rows = rows.append_column(DELETED_COLUMN, pa.array([False] * len(rows)))
-    sequence = "struct<stream_created:timestamp,revision:bigint>"
-    layout = Layout(1, ("bucket", "key"), sequence, _ORDER, deletes, times=False)
-    return _rule(events, layout, rows, rows[:0])
+    return _rule(events, Layout.of_entries(rows.column_names, deletes), rows, None)
 
 
 def events(count: int) -> Rule:
@@ -94,15 +101,29 @@ def _sequence(table: pa.Table) -> pa.Array:
     return pa.StructArray.from_arrays(parts, list(_ORDER))
 
 
-def _rule(events: pa.Table, layout: Layout, rows: pa.Table, state: pa.Table) -> Rule:
+class _Rows:
+    """A reader of rows in memory, whose slots are the positions."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._keys = rows["key"].combine_chunks()
+
+    def find(self, keys: pa.Table) -> Integers:
+        at = pc.fill_null(pc.index_in(keys["key"], self._keys), -1)
+        return np.asarray(at.to_numpy(), np.int64)
+
+    def of_keys(self, keys: pa.Table) -> Integers:
+        slots = self.find(keys)
+        return np.asarray(slots[slots >= 0])
+
+    def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
+        return self._rows.select(list(columns)).take(pa.array(slots, mask=slots < 0))
+
+
+def _rule(events: pa.Table, layout: Layout, rows: pa.Table, state: pa.Table | None) -> Rule:
     tracked = _TRACKED if layout.scd_type == 2 else None
-    return lambda: changes_of(
-        events,
-        layout,
-        tracked,
-        lambda _, columns: rows.select(list(columns)),
-        lambda _, columns: state.select(list(columns)),
-    )
+    readers = _Rows(rows), None if state is None else _Rows(state)
+    return lambda: changes_of(events, layout, tracked, *readers)
 
 
 def measure(rule: Rule, rounds: int) -> tuple[float, float]:

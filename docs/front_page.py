@@ -91,7 +91,7 @@ def _latency(known: Figures, source: str, name: str) -> list[str]:
 
 
 def _merged(known: Figures, keys: int) -> list[str]:
-    ours = one_of(known["merge"], engine="merge-on-read", keys=keys)
+    ours = one_of(known["merge"], engine="driver", keys=keys)
     spark = one_of(known["merge"], engine="spark", keys=keys)
     return [
         f"merge of {ours['rows']:,} rows into a table of {keys:,} keys",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from docs.front_page import figure_table, program, promises, with_latency
 from nats_stream_source import delta, errors, jetstream
+from nats_stream_source.delta.refused import REFUSED
 from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.lookup import LOOKUP
@@ -70,6 +71,19 @@ def error_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def refusal_table() -> str:
+    """The rows of :data:`nats_stream_source.delta.refused.REFUSED` as Markdown."""
+    lines = ["| in a | | refused by | reason | what to do |", "| --- | --- | --- | --- | --- |"]
+    for row in REFUSED:
+        by = "each engine" if row.by == "both" else f"the {row.by}".replace("the spark", "Spark")
+        reason = row.reason.format("…").replace("'…'", "…")
+        name = "any other" if row.name == "*" else row.name.replace("|", "\\|")
+        action = row.action.replace("engine='spark'", '`engine="spark"`')
+        cells = (row.kind, f"`{name}`", by, reason, action)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def public_names() -> str:
     """The directives of mkdocstrings for each public name, module by module."""
     lines: list[str] = []
@@ -85,10 +99,10 @@ def public_names() -> str:
     ):
         lines += [f"## {title}", "", f"Module `{module}`.", ""]
         for name in names:
-            # `delta.merge` is a function and a module; the static analysis finds the module first.
-            same = PACKAGE.parent / f"{module}.{name}".replace(".", "/")
-            path = f"{name}.{name}" if same.with_suffix(".py").exists() else name
-            lines += [f"::: {module}.{path}", ""]
+            # `delta` imports its names when they are used; the static analysis needs their modules.
+            own = delta.MODULES[name] if module == delta.__name__ else module
+            path = f"{own}.{name}"
+            lines += [f"::: {path}", ""]
     return "\n".join(lines)
 
 
@@ -128,6 +142,7 @@ def documents() -> dict[Path, str]:
         for page, part in (
             ("errors", error_table()),
             ("python", public_names()),
+            ("refusals", refusal_table()),
         )
     }
     index = (DOCS / "index.md").read_text()

@@ -392,7 +392,7 @@ class DataLossError(NatsSourceError):
 
 
 class TableError(NatsSourceError):
-    """A Delta table could not be read or written by delta-rs; the text has its error."""
+    """A Delta table could not be read or written; the text has its cause."""
 
 
 class TableConflictError(TableError):

@@ -21,22 +21,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import WriterProperties, write_deltalake
-from pyspark.sql.types import StructType
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import Upkeep, configure_delta, merge_changes
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
-from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
-from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
-from nats_stream_source.delta.driver.storage import TableStorage, file_sizes
-from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
-from nats_stream_source.delta.location import TableLocation
+from nats_stream_source.delta.driver.table import OpenedTable
+from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
+from nats_stream_source.delta.rules.layout import Layout
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 ENGINES: dict[str, dict[str, Any]] = {
-    "merge-on-read": {"engine": "delta-rs"},
-    "copy-on-write": {"engine": "delta-rs", "deletion_vectors": False},
+    "driver": {"engine": "driver"},
+    "driver-without-vectors": {"engine": "driver", "deletion_vectors": False},
     "spark": {"engine": "spark"},
 }
 """Arguments of ``merge`` and ``merge_changes``, by name."""
@@ -44,16 +42,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 BATCH = 5_000  # rows of a merge
 ROUNDS = 5
 _SPARK_ROUNDS = 2  # after one that is not counted
-SCHEMA = (
-    StructType()
-    .add("bucket", "string")
-    .add("key", "string")
-    .add("value", "binary")
-    .add("revision", "long")
-    .add("created", "timestamp")
-    .add("operation", "string")
-    .add("stream_created", "timestamp")
-)
 _CHUNK = 1_000_000
 _CREATED = datetime(2026, 1, 1, tzinfo=timezone.utc)
 _VALUE = 128  # bytes
@@ -88,14 +76,14 @@ def rows(numbers: np.ndarray, revision: int) -> pa.Table:
     created = pa.scalar(_CREATED, pa.timestamp("us", "UTC"))
     return pa.table(
         {
-            "bucket": pa.array(["bench"] * count),
+            "bucket": pa.array(["bench"] * count, pa.string()),
             "key": pc.binary_join_element_wise("key.", pa.array(numbers).cast(pa.string()), ""),
             "value": pa.Array.from_buffers(
                 pa.binary(), count, [None, offsets, pa.py_buffer(values)]
             ),
-            "revision": pa.array(np.arange(revision, revision + count)),
+            "revision": pa.array(np.arange(revision, revision + count), pa.int64()),
             "created": pa.repeat(created, count),
-            "operation": pa.array(["PUT"] * count),
+            "operation": pa.array(["PUT"] * count, pa.string()),
             "stream_created": pa.repeat(created, count),
         }
     )
@@ -110,18 +98,21 @@ def measure_merge(engine: str, keys: int) -> MergeResult:
     return MergeResult(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def create_with_vectors(opened: OpenedTable, upkeep: Upkeep) -> MergeOnReadTable:
-    """The table of :func:`rows` with deletion vectors; created if it does not exist."""
-    engine = DriverEngine(opened, LimitCheck(NO_LIMITS), True)
-    found = engine.find_or_create(SCHEMA, "remove", upkeep)
-    assert isinstance(found, MergeOnReadTable)
-    return found
+def merge_rows(
+    opened: OpenedTable, batch: pa.Table, upkeep: Upkeep, *, vectors: bool = True
+) -> None:
+    """Merge rows of :func:`rows` without Spark, into a table that is created if need be."""
+    layout = Layout.of_entries(batch.schema.names, "remove")
+    shape = EventShape(batch.schema, layout, computed=True)
+    engine = DriverEngine(opened, vectors, IndexLimit())
+    engine.merge(EventBatch(shape, EventTable(batch)), upkeep)
 
 
 def _create(engine: str, path: str, keys: int) -> None:
     """Create a table of so many keys."""
-    if engine == "merge-on-read":
-        create_with_vectors(opened_table(TableLocation(path, "delta-rs")), Upkeep())
+    if engine != "spark":
+        vectors = ENGINES[engine].get("deletion_vectors", True)
+        merge_rows(opened_table(path, path), rows(np.arange(0), 1), Upkeep(), vectors=vectors)
 
     def parts() -> Iterator[pa.RecordBatch]:
         for start in range(0, keys, _CHUNK):
@@ -153,7 +144,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
                 began = time.perf_counter()
                 merge(batch, turn)
                 seconds.append(time.perf_counter() - began)
-        size = sum(file_sizes(TableStorage("table", path).open_existing()).values())
+        size = sum(pa.table(DeltaTable(path).get_add_actions())["size_bytes"].to_pylist())
     counted = seconds[1:]
     return MergeResult(
         engine,

@@ -115,8 +115,8 @@ def _table_size(axes: Axes, figures: Figures) -> None:
 
 
 _ENGINES = {
-    "merge-on-read": ("this package, deletion vectors", OURS),
-    "copy-on-write": ("this package, files rewritten", FOURTH),
+    "driver": ("this package, deletion vectors", OURS),
+    "driver-without-vectors": ("this package, files written again", FOURTH),
     "history": ("this package, a history", OURS),
     "spark": ("Spark's MERGE", THIRD),
     "foreachBatch": ("read only, without a table", OTHER),

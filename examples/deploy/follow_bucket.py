@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("bucket")
     parser.add_argument("table", help="path or URI, or a name in the catalog")
     parser.add_argument("checkpoint")
-    parser.add_argument("--engine", default="auto", choices=("auto", "delta-rs", "spark"))
+    parser.add_argument("--engine", default="auto", choices=("auto", "driver", "spark"))
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--option", action="append", default=[], help="of nats_kv: NAME=VALUE")
     parser.add_argument("--storage-option", action="append", default=[], help="of delta-rs")

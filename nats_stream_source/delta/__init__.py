@@ -10,24 +10,30 @@
 - ``configure_delta``: configures a session for ``engine="spark"``
 
 Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
+
+A name is imported when it is used. Only :mod:`spark` imports Spark: the rule (:mod:`rules`) and the
+writer (:mod:`driver`) run without it.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.extras import import_failure
 
-try:
-    from nats_stream_source.delta.cdc.debezium import DebeziumChanges, debezium_changes
-    from nats_stream_source.delta.follow import follow
+if TYPE_CHECKING:
     from nats_stream_source.delta.limits import AutoLimits
     from nats_stream_source.delta.location import Engine
-    from nats_stream_source.delta.maintain import maintain
-    from nats_stream_source.delta.merge import merge, merge_changes
-    from nats_stream_source.delta.reconcile import ReconcileResult, reconcile
+    from nats_stream_source.delta.rules.layout import Deletes
+    from nats_stream_source.delta.spark.debezium import DebeziumChanges, debezium_changes
+    from nats_stream_source.delta.spark.follow import follow
+    from nats_stream_source.delta.spark.maintain import maintain
+    from nats_stream_source.delta.spark.merge import MergeArguments, merge, merge_changes
+    from nats_stream_source.delta.spark.reconcile import ReconcileResult, reconcile
     from nats_stream_source.delta.spark.session import configure_delta
-    from nats_stream_source.delta.table import Deletes
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
     from nats_stream_source.spark.session import configure
-except ModuleNotFoundError as error:
-    raise import_failure(error, "delta") from error
 
 __all__ = [
     "AutoLimits",
@@ -35,6 +41,7 @@ __all__ = [
     "Deletes",
     "Engine",
     "MaintenanceResult",
+    "MergeArguments",
     "ReconcileResult",
     "Upkeep",
     "configure",
@@ -46,3 +53,35 @@ __all__ = [
     "merge_changes",
     "reconcile",
 ]
+
+MODULES = {
+    "AutoLimits": "nats_stream_source.delta.limits",
+    "DebeziumChanges": "nats_stream_source.delta.spark.debezium",
+    "Deletes": "nats_stream_source.delta.rules.layout",
+    "Engine": "nats_stream_source.delta.location",
+    "MaintenanceResult": "nats_stream_source.delta.upkeep",
+    "MergeArguments": "nats_stream_source.delta.spark.merge",
+    "Upkeep": "nats_stream_source.delta.upkeep",
+    "ReconcileResult": "nats_stream_source.delta.spark.reconcile",
+    "configure": "nats_stream_source.spark.session",
+    "configure_delta": "nats_stream_source.delta.spark.session",
+    "debezium_changes": "nats_stream_source.delta.spark.debezium",
+    "follow": "nats_stream_source.delta.spark.follow",
+    "maintain": "nats_stream_source.delta.spark.maintain",
+    "merge": "nats_stream_source.delta.spark.merge",
+    "merge_changes": "nats_stream_source.delta.spark.merge",
+    "reconcile": "nats_stream_source.delta.spark.reconcile",
+}
+"""The module of each public name."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(MODULES[name])
+    except ModuleNotFoundError as error:
+        raise import_failure(error, "delta") from error
+    value = getattr(module, name)
+    globals()[name] = value
+    return value

@@ -20,12 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pyspark.sql import SparkSession
-
-from nats_stream_source.delta.spark import session
+from nats_stream_source.delta.refused import PATH, PATH_CHARACTERS, reason
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 
-Engine = Literal["auto", "delta-rs", "spark"]
+Engine = Literal["auto", "driver", "spark"]
 TableArgument = str | os.PathLike[str]
 """A table as functions take it: a path, a URI, or a name in the catalog."""
 
@@ -61,24 +59,26 @@ class TableLocation:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "uri", _normalised(name) if is_path(name) else name)
         if self.engine not in get_args(Engine):
+            given: str = self.engine
+            renamed = "; 'driver' has replaced 'delta-rs'" if given == "delta-rs" else ""
             raise ConfigurationError(
-                f"invalid argument: engine is {self.engine!r}, expected 'auto', 'delta-rs' or "
-                f"'spark'"
+                f"invalid argument: engine is {self.engine!r}, expected 'auto', 'driver' or "
+                f"'spark'{renamed}"
             )
         if self.storage_options is not None and self.engine == "spark":
             raise ConfigurationError(
                 "invalid arguments: storage_options with engine='spark', which reads the Hadoop "
-                "settings of the session; remove storage_options, or use engine='delta-rs'"
+                "settings of the session; remove storage_options, or use engine='driver'"
             )
-        if not self.is_path and (self.storage_options is not None or self.engine == "delta-rs"):
-            given = "storage_options" if self.storage_options is not None else "engine='delta-rs'"
+        if not self.is_path and (self.storage_options is not None or self.engine == "driver"):
+            given = "storage_options" if self.storage_options is not None else "engine='driver'"
             raise ConfigurationError(
                 f"invalid arguments: {given} with table {self.name!r}, which is a name in the "
                 f"catalog; pass the table's path or URI, or use engine='spark'"
             )
-        if self.engine == "delta-rs" and not _installed():
+        if self.engine == "driver" and not driver_installed():
             raise MissingPackageError(
-                "could not use engine='delta-rs': the package deltalake is not installed; run "
+                "could not use engine='driver': the package deltalake is not installed; run "
                 "`pip install 'nats-stream-source[delta]'`"
             )
         self._validate_path()
@@ -88,48 +88,32 @@ class TableLocation:
         """Whether the table is a path or URI instead of a name in the catalog."""
         return is_path(self.name)
 
-    def path_for_spark(self, spark: SparkSession) -> str | None:
+    def path_for_spark(self, filesystem: str | None) -> str | None:
         """The path or URI for Spark; None for a name in the catalog.
 
-        Raises:
-            ConfigurationError: the session's JVM cannot name the directory.
+        Args:
+            filesystem: the URI against which Spark resolves a path without a scheme; None if it is
+                not known (Spark Connect).
         """
         if not self.is_path:
             return None
-        session.require_encoding(spark, self.name)
         scheme = scheme_of(self.name)
         if scheme == "file":
             return f"file:{self.uri}"  # as Spark names it
-        filesystem = session.default_filesystem(spark)
         if scheme or (filesystem is not None and filesystem.startswith("file:")):
             return self.uri
         # Relative to a directory of another file system, or of the server of Spark Connect.
         return _collapsed(self.name)
 
-    def require_engine(self, spark: SparkSession | None) -> None:
-        """Raise an error if no engine can change the table in this session.
+    def driver_problem(self, filesystem: str | None) -> str | None:
+        """Why ``engine="auto"`` does not take the driver for this location; None if it does.
 
-        Raises:
-            MissingPackageError: the package that the engine requires is not installed.
-            ConfigurationError: the session lacks Delta's jar or a setting.
+        Args:
+            filesystem: see :meth:`path_for_spark`.
         """
-        if self.engine == "spark" or (self.engine == "auto" and not self.is_path):
-            if spark is not None:
-                session.require_delta(spark)
-        elif self.engine == "auto" and not _installed() and spark is not None:
-            missing = session.missing(spark)
-            if missing is not None:
-                raise MissingPackageError(
-                    f"could not change table {self.name!r}: engine 'delta-rs' requires the package "
-                    f"deltalake, and for engine 'spark' {missing}; run "
-                    f"`pip install 'nats-stream-source[delta]'`"
-                )
-
-    def delta_rs_problem(self, spark: SparkSession) -> str | None:
-        """Why ``engine="auto"`` does not take delta-rs for this location; None if it does."""
         if not self.is_path:
             return "the table is a name in the catalog"
-        if not _installed():
+        if not driver_installed():
             return "the package deltalake is not installed"
         scheme = scheme_of(self.name)
         if (problem := self._path_problem) is not None:
@@ -138,7 +122,6 @@ class TableLocation:
             return None
         if scheme:
             return f"the path has the scheme '{scheme}', and storage_options are not given"
-        filesystem = session.default_filesystem(spark)
         if filesystem is None:
             return "with Spark Connect, a path without a scheme is the server's; write file:///…"
         if not filesystem.startswith("file:"):
@@ -154,7 +137,7 @@ class TableLocation:
             found = re.search(r"[?#]", path)
         if found is None and os.sep == "/" and not scheme_of(path):
             found = re.search(r"\\", path)
-        return None if found is None else f"delta-rs does not take {found[0]!r} in a path literally"
+        return None if found is None else reason(PATH, PATH_CHARACTERS, found[0])
 
     def _validate_path(self) -> None:
         """Raise ConfigurationError for a path that does not name one directory for all engines."""
@@ -185,9 +168,9 @@ class TableLocation:
                 f"{failed}, whose {escape[0]!r} Spark takes literally and delta-rs decodes; write "
                 f"{'the path without a scheme' if scheme == 'file' else 'a URI without escapes'}"
             )
-        if self.engine == "delta-rs" and (problem := self._path_problem) is not None:
+        if self.engine == "driver" and (problem := self._path_problem) is not None:
             raise ConfigurationError(
-                f"{failed} with engine='delta-rs': {problem}; rename the directory, or use "
+                f"{failed} with engine='driver': {problem}; rename the directory, or use "
                 f"engine='spark'"
             )
 
@@ -199,7 +182,8 @@ def is_path(table: str) -> bool:
     return "/" in table or "\\" in table
 
 
-def _installed() -> bool:
+def driver_installed() -> bool:
+    """Whether the package of the driver's engine is installed."""
     return importlib.util.find_spec("deltalake") is not None
 
 

@@ -1,38 +1,14 @@
-"""What a merge has changed, and its metrics: the figures that operators watch."""
+"""What a merge has changed: the figures that operators watch."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.upkeep import MaintenanceResult
-from nats_stream_source.metrics.active import recorder
-from nats_stream_source.metrics.table import (
-    CHANGED_BYTES,
-    COMPACTED,
-    COMPACTIONS,
-    CONTRADICTIONS,
-    FILES,
-    FRESHNESS,
-    INDEX_BYTES,
-    INDEX_KEYS,
-    MERGED_ROWS,
-    MERGES,
-    NEWEST,
-    VACUUMED,
-    WRITTEN_BYTES,
-)
-from nats_stream_source.spark.task_counts import QUERY_ID
-
-if TYPE_CHECKING:
-    from nats_stream_source.metrics.recorder import Recorder
 
 CREATED_COLUMN = "created"
 """The time of an entry, unless the batch has dropped it."""
@@ -43,7 +19,7 @@ class MergeResult:
     """What a merge has changed, and the table after it.
 
     Attributes:
-        engine: ``"merge-on-read"``, ``"copy-on-write"`` or ``"spark"``.
+        engine: ``"driver"`` or ``"spark"``.
         inserted, updated, deleted: number of rows. A marked row is an inserted or updated one.
         newest: ``created`` of the newest entry that was merged; None if nothing changed or the
             batch lacks the column.
@@ -69,6 +45,21 @@ class MergeResult:
     maintained: MaintenanceResult = field(default_factory=MaintenanceResult)
     contradictions: int = 0
 
+    def __add__(self, later: MergeResult) -> MergeResult:
+        """The result of two commits of one batch, or of two batches."""
+        newest = [time for time in (self.newest, later.newest) if time is not None]
+        return replace(
+            later,
+            inserted=self.inserted + later.inserted,
+            updated=self.updated + later.updated,
+            deleted=self.deleted + later.deleted,
+            newest=max(newest, default=None),
+            changed_bytes=_sum(self.changed_bytes, later.changed_bytes),
+            written_bytes=_sum(self.written_bytes, later.written_bytes),
+            maintained=self.maintained + later.maintained,
+            contradictions=self.contradictions + later.contradictions,
+        )
+
     @property
     def changed(self) -> int:
         """The number of rows that changed."""
@@ -91,44 +82,5 @@ def created_time(micros: int | None) -> datetime | None:
     return None if micros is None else datetime.fromtimestamp(micros / 1e6, timezone.utc)
 
 
-def report_merge(spark: SparkSession, table: str, result: MergeResult) -> None:
-    """Record a merge of a streaming query, if its metrics are watched."""
-    active = recorder()
-    if active is None:
-        return
-    with active.guarded():
-        # The thread that runs the micro-batch has its query's id.
-        query = spark.sparkContext.getLocalProperty(QUERY_ID)
-        if query is not None:
-            active.when_watched(query, _recording(active, table, result, time.time()))
-
-
-def _recording(
-    active: Recorder, table: str, result: MergeResult, now: float
-) -> Callable[[str], None]:
-    def record(query: str) -> None:
-        active.add(MERGES, 1, query, table, result.engine)
-        for change in ("inserted", "updated", "deleted"):
-            active.add(MERGED_ROWS, getattr(result, change), query, table, change)
-        if result.newest is not None:
-            newest = result.newest.timestamp()
-            active.observe(FRESHNESS, max(0.0, now - newest), query, table)
-            active.set(NEWEST, newest, query, table)
-        done = result.maintained
-        for metric, amount in (
-            (CONTRADICTIONS, result.contradictions),
-            (CHANGED_BYTES, result.changed_bytes),
-            (WRITTEN_BYTES, result.written_bytes),
-            (COMPACTED, done.compacted),
-            (COMPACTIONS, done.written),
-            (VACUUMED, done.deleted),
-        ):
-            if amount is not None:
-                active.add(metric, amount, query, table)
-        if result.files is not None:
-            active.set(FILES, result.files, query, table)
-        if result.engine == "merge-on-read":
-            active.set(INDEX_KEYS, result.index_keys, query, table)
-            active.set(INDEX_BYTES, result.index_bytes, query, table)
-
-    return record
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other

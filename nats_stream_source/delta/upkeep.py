@@ -22,8 +22,7 @@ VACUUM does not conflict with commits.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nats_stream_source.delta.conflicts import first_line
@@ -109,17 +108,6 @@ class Upkeep:
     def look_at_files_due(self, before: int, after: int) -> bool:
         """Whether enough commits were made to look at the files, where that is a Spark job."""
         return crosses(self.compact_files, before, after)
-
-    def compaction_due(self, files: Iterable[tuple[object, int]]) -> bool:
-        """Whether compaction is due for these live files.
-
-        Args:
-            files: partition (any value that identifies it) and size of each.
-        """
-        if self.compact_files is None:
-            return False
-        small = Counter(partition for partition, size in files if 2 * size < self.target_file_bytes)
-        return small.total() - len(small) >= self.compact_files
 
 
 DEFAULT_UPKEEP = Upkeep()

@@ -194,14 +194,12 @@ COMPACTIONS = Metric(
     "compactions",
     "counter",
     "compactions",
-    "Data files that compaction wrote; merge-on-read writes one for each compaction.",
+    "Data files that compaction wrote.",
     _TABLE,
 )
 VACUUMED = Metric("vacuumed_files", "counter", "files", "Expired files that were deleted.", _TABLE)
-INDEX_KEYS = Metric("index_keys", "gauge", "keys", "Keys in the index of merge-on-read.", _TABLE)
-INDEX_BYTES = Metric(
-    "index_bytes", "gauge", "bytes", "Memory of the index of merge-on-read.", _TABLE
-)
+INDEX_KEYS = Metric("index_keys", "gauge", "keys", "Keys in the driver's index.", _TABLE)
+INDEX_BYTES = Metric("index_bytes", "gauge", "bytes", "Memory of the driver's index.", _TABLE)
 
 # -- events -------------------------------------------------------------------------------------
 

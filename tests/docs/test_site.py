@@ -114,7 +114,7 @@ def test_errors_are_in_reference_with_numbers() -> None:
 
 
 def test_public_functions_that_share_name_with_module_are_shown() -> None:
-    assert "::: nats_stream_source.delta.merge.merge\n" in public_names()
+    assert "::: nats_stream_source.delta.spark.merge.merge\n" in public_names()
     assert "::: nats_stream_source.jetstream.KeyValue\n" in public_names()
 
 

@@ -19,6 +19,7 @@ class StoreProxy:
         hold: commits are not forwarded; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
         lost: how many were.
+        unconditional: PUTs are forwarded without their condition, as by a store that ignores it.
     """
 
     def __init__(self, url: str, target: str) -> None:
@@ -28,6 +29,7 @@ class StoreProxy:
         self.held = threading.Event()
         self.lose = 0
         self.lost = 0
+        self.unconditional = False
 
 
 class _Server(ThreadingHTTPServer):
@@ -47,7 +49,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         connection = http.client.HTTPConnection(proxy.target)
-        connection.request(self.command, self.path, body, dict(self.headers))
+        headers = dict(self.headers)
+        if proxy.unconditional:
+            headers = {name: text for name, text in headers.items() if name != "if-none-match"}
+        connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         content = response.read()
         connection.close()

@@ -33,7 +33,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("import nats_stream_source; nats_stream_source.watch_progress(None)", "spark"),
         ("from nats_stream_source import configure", "spark"),
         ("from nats_stream_source.delta import merge_changes", "delta"),
-        ("import nats_stream_source.delta.reconcile", "delta"),
+        ("import nats_stream_source.delta; nats_stream_source.delta.reconcile", "delta"),
     ],
 )
 def test_error_names_extra_to_install(code: str, extra: str) -> None:
@@ -50,11 +50,11 @@ def test_missing_module_of_other_kind_is_reported() -> None:
     code = """
 class Broken:
     def find_spec(self, name, path=None, target=None):
-        if name == "nats_stream_source.delta.table":
+        if name == "nats_stream_source.delta.tables":
             raise ModuleNotFoundError("broken", name=name)
 import sys
 sys.meta_path.insert(0, Broken())
-import nats_stream_source.delta
+from nats_stream_source.delta import merge
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: broken"
@@ -63,7 +63,7 @@ import nats_stream_source.delta
 def test_missing_package_is_import_error() -> None:
     code = """
 try:
-    import nats_stream_source.delta
+    from nats_stream_source.delta import merge
 except ImportError as error:
     from nats_stream_source.errors import NatsSourceError
     assert isinstance(error, NatsSourceError)
@@ -79,6 +79,16 @@ import nats_stream_source.embedded, nats_stream_source.options
 import nats_stream_source.jetstream as jetstream
 for name in jetstream.__all__:
     getattr(jetstream, name)
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rule_and_writer_of_delta_tables_do_not_need_spark() -> None:
+    code = """
+import nats_stream_source.delta.driver.engine, nats_stream_source.delta.rules.changes
+import nats_stream_source.delta.refused
+from nats_stream_source.delta import AutoLimits, Upkeep
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,8 @@
 """Data files of a Delta table: writing rows as Parquet with statistics, and reading them.
 
+A live file keeps its number when its vector changes, so the index names a row by the number of its
+file and its position.
+
 A partition column is not in the file: its value is in the log, as text.
 """
 
@@ -8,57 +11,161 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from nats_stream_source.delta.cdc.columns import not_null_error
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.driver.deletion_vectors import (
-    VectorError,
-    vector_path,
-    vector_rows,
-)
-from nats_stream_source.delta.driver.delta_log import Action, now_ms, outside_problem
+from nats_stream_source.delta.driver.log import Action, now_ms, stored_rows
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.table import EngineRefusedError
+from nats_stream_source.delta.driver.statistics import Statistics
+from nats_stream_source.delta.driver.vectors import VectorError, vector_path, vector_rows
+from nats_stream_source.delta.refused import path_outside
+from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.tables import EngineRefusedError
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_STATISTICS_COLUMNS = 32  # Delta's own number
-_LONGEST_TEXT = 32  # characters; a longer text does not bound the file
 
 
-def write_data_file(
-    objects: TableObjects,
-    rows: pa.Table,
-    partition: Mapping[str, str | None],
-    *,
-    data_change: bool = True,
-) -> Action:
-    """Write rows of one partition; the ``add`` of the file.
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A live data file.
+
+    Attributes:
+        add: its action in the log.
+        rows: the number of its rows, removed ones included.
+        vector: the removed rows; never changed in place.
+    """
+
+    add: Action
+    rows: int
+    vector: BitMap64 = field(default_factory=BitMap64)
+
+    def live_positions(self) -> Integers:
+        """The positions of the rows that are not removed, in ascending order."""
+        alive = np.ones(self.rows, bool)
+        alive[positions(self.vector)] = False
+        return np.flatnonzero(alive)
+
+    @property
+    def partition(self) -> tuple[tuple[str, str | None], ...]:
+        """The values of its partition columns."""
+        return tuple(sorted(self.add["partitionValues"].items()))
+
+    @property
+    def live_rows(self) -> int:
+        """The number of rows that are not removed."""
+        return self.rows - len(self.vector)
+
+    @property
+    def live_bytes(self) -> int:
+        """The estimated size of the rows that are not removed."""
+        return int(self.add["size"] * self.live_rows // max(1, self.rows))
+
+
+class LiveFiles(dict[int, LiveFile]):
+    """The live files of a version by number; a number is used once."""
+
+    _next = 0
+
+    def add(self, file: LiveFile) -> int:
+        """Add a file; its number."""
+        number, self._next = self._next, self._next + 1
+        self[number] = file
+        return number
+
+
+def positions(rows: BitMap64) -> Integers:
+    """The rows of a vector as an array, in ascending order."""
+    return np.fromiter(rows, np.int64, len(rows))
+
+
+class PartitionWriter:
+    """Writes rows of one partition into files of about a target size.
+
+    A row group has about the target size in Arrow, which compresses; a file ends with the row group
+    that makes it as large. So only the last file is smaller, and compaction does not see the others
+    as small files again. Memory: one file, and the rows of a row group.
 
     Args:
-        rows: with the table's types, without partition columns.
+        objects: of the table's directory.
         partition: the value of each partition column as the log has it.
+        target_bytes: size of a file.
+        data_change: whether the rows are new to readers of the table's changes.
+
+    Attributes:
+        files: the ``add`` of each file that is written, and its number of rows.
     """
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="snappy")
-    content = sink.getvalue()
-    path = f"{_directory(partition)}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-    objects.put(path, memoryview(content).cast("B"))
-    return {
-        "path": quote(path, safe="/="),
-        "partitionValues": dict(partition),
-        "size": content.size,
-        "modificationTime": now_ms(),
-        "dataChange": data_change,
-        "stats": json.dumps(_statistics(rows)),
-    }
+
+    def __init__(
+        self,
+        objects: TableObjects,
+        partition: Mapping[str, str | None],
+        target_bytes: int,
+        *,
+        data_change: bool = True,
+    ) -> None:
+        self._objects = objects
+        self._partition = partition
+        self._target_bytes = target_bytes
+        self._data_change = data_change
+        self._rows: list[pa.Table] = []
+        self._bytes = 0
+        self.files: list[tuple[Action, int]] = []
+        self._file: tuple[pa.BufferOutputStream, pq.ParquetWriter, Statistics] | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows with the table's types, without partition columns."""
+        self._rows.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes >= self._target_bytes:
+            self._write()
+
+    def finish(self) -> None:
+        """Write what remains."""
+        self._write()
+        self._end_file()
+
+    def _write(self) -> None:
+        if not self._rows:
+            return
+        rows = pa.concat_tables(self._rows)
+        groups = max(1, -(-self._bytes // self._target_bytes))
+        step = max(1, -(-len(rows) // groups))
+        for start in range(0, len(rows), step):
+            group = rows.slice(start, step)
+            if self._file is None:
+                sink = pa.BufferOutputStream()
+                writer = pq.ParquetWriter(sink, rows.schema, compression="snappy")
+                self._file = sink, writer, Statistics()
+            sink, writer, statistics = self._file
+            writer.write_table(group, row_group_size=len(group))
+            statistics.add(group)
+            if sink.tell() >= self._target_bytes:
+                self._end_file()
+        self._rows, self._bytes = [], 0
+
+    def _end_file(self) -> None:
+        if self._file is None:
+            return
+        (sink, writer, statistics), self._file = self._file, None
+        writer.close()
+        content = sink.getvalue()
+        path = f"{_directory(self._partition)}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        self._objects.put(path, memoryview(content).cast("B"))
+        add = {
+            "path": quote(path, safe="/="),
+            "partitionValues": dict(self._partition),
+            "size": content.size,
+            "modificationTime": now_ms(),
+            "dataChange": self._data_change,
+            "stats": json.dumps(statistics.values()),
+        }
+        self.files.append((add, statistics.rows))
 
 
 def _directory(partition: Mapping[str, str | None]) -> str:
@@ -78,9 +185,7 @@ def read_data_file(
         EngineRefusedError: the file is outside of the table.
         OSError: the file does not exist, is damaged, or the store failed.
     """
-    if (problem := outside_problem([add["path"]])) is not None:
-        raise EngineRefusedError(problem)
-    path = unquote(add["path"])
+    path = _inside(add)
     try:
         with objects.reader(path) as source:
             file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
@@ -89,17 +194,36 @@ def read_data_file(
             table = file.read(columns=stored)
     except pa.ArrowInvalid as error:
         raise OSError(f"data file {path} is damaged: {first_line(error)}") from error
-    arrays: list[Any] = []
+    arrays: list[pa.Array | pa.ChunkedArray] = []
     for name in columns:
         kind = schema.field(name).type
         if name in add["partitionValues"]:
             value = pa.scalar(add["partitionValues"][name] or None, pa.string()).cast(kind)
             arrays.append(pa.repeat(value, rows))
         elif name in stored:
-            arrays.append(cast_column(table[name], kind))
+            column = table[name]
+            arrays.append(column if column.type == kind else column.cast(kind))
         else:
             arrays.append(pa.nulls(rows, kind))
     return pa.table(arrays, schema=pa.schema([schema.field(name) for name in columns]))
+
+
+def file_rows(objects: TableObjects, add: Action) -> int:
+    """The number of rows of a data file, by its statistics if it has them."""
+    if (rows := stored_rows(add)) is not None:
+        return rows
+    path = _inside(add)
+    try:
+        with objects.reader(path) as source:
+            return int(pq.read_metadata(source).num_rows)
+    except pa.ArrowInvalid as error:
+        raise OSError(f"data file {path} is damaged: {first_line(error)}") from error
+
+
+def _inside(add: Action) -> str:
+    if (problem := path_outside([add["path"]])) is not None:
+        raise EngineRefusedError(problem)
+    return unquote(add["path"])
 
 
 def removed_rows(objects: TableObjects, add: Action, rows: int) -> BitMap64:
@@ -128,6 +252,8 @@ def partitions(
     rows: pa.Table, columns: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.Array]]:
     """The partitions of rows: the values of their columns as the log has them, and positions."""
+    if not len(rows):
+        return
     positions = pa.array(np.arange(rows.num_rows))
     if not columns:
         yield {}, positions
@@ -140,47 +266,3 @@ def partitions(
         for index, at in enumerate(group.column("_at_list")):
             # The log has null for an empty text, too.
             yield {name: group.column(name)[index].as_py() or None for name in columns}, at.values
-
-
-def cast_column(column: Any, kind: pa.DataType) -> Any:
-    """A column with the table's type: Spark's timestamps have the session's time zone."""
-    return column if column.type == kind else column.cast(kind)
-
-
-def stored_column(rows: pa.Table, name: str, kind: pa.DataType, table: str) -> Any:
-    """A column of a batch with the table's type.
-
-    Raises:
-        ConfigurationError: a part of the column is null that is NOT NULL in the table.
-    """
-    try:
-        return cast_column(rows[name], kind)
-    except pa.ArrowInvalid as error:
-        if "non-nullable" not in str(error):
-            raise
-        raise not_null_error(table, name) from error
-
-
-def _statistics(rows: pa.Table) -> dict[str, Any]:
-    low, high, nulls = {}, {}, {}
-    for name in rows.column_names[:_STATISTICS_COLUMNS]:
-        column = rows[name]
-        if pa.types.is_nested(column.type):
-            continue
-        nulls[name] = column.null_count
-        if not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
-            continue
-        bounds = pc.min_max(column).as_py()
-        # A shortened text would not be an upper bound.
-        if all(
-            value is not None and not (isinstance(value, str) and len(value) > _LONGEST_TEXT)
-            for value in bounds.values()
-        ):
-            low[name], high[name] = bounds["min"], bounds["max"]
-    return {
-        "numRecords": rows.num_rows,
-        "minValues": low,
-        "maxValues": high,
-        "nullCount": nulls,
-        "tightBounds": True,
-    }

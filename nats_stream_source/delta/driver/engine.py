@@ -1,41 +1,37 @@
-"""Engine ``"delta-rs"``: finds or creates the table that the driver's process changes.
+"""The driver's engine: a table that the driver's process changes, and its state table.
 
-A table with deletion vectors is changed by :mod:`merge_on_read`, any other one by
-:mod:`copy_on_write`. So is a table with deletion vectors that has something :mod:`merge_on_read`
-does not keep; the log then has the reason.
+The state is read after the table's version and written before its next one. If another writer
+commits that one first, all of it begins again with the newer version, so the last committed version
+always has the events of every writer.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 
+import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.cdc.events import require_valid_frame
-from nats_stream_source.delta.cdc.tables import BaseEngine, FoundTables, RowTable
-from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
-from nats_stream_source.delta.driver.delta_log import DeltaLog, outside_problem
-from nats_stream_source.delta.driver.event_merge import merge_collected
-from nats_stream_source.delta.driver.features import (
-    DELETION_VECTORS,
-    deletion_vectors_problem,
-    rewriting_problem,
-    unsupported_feature,
-    unsupported_type,
-)
-from nats_stream_source.delta.driver.merge_on_read.creation import put_first_version
-from nats_stream_source.delta.driver.merge_on_read.opened_table import OpenedTable
-from nats_stream_source.delta.driver.merge_on_read.table import MergeOnReadTable
+from nats_stream_source.delta.driver.log import DeltaLog
 from nats_stream_source.delta.driver.objects import UnsupportedStoreError
-from nats_stream_source.delta.driver.storage import TableStorage, file_sizes, schema_of
-from nats_stream_source.delta.driver.timestamps import unsupported_timestamp
-from nats_stream_source.delta.limits import LimitCheck
-from nats_stream_source.delta.location import TableLocation
-from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.stored_columns import require_storable_names
-from nats_stream_source.delta.table import EngineRefusedError
+from nats_stream_source.delta.driver.storage import TableStorage, schema_of
+from nats_stream_source.delta.driver.table import DriverTable, OpenedTable
+from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.merge_result import MergeResult, newest_created
+from nats_stream_source.delta.refused import (
+    DELETION_VECTORS,
+    column_problem,
+    feature_problem,
+    implied_features,
+    path_outside,
+)
+from nats_stream_source.delta.rules.changes import changes_of, recorded_changes, require_valid
+from nats_stream_source.delta.rules.events import EventShape
+from nats_stream_source.delta.rules.layout import Layout
+from nats_stream_source.delta.rules.reading import Reader, RowChanges
+from nats_stream_source.delta.tables import BaseEngine, EngineRefusedError, FoundTables
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from nats_stream_source.logs import field_logger
@@ -43,70 +39,74 @@ from nats_stream_source.logs import field_logger
 _log = field_logger(__name__)
 
 
-def opened_table(location: TableLocation) -> OpenedTable:
-    """What a query keeps of its table from batch to batch; nothing is opened yet."""
-    return OpenedTable(TableStorage(location.name, location.uri, location.storage_options))
+def opened_table(
+    name: str, uri: str, storage_options: Mapping[str, str] | None = None
+) -> OpenedTable:
+    """What a query keeps of its table from batch to batch; nothing is opened yet.
+
+    Args:
+        name: path or URI as the user gave it, for errors.
+        uri: path or URI for delta-rs.
+        storage_options: options of delta-rs for the object store.
+    """
+    return OpenedTable(TableStorage(name, uri, storage_options))
 
 
-class DriverEngine(BaseEngine[RowTable]):
-    """See :class:`nats_stream_source.delta.table.TableEngine`.
+class DriverEngine(BaseEngine[DriverTable]):
+    """See :class:`nats_stream_source.delta.tables.Engine`.
 
     Args:
         opened: see :func:`opened_table`.
-        limits: of this change.
         deletion_vectors: see :func:`nats_stream_source.delta.merge`.
+        limit: of the index.
     """
 
     def __init__(
-        self, opened: OpenedTable, limits: LimitCheck, deletion_vectors: bool | None
+        self, opened: OpenedTable, deletion_vectors: bool | None, limit: IndexLimit
     ) -> None:
         super().__init__(opened.storage.name)
         self._opened = opened
         self._storage = opened.storage
-        self._limits = limits
         self._deletion_vectors = deletion_vectors
+        self._limit = limit
 
-    def find(self) -> RowTable | None:
-        """See :class:`nats_stream_source.delta.table.TableEngine`."""
-        if self._opened.table is not None:
-            return MergeOnReadTable(self._opened, None, self._limits)
+    def find(self) -> DriverTable | None:
+        """See :class:`nats_stream_source.delta.tables.Engine`."""
+        if self._opened.snapshot is not None:
+            return DriverTable(self._opened, None, self._limit)
+        _require_supported(self._storage.unsupported_store())
         target = self._open()
         return None if target is None else self._table(target)
 
-    def _merge(self, found: FoundTables[RowTable], upkeep: Upkeep | None) -> MergeResult:
-        events = found.events
-        try:
+    def _merge(self, found: FoundTables[DriverTable], upkeep: Upkeep | None) -> MergeResult:
+        for one in (found.table, found.state):
+            if one is not None:
+                one.open()  # refused before anything is written if the index exceeds its limit
+        result: MergeResult | None = None
+        tables: tuple[DriverTable, DriverTable | None] | None = None
+        for rows in found.source.parts(found.shape):
+            events = found.shape.events(rows, self._name)
             # Invalid events are refused before there is a table with their layout.
-            collected = self._opened.collector.events(events, self._limits)
-        except EngineRefusedError:
-            # Spark merges a batch beyond the limits, into a table as this engine creates it.
-            if found.table is None:
-                require_valid_frame(events.frame, events.layout)
-                self._create(found.schema, events.layout.properties, upkeep)
-            raise
-        table, state = self._created(found, upkeep)
-        return merge_collected(collected, events, table, state, upkeep)
+            require_valid(events, found.shape.layout)
+            tables = tables or self._created(found, upkeep)
+            merged = _merged(events, found.shape, *tables, upkeep)
+            result = merged if result is None else result + merged
+        assert result is not None  # also an empty batch is a part
+        return result
 
     def _state(self) -> DriverEngine:
-        return DriverEngine(self._opened.state(), self._limits, self._deletion_vectors)
+        return DriverEngine(self._opened.state(), self._deletion_vectors, self._limit)
 
-    def _create(
-        self, schema: StructType, layout: Mapping[str, str], upkeep: Upkeep | None
-    ) -> RowTable:
-        require_storable_names(self._name, schema)
-        _require_supported(unsupported_type(schema))
-        vectors = self._deletion_vectors is not False and self._storage.unsupported_store() is None
-        properties = {**layout, **(upkeep.table_properties(vectors) if upkeep else {})}
-        storage = self._storage
-        if not vectors:
-            return self._table(
-                storage.create(lambda: storage.put_copy_on_write(schema, properties))
+    def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> DriverTable:
+        _require_supported(column_problem(schema, ()))
+        vectors = self._deletion_vectors is not False
+        properties = {**layout.properties, **(upkeep.table_properties(vectors) if upkeep else {})}
+        target = self._storage.create(schema, properties, vectors=vectors)
+        if vectors:
+            _log.info(
+                "created the table with deletion vectors, which its readers must support",
+                table=self._name,
             )
-        target = storage.create(lambda: put_first_version(storage, schema, properties))
-        _log.info(
-            "created the table with deletion vectors, which its readers must support",
-            table=storage.name,
-        )
         return self._table(target)
 
     def _open(self) -> DeltaTable | None:
@@ -119,36 +119,45 @@ class DriverEngine(BaseEngine[RowTable]):
                 damaged = DeltaLog(self._storage.objects()).damaged_entry()
             raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
 
-    def _table(self, target: DeltaTable) -> RowTable:
+    def _table(self, target: DeltaTable) -> DriverTable:
+        protocol, metadata = target.protocol(), target.metadata()
+        features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+        features |= implied_features(protocol.min_writer_version)
         _require_supported(
-            unsupported_feature(target)
-            or outside_problem(file_sizes(target))
-            or unsupported_timestamp(target)
-            or unsupported_type(schema_of(target))
+            feature_problem(features, metadata.configuration)
+            or column_problem(schema_of(target), metadata.partition_columns)
+            or path_outside(pa.table(target.get_add_actions(flatten=True))["path"].to_pylist())
         )
-        if self._deletion_vectors is False:
-            return self._copy_on_write(target)
-        problem = deletion_vectors_problem(target) or self._storage.unsupported_store()
-        if problem is None:
-            return MergeOnReadTable(self._opened, target, self._limits)
-        if self._deletion_vectors:
+        vectors = metadata.configuration.get(DELETION_VECTORS) == "true"
+        if self._deletion_vectors is not None and self._deletion_vectors != vectors:
+            has, action = ("has", "") if vectors else ("does not have", "set the property, or ")
             raise ConfigurationError(
-                f"could not change table {self._name!r} with deletion_vectors=True: "
-                f"{problem}; set the table property {DELETION_VECTORS}, or remove the argument"
+                f"could not change table {self._name!r} with deletion_vectors="
+                f"{self._deletion_vectors}: the table {has} the property {DELETION_VECTORS}; "
+                f"{action}remove the argument, which is for new tables"
             )
-        if target.metadata().configuration.get(DELETION_VECTORS) == "true":
-            self._log_reason(problem)
-        return self._copy_on_write(target)
+        return DriverTable(self._opened, target, self._limit)
 
-    def _copy_on_write(self, target: DeltaTable) -> RowTable:
-        _require_supported(rewriting_problem(target))
-        self._opened.int96_columns.require_known_range(target)
-        return CopyOnWriteTable(self._storage, target, self._opened.collector, self._limits)
 
-    def _log_reason(self, problem: str) -> None:
-        if problem != self._opened.reason:
-            self._opened.reason = problem
-            _log.info("delta-rs rewrites files of the table", table=self._name, reason=problem)
+def _merged(
+    events: pa.Table,
+    shape: EventShape,
+    table: DriverTable,
+    state: DriverTable | None,
+    upkeep: Upkeep | None,
+) -> MergeResult:
+    layout = shape.layout
+
+    def select(rows: Reader) -> RowChanges:
+        if state is None:
+            return changes_of(events, layout, shape.tracked, rows, None)
+        changes = state.read(lambda of: changes_of(events, layout, shape.tracked, rows, of))
+        if len(changes.state):
+            state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
+        return changes
+
+    result = table.change(select, upkeep)
+    return replace(result, newest=newest_created(events)) if result.changed else result
 
 
 def _require_supported(problem: str | None) -> None:

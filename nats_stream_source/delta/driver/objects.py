@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import io
 import os
+import posixpath
+import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +25,8 @@ from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Store
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.location import scheme_of
+from nats_stream_source.delta.refused import REFUSED, STORE, reason
+from nats_stream_source.errors import ConfigurationError
 
 # delta-rs takes all options in one mapping; obstore has one for the store, one for the HTTP client
 # and one for retries. The names of the latter two, without a store's prefix.
@@ -48,8 +52,13 @@ _CLIENT = frozenset(
     }
 )
 _PREFIXES = ("aws_", "azure_", "google_")
-# How delta-rs itself commits where a store cannot put an object that must not exist.
-_OTHER_COMMITS = ("aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "allow_unsafe_rename")
+# Options with which delta-rs commits in another way than by an object that must not exist.
+_REFUSED = {one.name for one in REFUSED if one.kind == STORE}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # two characters: `C:\` is no scheme
+
+
+_refuse_existing: set[object] = set()
+"""The stores of this process that refuse an object that exists."""
 
 
 class ObjectExistsError(Exception):
@@ -67,14 +76,21 @@ class ObjectInfo(NamedTuple):
 class TableObjects:
     """The objects below a table's directory, by their paths within it.
 
+    Args:
+        store: of the directory.
+        root: scheme and host of an object store; empty for a local disk.
+        access: what the store is used with; equal for equal options.
+
     All methods raise OSError if the store fails, and FileNotFoundError for a missing object.
 
     Attributes:
         written_bytes: of all objects that this one has put.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, root: str = "", access: object = None) -> None:
         self._store = store
+        self._root = root
+        self._access = root, access
         self.written_bytes = 0
 
     @classmethod
@@ -94,7 +110,8 @@ class TableObjects:
         path = _local_path(uri)
         if path is not None:
             return cls(LocalStore(path, mkdir=create))
-        return cls(_remote(uri, options or {}))
+        options = options or {}
+        return cls(_remote(uri, options), "/".join(uri.split("/")[:3]), frozenset(options.items()))
 
     def get(self, path: str) -> bytes:
         """The content of an object."""
@@ -116,21 +133,44 @@ class TableObjects:
 
         Raises:
             ObjectExistsError: the object must not exist and exists.
+            ConfigurationError: the store would replace it.
         """
+        if create:
+            self._require_conditional_put()
         with _failures(path):
             obstore.put(self._store, path, content, mode="create" if create else "overwrite")
         self.written_bytes += len(content)
 
-    def info(self, path: str) -> ObjectInfo:
-        """What the store reports of an object."""
-        with _failures(path):
-            meta = obstore.head(self._store, path)
-        return ObjectInfo(meta["size"], meta["e_tag"], meta["last_modified"])
+    def infos(self, paths: Sequence[str]) -> dict[str, ObjectInfo]:
+        """What the store reports of objects of one directory; one request for all.
 
-    def list(self, prefix: str | None = None) -> Iterator[tuple[str, ObjectInfo]]:
-        """The objects whose paths begin with a directory, in no particular order."""
+        Args:
+            paths: in ascending order; one of a missing object is left out.
+        """
+        if not paths:
+            return {}
+        if isinstance(self._store, LocalStore):
+            directory, found = str(self._store.prefix), {}
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    stat = os.stat(os.path.join(directory, path))
+                    modified = datetime.fromtimestamp(stat.st_mtime, timezone.utc)
+                    identity = f"{stat.st_ino:x}-{stat.st_mtime_ns:x}"
+                    found[path] = ObjectInfo(stat.st_size, identity, modified)
+            return found
+        before = paths[0][:-1]  # a shorter text comes before a longer one
+        return dict(self.list(posixpath.dirname(before), before))
+
+    def list(
+        self, prefix: str | None = None, after: str | None = None
+    ) -> Iterator[tuple[str, ObjectInfo]]:
+        """The objects whose paths begin with a directory, in no particular order.
+
+        Args:
+            after: leave out the objects up to this path.
+        """
         with _failures(prefix or ""):
-            for page in obstore.list(self._store, prefix):
+            for page in obstore.list(self._store, prefix, offset=after):
                 for meta in page:
                     yield (
                         meta["path"],
@@ -145,6 +185,26 @@ class TableObjects:
                     obstore.delete(self._store, path)
                 except FileNotFoundError:
                     continue
+
+    def _require_conditional_put(self) -> None:
+        """Verify, once for each store and process, that it refuses an object that exists."""
+        if not self._root or self._access in _refuse_existing:
+            return
+        path = f"_nats_stream_source_probe_{uuid.uuid4()}"
+        with _failures(path):
+            try:
+                for _ in range(2):
+                    obstore.put(self._store, path, b"", mode="create")
+            except AlreadyExistsError:
+                _refuse_existing.add(self._access)
+            finally:
+                obstore.delete(self._store, path)
+        if self._access not in _refuse_existing:
+            raise ConfigurationError(
+                f"could not commit in {self._root}: the store replaces an object that must not "
+                f"exist (If-None-Match: *), expected an error; of two writers one would lose its "
+                f"commit: use a store that has conditional puts"
+            )
 
 
 class UnsupportedStoreError(Exception):
@@ -165,8 +225,8 @@ def unsupported_store(uri: str, options: Mapping[str, str] | None) -> str | None
 
 
 def _local_path(uri: str) -> str | None:
-    scheme = scheme_of(uri)
-    if scheme == "file":
+    scheme = _SCHEME.match(uri)
+    if scheme and scheme[1].lower() == "file":
         return unquote(urlsplit(uri).path)
     return None if scheme else uri
 
@@ -189,8 +249,8 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], 
     for name, value in options.items():
         lower = name.lower()
         short = next((lower.removeprefix(p) for p in _PREFIXES if lower.startswith(p)), lower)
-        if lower in _OTHER_COMMITS:
-            raise UnsupportedStoreError(f"storage option {name} is given")
+        if lower in _REFUSED:
+            raise UnsupportedStoreError(reason(STORE, lower, name))
         if short in _CLIENT:
             client[short] = value
         elif lower == "max_retries":

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSelector, FileSystem, PyFileSystem
-from pyspark.sql.types import StructType
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from nats_stream_source.delta.cdc.columns import has_ntz
-from nats_stream_source.delta.cdc.layout import state_name
-from nats_stream_source.delta.conflicts import first_line, retry_conflicts
-from nats_stream_source.delta.driver.deletion_vectors import VectorError
-from nats_stream_source.delta.driver.delta_log import DamagedLogError
-from nats_stream_source.delta.driver.features import is_unsupported
+from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.driver.log import (
+    Action,
+    DamagedLogError,
+    DeltaLog,
+    VersionExistsError,
+    now_ms,
+)
 from nats_stream_source.delta.driver.objects import TableObjects, unsupported_store
-from nats_stream_source.delta.table import EngineRefusedError, not_a_table_error
+from nats_stream_source.delta.driver.vectors import VectorError
+from nats_stream_source.delta.refused import DELETION_VECTORS, implied_features
+from nats_stream_source.delta.rules.layout import state_name
+from nats_stream_source.delta.schema import has_ntz, opaque_type
+from nats_stream_source.delta.tables import not_a_table_error
 from nats_stream_source.errors import TableError
 
+_NTZ = "timestampNtz"
 _T = TypeVar("_T")
 
 
@@ -50,14 +55,6 @@ class TableStorage:
         """The objects of the directory; see :meth:`TableObjects.at`."""
         return TableObjects.at(self.uri, self.storage_options, create=create)
 
-    def file_system(self) -> FileSystem:
-        """The directory by delta-rs's own access, for stores that :meth:`objects` lacks, too.
-
-        Raises:
-            TableNotFoundError: it is a local directory that does not exist.
-        """
-        return PyFileSystem(DeltaStorageHandler(self.uri, self._options))
-
     def unsupported_store(self) -> str | None:
         """Why the driver cannot put the log's entries itself; None if it can."""
         return unsupported_store(self.uri, self.storage_options)
@@ -80,57 +77,28 @@ class TableStorage:
             )
         return target
 
-    def create(self, put: Callable[[], None]) -> DeltaTable:
+    def create(
+        self, schema: pa.Schema, properties: Mapping[str, str], *, vectors: bool
+    ) -> DeltaTable:
         """Create an empty table; the table that another process created meanwhile, if one did.
 
-        Args:
-            put: commits version 0; raises CommitFailedError if another process has.
+        delta-rs can create one with deletion vectors, and then also asks its readers for the
+        feature ``variantType`` (measured with deltalake 1.6.6), which many lack. Therefore this
+        method puts version 0 itself.
 
         Raises:
             ConfigurationError: the directory has files and is not a Delta table.
         """
 
         def create() -> DeltaTable:
-            # Of two processes that create the table, one has a conflict, and finds it then.
             if self._open() is None:
-                self._require_empty()
-                put()
+                objects = self.objects(create=True)
+                if any(True for _ in objects.list()) and self._open() is None:
+                    raise not_a_table_error(self.name)
+                put_first_version(objects, schema, properties, vectors=vectors)
             return self.open_existing()
 
-        return self.changed("create", create)
-
-    def put_copy_on_write(self, schema: StructType, properties: Mapping[str, str]) -> None:
-        """Commit version 0 of a table without deletion vectors."""
-        if any(has_ntz(field.dataType) for field in schema.fields):
-            # delta-rs asks for the feature itself if a column has the type, not a part of one.
-            properties = {**properties, "delta.feature.timestampNtz": "supported"}
-        DeltaTable.create(
-            self.uri,
-            Schema.from_json(schema_string(schema)),
-            mode="ignore",
-            configuration=dict(properties),
-            raise_if_key_not_exists=False,  # for the property of a layout
-            storage_options=self._options,
-        )
-
-    def changed(self, what: str, work: Callable[[], _T]) -> _T:
-        """The result of ``work``, which commits; repeated after a conflict.
-
-        Raises:
-            EngineRefusedError: delta-rs refuses to change the table.
-            TableConflictError: each attempt had a conflict.
-            TableError: delta-rs or its storage failed; the table is unchanged.
-        """
-
-        def commit() -> _T:
-            try:
-                return work()
-            except CommitFailedError as error:
-                if is_unsupported(str(error)):
-                    raise EngineRefusedError(first_line(error)) from error
-                raise
-
-        return self.named(what, lambda: retry_conflicts(commit, self.name, (CommitFailedError,)))
+        return self.named("create", create)
 
     def named(self, what: str, work: Callable[[], _T]) -> _T:
         """The result of ``work``, with a TableError for failures of delta-rs, files and storage."""
@@ -146,49 +114,104 @@ class TableStorage:
                 f"could not {what} table {self.name!r}: {first_line(error)}; the table is unchanged"
             ) from error
 
-    @property
-    def _options(self) -> dict[str, str] | None:
-        return dict(self.storage_options) if self.storage_options else None
-
     def _open(self) -> DeltaTable | None:
+        options = dict(self.storage_options) if self.storage_options else None
         try:
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self.uri, storage_options=options)
         except TableNotFoundError:
             return None
 
-    def _require_empty(self) -> None:
-        try:
-            files = self.file_system()
-        except TableNotFoundError:  # a local directory that does not exist
-            return
-        selector = FileSelector("", recursive=True, allow_not_found=True)
-        if files.get_file_info(selector):
-            raise not_a_table_error(self.name)
 
-
-def schema_string(schema: StructType) -> str:
-    """The columns of a table as the log has them.
-
-    Raises:
-        EngineRefusedError: delta-rs does not read these columns, and could not open the table.
-    """
-    text = schema.json()
+def put_first_version(
+    objects: TableObjects, schema: pa.Schema, properties: Mapping[str, str], *, vectors: bool
+) -> None:
+    """Commit version 0; nothing if another process has."""
+    features = [*(["deletionVectors"] if vectors else []), *([_NTZ] if has_ntz(schema) else [])]
+    protocol: Action = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if features:
+        protocol = _protocol(features, [*features, *implied_features(2)])
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": Schema.from_arrow(schema).to_json(),
+        "partitionColumns": [],
+        "configuration": {**properties, **({DELETION_VECTORS: "true"} if vectors else {})},
+        "createdTime": now_ms(),
+    }
     try:
-        Schema.from_json(text)
-    except ValueError as error:
-        raise EngineRefusedError(
-            f"delta-rs does not read the table's columns: {first_line(error)}"
-        ) from error
-    return text
+        DeltaLog(objects).put(0, "CREATE TABLE", [{"protocol": protocol}, {"metaData": metadata}])
+    except VersionExistsError:
+        return
 
 
-def schema_of(target: DeltaTable) -> StructType:
-    """The table's columns as Spark's types; both have the same JSON."""
-    return StructType.fromJson(json.loads(target.schema().to_json()))
+def changed_metadata(target: DeltaTable, schema: pa.Schema) -> list[Action]:
+    """The actions that give a table other columns.
+
+    delta-rs can add columns, and then also asks the readers of a table with deletion vectors for
+    the feature ``variantType`` (measured with deltalake 1.6.6).
+    """
+    metadata, own = target.metadata(), target.protocol()
+    columns = json.loads(Schema.from_arrow(schema).to_json())
+    _keep_metadata(columns, json.loads(target.schema().to_json()))
+    changed: Action = {
+        "id": str(metadata.id),
+        "name": metadata.name,
+        "description": metadata.description,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(columns, separators=(",", ":")),
+        "partitionColumns": list(metadata.partition_columns),
+        "configuration": dict(metadata.configuration),
+        "createdTime": metadata.created_time,
+    }
+    actions: list[Action] = [{"metaData": {k: v for k, v in changed.items() if v is not None}}]
+    if has_ntz(schema) and _NTZ not in (own.writer_features or ()):
+        reads = {*(own.reader_features or ()), _NTZ}
+        reads |= {"columnMapping"} if own.min_reader_version == 2 else set()
+        writes = {*(own.writer_features or ()), *implied_features(own.min_writer_version), _NTZ}
+        actions.insert(0, {"protocol": _protocol(reads, writes)})
+    return actions
 
 
-def file_sizes(target: DeltaTable) -> dict[str, int]:
-    """The size of each data file of this version, in bytes."""
-    actions = pa.table(target.get_add_actions(flatten=True))
-    paths, sizes = (actions[name].to_pylist() for name in ("path", "size_bytes"))
-    return dict(zip(paths, sizes, strict=True))
+def _protocol(reads: Iterable[str], writes: Iterable[str]) -> Action:
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": sorted(reads),
+        "writerFeatures": sorted(writes),
+    }
+
+
+def _keep_metadata(kind: Any, own: Any) -> None:
+    """Give the fields of a type in the log the metadata that the table's own have: Arrow's is text.
+
+    Args:
+        kind: the type, or the columns, changed in place.
+        own: the table's own.
+    """
+    if not isinstance(kind, dict) or not isinstance(own, dict):
+        return
+    before = {field["name"]: field for field in own.get("fields", ())}
+    for one in kind.get("fields", ()):
+        if one["name"] in before:
+            one["metadata"] = before[one["name"]]["metadata"]
+            _keep_metadata(one["type"], before[one["name"]]["type"])
+    for part in ("elementType", "keyType", "valueType"):
+        _keep_metadata(kind.get(part), own.get(part))
+
+
+def schema_of(target: DeltaTable) -> pa.Schema:
+    """The table's columns; a type that Arrow lacks is an opaque one."""
+    schema = pa.schema(target.schema().to_arrow())
+    for index, column in enumerate(json.loads(target.schema().to_json())["fields"]):
+        if (name := _foreign(column["type"])) is not None:
+            schema = schema.set(index, schema.field(index).with_type(opaque_type(name)))
+    return schema
+
+
+def _foreign(kind: Any) -> str | None:
+    """The name of a type that Arrow lacks, or of such a part of a type."""
+    if isinstance(kind, str):
+        return kind if kind == "variant" or kind.startswith("interval") else None
+    parts = [field["type"] for field in kind.get("fields", ())]
+    parts += [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
+    return next(filter(None, map(_foreign, parts)), None)

@@ -1,108 +1,193 @@
-"""Upkeep of a Delta table by delta-rs: compaction, VACUUM and the log's checkpoints.
+"""Upkeep of a table: compaction, the log's checkpoints, and removal of what has expired.
 
-See :mod:`nats_stream_source.delta.upkeep` for what upkeep is.
+**Beside the merges,** a thread does what is due after a commit; at most one runs for a table and
+process. It is not a daemon, so the process ends after it. A failure is logged, and the next commit
+tries again.
+
+**Deletion vectors.** VACUUM of delta-rs deletes data files and ignores the objects with vectors.
+:func:`delete_expired_vectors` deletes those that neither the newest version nor a version within
+the retention names: a ``remove`` action has the vector that a file had, and the time of its
+removal.
 """
 
 from __future__ import annotations
 
+import posixpath
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.driver.compaction import all_small_files, compact, select_files
+from nats_stream_source.delta.driver.log import DamagedLogError, DeltaLog, now_ms
+from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.vectors import VectorError, is_vector_path, vector_file_name
+from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import (
     MaintenanceResult,
     Upkeep,
+    crosses,
     maintenance_error,
+    retention_ms,
     skipped_after_conflict,
 )
+from nats_stream_source.errors import NatsSourceError, TableConflictError
 from nats_stream_source.logs import field_logger
 
-_FAILURES = (DeltaError, OSError)
+_COMPACTIONS = 20  # of one run of the thread: the next commit continues
+_FAILURES = (
+    DamagedLogError,
+    DeltaError,
+    NatsSourceError,
+    OSError,
+    TableChangedError,
+    VectorError,
+    pa.ArrowException,
+)
 
 _log = field_logger(__name__)
 
 
-def compaction_problem(target: DeltaTable) -> str | None:
-    """Why delta-rs cannot compact this table although it can merge into it; None if it can."""
-    mode = target.metadata().configuration.get("delta.columnMapping.mode", "none")
-    return None if mode == "none" else f"delta-rs does not compact with column mapping ({mode})"
+class BackgroundUpkeep:
+    """The upkeep of one table in this process."""
 
+    def __init__(self, storage: TableStorage) -> None:
+        self._storage = storage
+        self._thread: threading.Thread | None = None
+        self._maintained: int | None = None  # the version at the last look
+        self._done = MaintenanceResult()
+        self._lock = threading.Lock()  # of ``_done``
 
-def live_files(target: DeltaTable) -> list[tuple[tuple[str, ...], int]]:
-    """The partition and the size of each data file of this version."""
-    actions = pa.table(target.get_add_actions(flatten=True))
-    partitions = [name for name in actions.column_names if name.startswith("partition.")]
-    columns = [actions[name].to_pylist() for name in ("size_bytes", *partitions)]
-    return [(tuple(map(str, values)), size) for size, *values in zip(*columns, strict=True)]
+    def after_commit(self, table: Snapshot, upkeep: Upkeep | None) -> None:
+        """Start what is due after a commit, unless the thread still runs.
 
+        Args:
+            table: after the commit.
+            upkeep: when what is due; None for checkpoints of the log only.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with table.lock:
+            version = table.version
+            since = version - 1 if self._maintained is None else self._maintained
+            files = self._due(table, upkeep)
+        checkpoint = crosses(table.checkpoint_commits, since, version)
+        vacuum_due = upkeep is not None and upkeep.vacuum_due(since, version)
+        self._maintained = version
+        if not (files or checkpoint or vacuum_due):
+            return
 
-def upkeep_after_commit(
-    target: DeltaTable, upkeep: Upkeep, before: int, table: str
-) -> MaintenanceResult:
-    """Do what is due after a commit by delta-rs. A failure is logged; the next commit tries again.
+        def work() -> None:
+            if files and upkeep is not None:
+                self._compact(table, upkeep, files)
+            if checkpoint or vacuum_due:
+                target = self._storage.open_existing()
+                target.create_checkpoint()
+                if vacuum_due and upkeep is not None:
+                    deleted = _delete_expired(target, table.objects, upkeep)
+                    self._add(MaintenanceResult(deleted=deleted))
+                    _log.info("maintained the table", table=self._storage.name, deleted=deleted)
 
-    Args:
-        target: the table after the commit.
-        upkeep: when what is due.
-        before: the version before the commit.
-        table: path or URI, for the log.
-    """
-    after = target.version()
-    if after == before:
-        return MaintenanceResult()
-    compact = compaction_problem(target) is None and upkeep.compaction_due(live_files(target))
-    result = MaintenanceResult()
-    try:
-        if compact:
-            result = _compact(target, upkeep)
-        if upkeep.vacuum_due(before, after):
-            result = replace(result, deleted=vacuum(target, upkeep))
-    except _FAILURES as error:
-        _log.warning("could not maintain the table", table=table, error=first_line(error))
-        return result
-    if result != MaintenanceResult():
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name=f"upkeep of {self._storage.name}"
+        )
+        self._thread.start()
+
+    def take_done(self) -> MaintenanceResult:
+        """What was done since the last call."""
+        with self._lock:
+            done, self._done = self._done, MaintenanceResult()
+        return done
+
+    def _add(self, result: MaintenanceResult) -> None:
+        with self._lock:
+            self._done += result
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except _FAILURES as error:
+            _log.warning(
+                "could not maintain the table", table=self._storage.name, error=first_line(error)
+            )
+
+    def _due(self, table: Snapshot, upkeep: Upkeep | None) -> list[int]:
+        if upkeep is None or upkeep.compact_files is None:
+            return []
+        return select_files(table.files, upkeep.target_file_bytes, upkeep.compact_files)
+
+    def _compact(self, table: Snapshot, upkeep: Upkeep, files: list[int]) -> None:
+        begin, compacted, written = time.monotonic(), 0, 0
+        for _ in range(_COMPACTIONS):
+            new = compact(table, files, upkeep.target_file_bytes)
+            if new is None:  # a merge has touched a file: the next commit tries again
+                break
+            compacted, written = compacted + len(files), written + new
+            with table.lock:
+                files = self._due(table, upkeep)
+            if not files:
+                break
+        self._add(MaintenanceResult(compacted, written))
+        seconds = round(time.monotonic() - begin, 2)
         _log.info(
             "maintained the table",
-            table=table,
-            compacted=result.compacted,
-            written=result.written,
-            deleted=result.deleted,
-            skipped=result.skipped,
+            table=self._storage.name,
+            compacted=compacted,
+            written=written,
+            seconds=seconds,
         )
-    return result
 
 
-def maintain_by_delta_rs(target: DeltaTable, upkeep: Upkeep, table: str) -> MaintenanceResult:
-    """Compact, VACUUM, write a checkpoint and delete the expired files of the log.
+def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> MaintenanceResult:
+    """Compact and VACUUM a table, write a checkpoint and delete the expired files of the log.
+
+    Args:
+        storage: of the table.
+        table: with or without an index.
+        upkeep: the size of files, and how long removed files are kept.
 
     Raises:
-        TableError: delta-rs or its storage failed.
+        TableError: a file is damaged, or the storage failed.
     """
     try:
-        problem = compaction_problem(target)
-        result = MaintenanceResult(skipped=problem) if problem else _compact(target, upkeep)
-        result = replace(result, deleted=vacuum(target, upkeep))
+        result = _compact_all(table, upkeep)
+        target = storage.open_existing()
         target.create_checkpoint()
-        if target.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
-            target.cleanup_metadata()
-    except _FAILURES as error:
-        raise maintenance_error(table, error) from error
+        return replace(result, deleted=_delete_expired(target, table.objects, upkeep))
+    except (DamagedLogError, DeltaError, OSError, VectorError, pa.ArrowException) as error:
+        raise maintenance_error(storage.name, error) from error
+
+
+def _compact_all(table: Snapshot, upkeep: Upkeep) -> MaintenanceResult:
+    result = MaintenanceResult()
+    with table.lock:
+        table.refresh()
+        groups = all_small_files(table.files, upkeep.target_file_bytes)
+    for numbers in groups:
+        try:
+            new = compact(table, numbers, upkeep.target_file_bytes)
+        except (TableChangedError, TableConflictError) as error:
+            return result + skipped_after_conflict(error)
+        if new is None:
+            return result + skipped_after_conflict(TableChangedError("it removed rows"))
+        result += MaintenanceResult(len(numbers), new)
     return result
 
 
-def _compact(target: DeltaTable, upkeep: Upkeep) -> MaintenanceResult:
-    try:
-        metrics = target.optimize.compact(target_size=upkeep.target_file_bytes)
-    except CommitFailedError as error:
-        return skipped_after_conflict(error)
-    return MaintenanceResult(metrics["numFilesRemoved"], metrics["numFilesAdded"])
-
-
-def vacuum(target: DeltaTable, upkeep: Upkeep) -> int:
-    """Delete the data files that have expired; returns their number."""
+def _delete_expired(target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -> int:
+    """Delete files of data, vectors and the log that have expired; how many of the former two."""
     deleted = target.vacuum(
         upkeep.retention_hours,
         dry_run=False,
@@ -110,4 +195,34 @@ def vacuum(target: DeltaTable, upkeep: Upkeep) -> int:
         enforce_retention_duration=upkeep.retention_hours is None,
         full=True,
     )
-    return len(deleted)
+    vectors = delete_expired_vectors(target, objects, upkeep)
+    if target.metadata().configuration.get("delta.enableExpiredLogCleanup", "").lower() != "false":
+        target.cleanup_metadata()
+    return len(deleted) + vectors
+
+
+def delete_expired_vectors(target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -> int:
+    """Delete the objects with vectors that have expired; returns their number.
+
+    Args:
+        target: the newest version.
+        objects: of the table's directory.
+        upkeep: its ``retention_hours``; None for the table's own.
+    """
+    before = now_ms() - retention_ms(upkeep, target.metadata().configuration)
+    named = DeltaLog(objects).files_since(target.version(), before)
+    kept = {
+        vector_file_name(action["deletionVector"])
+        for action in named
+        if action.get("deletionVector")
+    }
+    expired = [
+        path
+        for path, info in objects.list()
+        # An object that no version names yet belongs to a commit that is under way.
+        if is_vector_path(path)
+        and posixpath.basename(path) not in kept
+        and info.last_modified.timestamp() * 1000 < before
+    ]
+    objects.delete(expired)
+    return len(expired)

@@ -1,9 +1,21 @@
-"""Delta Lake in a Spark session: configure it for ``engine="spark"``, and report what is missing.
+"""Delta Lake in a Spark session: its settings for ``engine="spark"``, and what is missing.
 
 Spark's engine requires three things: the Python package ``delta-spark``, Delta's jar of the same
 version in the JVM, and two settings of the session. Without one of them Delta fails with errors
 that name none (``TypeError: 'JavaPackage' object is not callable``). :func:`missing` checks them in
 this order. With Spark Connect they are on the server, and the check covers the package only.
+
+**Settings of a command.** Some settings of a session change what Delta's commands store, and Spark
+reports nothing (measured with Delta Lake 4.4). :func:`exact_settings` sets them for the commands of
+this package, and sets them back:
+
+- ``outputTimestampType=TIMESTAMP_MILLIS`` drops microseconds, also of ``stream_created``, by which
+  entries are compared.
+- The rebase mode ``LEGACY`` shifts dates before 1582 and times before 1900 by days, in files that
+  Spark writes for all other readers, and in files of other writers for Spark. ``EXCEPTION`` fails
+  for them, when the tables may be created and empty.
+- With ``txnAppId`` and ``txnVersion`` Delta Lake commits one command and skips each later one.
+- A table that is created with the default ``appendOnly`` accepts one merge.
 """
 
 from __future__ import annotations
@@ -11,6 +23,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
@@ -30,6 +44,22 @@ SMALL_MACHINE = {
     "spark.sql.shuffle.partitions": "2",
 }
 """Settings for a few cores: the defaults, 50 and 200, make every MERGE take many seconds."""
+
+SKIPS_EMPTY_COMMITS = "spark.databricks.delta.skipRecordingEmptyCommits"
+"""Whether a command that changes nothing commits nothing."""
+
+EXACT: Mapping[str, str | None] = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    **{
+        f"spark.sql.parquet.{kind}RebaseModeIn{way}": "CORRECTED"
+        for kind in ("datetime", "int96")
+        for way in ("Write", "Read")
+    },
+    "spark.databricks.delta.properties.defaults.appendOnly": None,
+    "spark.databricks.delta.write.txnAppId": None,
+    "spark.databricks.delta.write.txnVersion": None,
+}
+"""The settings with which Delta's commands store values and commits as they are."""
 
 TESTED_DELTA = "4.4.0"
 """The newest version of Delta Lake that this package is tested with."""
@@ -86,7 +116,7 @@ def require_delta(spark: SparkSession) -> None:
         raise ConfigurationError(
             f"could not use engine='spark': {problem}; start the session with "
             f"`configure_delta(SparkSession.builder).getOrCreate()` "
-            f"(nats_stream_source.delta), or use engine='delta-rs'"
+            f"(nats_stream_source.delta), or use engine='driver'"
         )
 
 
@@ -106,6 +136,31 @@ def missing(spark: SparkSession) -> str | None:
         if value not in (spark.conf.get(name, None) or ""):
             return f"the session's setting {name} lacks {value}"
     return None
+
+
+@contextmanager
+def temporary_settings(spark: SparkSession, settings: Mapping[str, str | None]) -> Iterator[None]:
+    """Settings of the session for a block; None unsets one."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    changed = {name: value for name, value in settings.items() if value != before[name]}
+    try:
+        _set(spark, changed)
+        yield
+    finally:
+        _set(spark, {name: before[name] for name in changed})
+
+
+def exact_settings(spark: SparkSession) -> AbstractContextManager[None]:
+    """The settings :data:`EXACT` for a block."""
+    return temporary_settings(spark, EXACT)
+
+
+def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
 
 
 def default_filesystem(spark: SparkSession) -> str | None:

@@ -6,14 +6,22 @@ and deletes the expired files of the log. See :mod:`nats_stream_source.delta.upk
 
 from __future__ import annotations
 
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.spark.conflicts import CONFLICTS
-from nats_stream_source.delta.spark.settings import temporary_setting
+from nats_stream_source.delta.spark.session import temporary_settings
 from nats_stream_source.delta.upkeep import (
     MaintenanceResult,
     Upkeep,
@@ -21,6 +29,17 @@ from nats_stream_source.delta.upkeep import (
     skipped_after_conflict,
 )
 from nats_stream_source.logs import field_logger
+
+CONFLICTS = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+"""Delta's exceptions of a commit that conflicts with another one; they lack a common base."""
 
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 _MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
@@ -82,7 +101,7 @@ def newest_version(target: DeltaTable) -> int:
 
 
 def _compact(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> MaintenanceResult:
-    with temporary_setting(spark, _MAX_FILE_SIZE, str(upkeep.target_file_bytes)):
+    with temporary_settings(spark, {_MAX_FILE_SIZE: str(upkeep.target_file_bytes)}):
         try:
             row = target.optimize().executeCompaction().select("metrics.*").head()
         except CONFLICTS as error:
@@ -93,11 +112,9 @@ def _compact(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> Mainten
 
 def _vacuum(spark: SparkSession, target: DeltaTable, upkeep: Upkeep) -> None:
     # VACUUM lists the directories in as many tasks as this; the default of 10,000 takes minutes on
-    # a few cores.
-    with temporary_setting(spark, _LISTING_TASKS, "64"):
-        if upkeep.retention_hours is None:
-            target.vacuum()
-            return
-        # A retention that the user asks for can be below the table's.
-        with temporary_setting(spark, _RETENTION_CHECK, "false"):
-            target.vacuum(upkeep.retention_hours)
+    # a few cores. A retention that the user asks for can be below the table's.
+    settings: dict[str, str | None] = {_LISTING_TASKS: "64"}
+    if upkeep.retention_hours is not None:
+        settings[_RETENTION_CHECK] = "false"
+    with temporary_settings(spark, settings):
+        target.vacuum(upkeep.retention_hours)

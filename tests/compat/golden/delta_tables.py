@@ -229,8 +229,8 @@ _CHANGES_AFTER = Batch(
 
 # --- the tables ----------------------------------------------------------------------------------
 
-_VECTORS: dict[str, Any] = {"engine": "delta-rs"}
-_REWRITTEN: dict[str, Any] = {"engine": "delta-rs", "deletion_vectors": False}
+_VECTORS: dict[str, Any] = {"engine": "driver"}
+_REWRITTEN: dict[str, Any] = {"engine": "driver", "deletion_vectors": False}
 _SPARK: dict[str, Any] = {"engine": "spark"}
 _WAYS = {"vectors": _VECTORS, "rewritten": _REWRITTEN, "spark": _SPARK}
 
@@ -301,7 +301,7 @@ STORIES: dict[str, Story] = {
     **{
         f"buckets_partitioned_{way}": Story(
             {},
-            [_sql(_PARTITIONED + end), *_in_turn(_TWO, {"engine": "delta-rs"})],
+            [_sql(_PARTITIONED + end), *_in_turn(_TWO, {"engine": "driver"})],
             _TWO[1],
             _TWO_AFTER,
         )
@@ -310,7 +310,7 @@ STORIES: dict[str, Story] = {
     **{
         f"not_null_{way}": Story(
             {},
-            [_sql(_NOT_NULL + end), *_in_turn(_ENTRIES, {"engine": "delta-rs"})],
+            [_sql(_NOT_NULL + end), *_in_turn(_ENTRIES, {"engine": "driver"})],
             _SECOND,
             _AFTER,
         )

@@ -24,8 +24,6 @@ from tests.compat.golden.delta_tables import TABLE, Batch, Rows, as_json, conten
 pytestmark = pytest.mark.delta
 
 GOLDEN = Path(__file__).parent
-ENGINES: dict[str, Engine] = {"driver": "delta-rs", "spark": "spark"}
-"""The engines of this version, by the names that they have beside the tables."""
 
 _TABLES = sorted(GOLDEN.glob("tables-v*/*.json"))
 ALL = [
@@ -76,10 +74,10 @@ class StoredTable:
         by_polars = pl.scan_delta(str(self.path)).collect().to_dicts()
         return {"duckdb": as_json(by_duckdb), "polars": as_json(by_polars)}
 
-    def merge(self, spark: SparkSession, batch: str, engine: str) -> None:
+    def merge(self, spark: SparkSession, batch: str, engine: Engine) -> None:
         """Merge one of the batches that are beside the table."""
         rows = written(spark, Batch(**self.known[batch]))
-        merge(rows, self.path, engine=ENGINES[engine], **self.known["rules"])
+        merge(rows, self.path, engine=engine, **self.known["rules"])
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def stored(stored_path: Path, tmp_path: Path) -> StoredTable:
 
 
 @pytest.mark.parametrize(("stored_path", "engine"), ALL)
-def test_table_continues(spark: SparkSession, stored: StoredTable, engine: str) -> None:
+def test_table_continues(spark: SparkSession, stored: StoredTable, engine: Engine) -> None:
     """A repeated batch makes no version; the next one gives the rows, in the same table."""
     before, files = stored.state(), stored.files()
     assert stored.content() == stored.known["rows"]

@@ -32,7 +32,7 @@ from tests.support.spark.session import delta_session
 
 # Not Delta's own hour: a table that waits for years is continued with the files that it has.
 _UPKEEP = Upkeep(retention_hours=168)
-_ENGINES: dict[str, Engine] = {"driver": "delta-rs", "spark": "spark"}
+_ENGINES: tuple[Engine, ...] = ("driver", "spark")
 
 
 def main(target: Path, scratch: Path) -> None:
@@ -87,17 +87,17 @@ def _after(spark: SparkSession, story: Story, directory: Path) -> dict[str, Any]
     found: dict[str, Rows] = {}
     kept = []
     before = _files(directory / TABLE)
-    for name, engine in _ENGINES.items():
-        copy = directory.with_name(f"{directory.name}.{name}")
+    for engine in _ENGINES:
+        copy = directory.with_name(f"{directory.name}.{engine}")
         shutil.copytree(directory, copy)
         try:
             merge(written(spark, story.after), copy / TABLE, engine=engine, **story.rules)
         except ConfigurationError as error:
-            print(f"{directory.name} with {name}: {error}")
+            print(f"{directory.name} with {engine}: {error}")
             continue
-        found[name] = content(copy / TABLE)
+        found[engine] = content(copy / TABLE)
         if before & _files(copy / TABLE):
-            kept.append(name)
+            kept.append(engine)
     rows = next(iter(found.values()))
     assert all(other == rows for other in found.values()), (directory.name, found)
     return {"rows_after": rows, "engines": list(found), "keeps_files": kept}

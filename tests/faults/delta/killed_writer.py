@@ -11,8 +11,8 @@ import random
 import sys
 
 from nats_stream_source.delta import Upkeep
+from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.merge_model import Entry, delete, put
-from tests.integration.delta.merge_on_read.in_process import InProcessTable
 
 KEYS = 40
 

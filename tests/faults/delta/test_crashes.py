@@ -16,19 +16,18 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta import Upkeep
-from nats_stream_source.delta.driver.deletion_vectors import vector_path
-from nats_stream_source.delta.driver.delta_log import VersionExistsError, now_ms
-from nats_stream_source.delta.driver.merge_on_read import upkeep
-from nats_stream_source.delta.driver.merge_on_read.compaction import compact
-from nats_stream_source.delta.driver.merge_on_read.indexed_table import IndexedTable
-from nats_stream_source.delta.driver.merge_on_read.key_index import KeyIndex
-from nats_stream_source.delta.driver.merge_on_read.upkeep import delete_expired_vectors
+from nats_stream_source.delta.driver import upkeep
+from nats_stream_source.delta.driver.compaction import compact
+from nats_stream_source.delta.driver.key_index import KeyIndex
+from nats_stream_source.delta.driver.log import VersionExistsError, now_ms
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.table import EngineRefusedError
+from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.delta.driver.upkeep import delete_expired_vectors
+from nats_stream_source.delta.driver.vectors import vector_path
+from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError, TableError
-from tests.integration.delta.merge_model import Entry, Model, delete, put
-from tests.integration.delta.merge_on_read.in_process import (
+from tests.integration.delta.driver.in_process import (
     InProcessTable,
     arrow,
     index_of,
@@ -36,6 +35,7 @@ from tests.integration.delta.merge_on_read.in_process import (
     rebuilt,
     table_rows,
 )
+from tests.integration.delta.merge_model import Entry, Model, delete, put
 from tests.support.delta import rows_of
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 
@@ -171,7 +171,7 @@ def test_crash_in_compaction_changes_no_row(
             return real(objects, name)
 
         monkeypatch.setattr(TableObjects, "reader", reader)
-        compact(table.state, [number for number, _ in table.state.files.items()])
+        compact(table.state, [number for number, _ in table.state.files.items()], 32 << 20)
     monkeypatch.undo()
     expect(path, FIRST, SECOND, [put("k3", 30)])
     table = InProcessTable(path)
@@ -181,7 +181,7 @@ def test_crash_in_compaction_changes_no_row(
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(TableObjects, "reader"), (IndexedTable, "refresh")],
+    [(TableObjects, "reader"), (Snapshot, "refresh")],
     ids=["read", "commit"],
 )
 def test_rows_replaced_during_compaction_stay_replaced(
@@ -203,7 +203,7 @@ def test_rows_replaced_during_compaction_stay_replaced(
         return real(*arguments)
 
     monkeypatch.setattr(owner, method, merge_before)
-    compact(table.state, [number for number, _ in table.state.files.items()])
+    compact(table.state, [number for number, _ in table.state.files.items()], 32 << 20)
     assert merged == [2]
     expect(path, FIRST, SECOND, [put("k3", 30), delete("k4", 31)])
     assert index_of(table.state) == index_of(rebuilt(path))
@@ -251,7 +251,7 @@ def test_damaged_file_is_named_and_nothing_is_written(
 
 @pytest.mark.usefixtures("table")
 def test_limit_of_index_refuses_table(path: Path) -> None:
-    limited = InProcessTable(path, limits=AutoLimits(index_bytes=100))
+    limited = InProcessTable(path, limit=IndexLimit(100, enforced=True))
     with pytest.raises(EngineRefusedError, match="index_bytes is 448, limit 100"):
         limited.merge(*SECOND)
     expect(path, FIRST)
@@ -271,7 +271,7 @@ def test_property_switched_off_is_error_if_vectors_are_required(
     table.merge(*SECOND)
     DeltaTable(path).alter.set_table_properties({"delta.enableDeletionVectors": "false"})
     with pytest.raises(ConfigurationError, match=r"with deletion_vectors=True: .*enableDeletion"):
-        InProcessTable(path).merge(put("k5", 40))
+        InProcessTable(path, vectors=True).merge(put("k5", 40))
     expect(path, FIRST, SECOND)
 
 

@@ -13,15 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from nats_stream_source.delta import Deletes, Upkeep
-from nats_stream_source.delta.driver.collect import BatchCollector
-from nats_stream_source.delta.driver.copy_on_write import CopyOnWriteTable
-from nats_stream_source.delta.driver.merge_on_read.compaction import compact
-from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
-from nats_stream_source.delta.table import TableChangedError
-from tests.integration.delta.merge_model import Entry, Model, delete, purge, put
-from tests.integration.delta.merge_on_read.in_process import (
-    BATCH,
+from nats_stream_source.delta.driver.compaction import compact
+from nats_stream_source.delta.rules.layout import Deletes
+from nats_stream_source.delta.tables import TableChangedError
+from nats_stream_source.delta.upkeep import Upkeep
+from tests.integration.delta.driver.in_process import (
     InProcessTable,
     arrow,
     index_of,
@@ -29,6 +25,7 @@ from tests.integration.delta.merge_on_read.in_process import (
     rebuilt,
     table_rows,
 )
+from tests.integration.delta.merge_model import Entry, Model, delete, purge, put
 from tests.support.delta import rows_of
 
 _KEYS = [f"k{number}" for number in range(12)] + ["", "ä", "a\x00b", "a"]
@@ -36,12 +33,12 @@ _OPERATIONS = (put, put, put, delete, purge)
 
 
 class _Run:
-    def __init__(self, path: Path, seed: int, deletes: Deletes) -> None:
+    def __init__(self, path: Path, seed: int, deletes: Deletes, vectors: bool) -> None:
         self.random = random.Random(seed)
         self.path = path
         self.model = Model(deletes)
         upkeep = Upkeep(compact_files=2, vacuum_commits=None, checkpoint_commits=7)
-        self.table = InProcessTable(path, deletes, upkeep)
+        self.table = InProcessTable(path, deletes, upkeep, vectors=vectors)
         self.log: list[Entry] = []
         self.revision = 0
         self.merge()
@@ -74,23 +71,19 @@ class _Run:
         self.table.crash()
 
     def compaction(self) -> None:
-        if self.table.opened.table is not None:
+        if self.table.opened.snapshot is not None:
             self.table.opened.upkeep.wait()
             numbers = [number for number, _ in self.table.state.files.items()]
             chosen = self.random.sample(numbers, self.random.randint(1, len(numbers)))
-            compact(self.table.state, chosen)
+            compact(self.table.state, chosen, self.random.choice((1, 1 << 20)))
 
     # -- other writers --------------------------------------------------------------------------
 
-    def merge_by_copy_on_write(self) -> None:
+    def merge_by_other_writer(self) -> None:
         batch = self.entries()
         self.log += batch
         self.model.merge(batch)
-        storage = self.table.opened.storage
-        other = CopyOnWriteTable(
-            storage, DeltaTable(self.path), BatchCollector(), LimitCheck(NO_LIMITS)
-        )
-        other.merge_entries(arrow(batch), BATCH, self.model.deletes)
+        InProcessTable(self.path, self.model.deletes).merge(*batch)
 
     def delete_rows(self) -> None:
         key = self.random.choice(_KEYS)
@@ -119,6 +112,13 @@ class _Run:
         name, value = "delta.logRetentionDuration", f"interval {self.random.randint(1, 9)} hours"
         DeltaTable(self.path).alter.set_table_properties({name: value})
 
+    def vectors_switched(self) -> None:
+        """Vectors that are there are read; none is added while the property is off."""
+        self.table.vectors = None
+        features = DeltaTable(self.path).protocol().writer_features or ()
+        value = str(self.random.random() < 0.5 and "deletionVectors" in features).lower()
+        DeltaTable(self.path).alter.set_table_properties({"delta.enableDeletionVectors": value})
+
     def restore(self) -> None:
         """Restore the version before a merge; the model goes back with it."""
         before, rows = DeltaTable(self.path).version(), dict(self.model.rows)
@@ -131,7 +131,7 @@ class _Run:
     def verify(self) -> None:
         self.table.opened.upkeep.wait()
         assert table_rows(rows_of(DeltaTable(self.path))) == model_rows(self.model.rows)
-        if self.table.opened.table is not None:
+        if self.table.opened.snapshot is not None:
             with self.table.state.lock:
                 try:
                     self.table.state.refresh()
@@ -142,12 +142,21 @@ class _Run:
 
 
 @pytest.mark.parametrize("deletes", ["remove", "mark"])
-@pytest.mark.parametrize("seed", range(25))
-def test_random_interleavings_equal_model(tmp_path: Path, seed: int, deletes: Deletes) -> None:
-    run = _Run(tmp_path / "fleet", seed, deletes)
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("seed", range(15))
+def test_random_interleavings_equal_model(
+    tmp_path: Path, seed: int, vectors: bool, deletes: Deletes
+) -> None:
+    run = _Run(tmp_path / "fleet", seed, deletes, vectors)
     steps = [
         *(run.merge, run.merge, run.merge, run.replay, run.crash, run.compaction),
-        *(run.merge_by_copy_on_write, run.delete_rows, run.append_row, run.optimize),
+        *(
+            run.merge_by_other_writer,
+            run.vectors_switched,
+            run.delete_rows,
+            run.append_row,
+            run.optimize,
+        ),
         *(run.checkpoint, run.property_change, run.restore),
     ]
     for _ in range(20):

@@ -11,14 +11,14 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.faults.delta.killed_writer import batch
-from tests.integration.delta.merge_model import Model
-from tests.integration.delta.merge_on_read.in_process import (
+from tests.integration.delta.driver.in_process import (
     InProcessTable,
     index_of,
     model_rows,
     rebuilt,
     table_rows,
 )
+from tests.integration.delta.merge_model import Model
 from tests.support.delta import rows_of
 
 _KILLS = 12

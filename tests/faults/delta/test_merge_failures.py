@@ -1,49 +1,43 @@
-"""``merge`` after failed batches, crashes of the query and replays, and with concurrent writers."""
+"""``merge`` after failed batches and crashes of the query, and with concurrent writers."""
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import deltalake
 import pytest
-from delta.tables import DeltaTable as DeltaLake
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes
-from nats_stream_source.delta.driver.delta_log import DeltaLog
-from nats_stream_source.delta.spark import merge_into
-from nats_stream_source.delta.spark.merge_into import execute_merge
+from nats_stream_source.delta.driver.log import DeltaLog
 from nats_stream_source.errors import TableConflictError
 from tests.integration.delta.merge_model import (
-    CREATED,
+    ENGINES,
     SCHEMA,
     Entry,
     Frame,
     Merge,
     Model,
-    both_modes,
+    by_driver,
     delete,
     every_engine,
     purge,
     put,
     spark_in_faults,
 )
-from tests.integration.delta.table_content import live, marks, stored, version
+from tests.integration.delta.table_content import live, stored, version
 
 pytestmark = pytest.mark.delta
 
 
+@pytest.mark.parametrize("deletes", ["mark"])
 @spark_in_faults
-@both_modes
 def test_batch_failure_leaves_table_unchanged(
     frame: Frame, table: Path, deletes: Deletes, merge: Merge
 ) -> None:
@@ -91,7 +85,7 @@ def test_query_crashes_and_restarts(
         frame(*log[2 * index : 2 * index + 2]).coalesce(1).write.parquet(str(part))
         for file in part.iterdir():
             os.utime(file, (1_700_000_000 + index, 1_700_000_000 + index))
-    functions = {name: merge_changes(str(table), engine=name) for name in get_args(Engine)}
+    functions = {name: merge_changes(str(table), engine=name) for name in ENGINES}
     crashes = iter(["before", "after", None, "before", "after"])
 
     def crashing(batch: DataFrame, batch_id: int) -> None:
@@ -125,66 +119,8 @@ def test_query_crashes_and_restarts(
     assert stored(table) == model.stored()
 
 
-@every_engine
-@both_modes
-def test_random_interleavings(frame: Frame, table: Path, deletes: Deletes, merge: Merge) -> None:
-    """Random PUT, DEL and PURGE entries, re-created buckets, and failed or replayed batches."""
-    rng = random.Random(7)
-    log: list[Entry] = []
-    model, made, revision, merged = Model(deletes), CREATED, 0, 0
-    for step in rng.sample(["on", "again", "fail", "replay", "replay"], 5):
-        for _ in range(rng.randrange(1, 30)):
-            revision += 1
-            make = rng.choice([put, put, delete, purge])
-            log.append(make(rng.choice("abcdefghijklmnop"), revision, made))
-        if rng.random() < 0.2:
-            made, revision = made + timedelta(seconds=1), 0
-        start, end = merged, len(log)
-        if step == "replay":
-            start = rng.randrange(len(log))
-            end = rng.randrange(start, len(log)) + 1
-        batch = log[start:end]
-        rng.shuffle(batch)
-        if step == "fail":
-            torn = F.raise_error(F.lit("torn")).cast("binary")
-            with pytest.raises(Exception, match="torn"):
-                merge(frame(*batch).withColumn("value", torn), str(table), deletes=deletes)
-        for _ in range(2 if step == "again" else 1):
-            merge(frame(*batch), str(table), deletes=deletes)
-        model.merge(batch)
-        assert stored(table) == model.stored(), (step, batch)
-        if step != "replay":
-            merged = len(log)
-    merge(frame(*log), str(table), deletes=deletes)
-    model.merge(log)
-    assert stored(table) == model.stored()
-    # The live rows depend on the log only, not on its division into batches.
-    whole = Model("remove")
-    whole.merge(log)
-    live = [row for row in stored(table) if row["operation"] == "PUT"]
-    assert [row["revision"] for row in live] == [
-        entry.revision for _, entry in sorted(whole.rows.items())
-    ]
-
-
-@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
-@both_modes
-def test_merge_compares_order_itself(
-    frame: Frame, table: Path, deletes: Deletes, merge: Merge
-) -> None:
-    """MERGE compares revisions again: the table may have changed since the batch was filtered."""
-    merge(frame(put("a", 5), put("b", 6), put("c", 3)), str(table), deletes=deletes)
-    chosen = frame(put("a", 1), delete("b", 4), put("c", 7), delete("d", 8))
-    chosen = chosen.drop("delta", "initial")
-    if deletes == "mark":
-        chosen = chosen.withColumn("deleted", F.col("operation") != "PUT")
-    target = DeltaLake.forPath(chosen.sparkSession, str(table))
-    execute_merge(target, chosen, ["bucket", "key"], deletes)
-    assert live(table) == {"a": 5, "b": 6, "c": 7}
-    assert marks(table) == ({"d": (8, "DEL")} if deletes == "mark" else {})
-
-
-@spark_in_faults
+@pytest.mark.faults
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
 def test_writers_concurrent(frame: Frame, table: Path, merge: Merge) -> None:
     """Each merge succeeds or raises a Delta conflict; no key has two rows."""
     merge(frame(), str(table))
@@ -203,46 +139,8 @@ def test_writers_concurrent(frame: Frame, table: Path, merge: Merge) -> None:
     assert len(stored(table)) == 3
 
 
-class Commits:
-    """Commits of another writer, each in between the reading and the commit of a merge."""
-
-    def __init__(self, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.table = table
-        self.left = 0
-        self.made = 0
-        execute = deltalake.table.TableMerger.execute
-        put_version = DeltaLog.put
-        select = merge_into.select_changes
-
-        def execute_after_a_commit(merger: Any) -> Any:
-            self._commit()
-            return execute(merger)
-
-        def put_after_a_commit(*arguments: Any) -> None:
-            self._commit()
-            put_version(*arguments)
-
-        def select_before_a_commit(*arguments: Any) -> DataFrame:
-            changes = select(*arguments).localCheckpoint()
-            self._commit()
-            return changes
-
-        monkeypatch.setattr(deltalake.table.TableMerger, "execute", execute_after_a_commit)
-        monkeypatch.setattr(DeltaLog, "put", put_after_a_commit)
-        monkeypatch.setattr(merge_into, "select_changes", select_before_a_commit)
-
-    def _commit(self) -> None:
-        if self.left:
-            self.left -= 1
-            self.made += 1
-            # The row of key "z" is rewritten, and with it all others of the one file.
-            DeltaTable(self.table).update(
-                {"revision": f"{1000 + self.made}"}, predicate="key = 'z'"
-            )
-
-
 @pytest.mark.parametrize("deletion_vectors", [False, True])
-@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+@by_driver
 def test_commit_of_other_writer_during_merge(
     frame: Frame,
     table: Path,
@@ -251,19 +149,30 @@ def test_commit_of_other_writer_during_merge(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Each rewrites the row of key "z", and with it all others of the one file."""
+    left = made = 0
+    put_version = DeltaLog.put
+
+    def put_after_a_commit(*arguments: Any) -> None:
+        nonlocal left, made
+        if left:
+            left, made = left - 1, made + 1
+            DeltaTable(table).update({"revision": f"{1000 + made}"}, predicate="key = 'z'")
+        put_version(*arguments)
+
     monkeypatch.setattr(conflicts, "_LONGEST_WAIT", 0.01)
     merge(frame(put("z", 1), put("a", 1)), str(table), deletion_vectors=deletion_vectors)
-    others = Commits(table, monkeypatch)
-    others.left = 3
+    monkeypatch.setattr(DeltaLog, "put", put_after_a_commit)
+    left = 3
     caplog.clear()  # the session's first query logs which settings it lacks
     merge(frame(put("a", 2), put("b", 3)), str(table))
     assert live(table) == {"a": 2, "b": 3, "z": 1003}
-    assert [record.message.partition(" ")[0] for record in caplog.records] == ["another"] * 3
+    assert sum("another writer changed" in one for one in caplog.messages) == 3
 
-    others.left = 100
+    left = 100
     with pytest.raises(TableConflictError, match="other writers committed during each of 10 att"):
         merge(frame(put("a", 4)), str(table))
-    assert others.made == 3 + conflicts.ATTEMPTS
+    assert made == 3 + conflicts.ATTEMPTS
     assert [row["revision"] for row in stored(table)] == [2, 3, 1013]
 
 

@@ -1,4 +1,4 @@
-"""A disk that fills up during a merge by delta-rs: the table stays, and a later merge works."""
+"""A disk that fills up during a merge by the driver: the table stays, and a later merge works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_table_disk_full(spark: SparkSession, tmp_path: Path) -> None:
     def batch(revision: int, size: int) -> None:
         value = bytes(index * 7 % 251 for index in range(size))
         entry = put("a", revision, value=value * 64)
-        merge(spark.createDataFrame([entry.row()], SCHEMA), str(table), engine="delta-rs")
+        merge(spark.createDataFrame([entry.row()], SCHEMA), str(table), engine="driver")
 
     disk = tmp_path / "disk"
     with small_disk(disk, 2) as resize:

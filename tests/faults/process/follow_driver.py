@@ -57,7 +57,7 @@ def start(spark: SparkSession, request: dict[str, Any], query: dict[str, Any]) -
         query["table"],
         checkpoint=f"{query['directory']}/checkpoint",
         once=request["once"],
-        engine="delta-rs",
+        engine="driver",
         upkeep=None,
         **query["arguments"],
     )

@@ -78,8 +78,8 @@ CASES: dict[str, tuple[str, int]] = {
     "SIGINT": (f"{_START}query = start()\nread()\n{_WAIT}", -signal.SIGINT),
 }
 _ENGINES = (
-    {"engine": "delta-rs"},
-    {"engine": "delta-rs", "deletion_vectors": False},
+    {"engine": "driver"},
+    {"engine": "driver", "deletion_vectors": False},
     {"engine": "spark"},
 )
 _USUAL = ("query, writer", "SIGTERM")  # in `make test-all`, once each

@@ -1,4 +1,4 @@
-"""A process that is killed during a merge by copy-on-write leaves the old or the new table.
+"""A process that is killed while it writes files again leaves the old or the new table.
 
 A merge writes data files first and commits then, with one file in the log. The test stops the
 process (SIGSTOP) at a random point of a merge, looks what it has written, and kills it: before its
@@ -31,13 +31,10 @@ PROGRAM = """
 import sys
 import pyarrow as pa
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
-from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
-from nats_stream_source.delta.location import TableLocation
-from pyspark.sql.types import *
+from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
+from nats_stream_source.delta.rules.layout import Layout
 path, keys, revision = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-batch = StructType([StructField("key", StringType()), StructField("value", BinaryType()),
-    StructField("revision", LongType()), StructField("operation", StringType()),
-    StructField("stream_created", TimestampType())])
 entries = pa.table({
     "key": [f"key.{i}" for i in range(keys)],
     "value": [b"%064d" % (i * revision) for i in range(keys)],
@@ -45,12 +42,12 @@ entries = pa.table({
     "operation": ["PUT"] * keys,
     "stream_created": pa.array([0] * keys, pa.timestamp("us", "UTC")),
 })
-opened = opened_table(TableLocation(path, "delta-rs"))
-engine = DriverEngine(opened, LimitCheck(NO_LIMITS), deletion_vectors=False)
-table = engine.find_or_create(batch, "remove", None)
+engine = DriverEngine(opened_table(path, path), False, IndexLimit())
+shape = EventShape(entries.schema, Layout.of_entries(entries.schema.names, "remove"), computed=True)
+engine.merge(EventBatch(shape, EventTable(entries[:0])), None)
 print("ready", flush=True)
 sys.stdin.readline()
-table.merge_entries(entries, batch, "remove")
+engine.merge(EventBatch(shape, EventTable(entries)), None)
 print("done", flush=True)
 """
 

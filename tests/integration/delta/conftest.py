@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ from nats_stream_source.delta import Engine, ReconcileResult, reconcile
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
-from tests.integration.delta.merge_model import SCHEMA, Entry, Frame, Merge
+from tests.integration.delta.merge_model import (
+    ENGINES,
+    SCHEMA,
+    Entry,
+    EventFrame,
+    Frame,
+    Merge,
+)
+from tests.support.cdc import events
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 
@@ -49,7 +57,13 @@ def frame(spark: SparkSession) -> Frame:
     return make
 
 
-@pytest.fixture(params=["delta-rs", "spark"])
+@pytest.fixture
+def event_frame(spark: SparkSession) -> EventFrame:
+    """Function that builds a DataFrame from events."""
+    return lambda batch: spark.createDataFrame(list(batch), events.SCHEMA)
+
+
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Any:
     """Engine that changes the tables, or "alternating" for each in turn."""
     return request.param
@@ -58,8 +72,7 @@ def engine(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def next_engine(engine: Any) -> Callable[[], Engine]:
     """Function that returns the engine of the next change."""
-    engines: list[Engine] = ["delta-rs", "spark"] if engine == "alternating" else [engine]
-    turns = itertools.cycle(engines)
+    turns = itertools.cycle(ENGINES if engine == "alternating" else [engine])
     return lambda: next(turns)
 
 
@@ -69,6 +82,16 @@ def merge(next_engine: Callable[[], Engine]) -> Merge:
 
     def run(*arguments: Any, **keywords: Any) -> None:
         merge_batch(*arguments, **{"engine": next_engine(), **keywords})
+
+    return run
+
+
+@pytest.fixture
+def merge_events(event_frame: EventFrame, table: Path, merge: Merge) -> Merge:
+    """Function that merges events into the test's table, by key and sequence."""
+
+    def run(batch: Iterable[events.Event], **arguments: Any) -> None:
+        merge(event_frame(batch), str(table), **{**events.RULES, **arguments})
 
     return run
 

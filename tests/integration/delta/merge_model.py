@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from nats_stream_source.delta import Deletes
+from nats_stream_source.delta import Deletes, Engine
+from tests.support.cdc.events import Event
 
 SCHEMA = (
     "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
@@ -24,16 +25,13 @@ SCHEMA = (
 CREATED = datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc)
 RECREATED = CREATED + timedelta(microseconds=1)
 both_modes = pytest.mark.parametrize("deletes", ["remove", "mark"])
-# A MERGE by Spark takes seconds: `make test` has those of the rules and of random interleavings,
-# and `make test-faults` has all.
-spark_in_faults = pytest.mark.parametrize(
-    "engine", ["delta-rs", pytest.param("spark", marks=pytest.mark.faults)], indirect=True
-)
-every_engine = pytest.mark.parametrize(
-    "engine",
-    ["delta-rs", pytest.param("spark", marks=pytest.mark.faults), "alternating"],
-    indirect=True,
-)
+ENGINES: list[Engine] = ["driver", "spark"]
+# A merge by Spark takes seconds: `make test` has one way through each capability, and
+# `make test-faults` has all.
+_SPARK = pytest.param("spark", marks=pytest.mark.faults)
+spark_in_faults = pytest.mark.parametrize("engine", ["driver", _SPARK], indirect=True)
+every_engine = pytest.mark.parametrize("engine", ["driver", _SPARK, "alternating"], indirect=True)
+by_driver = pytest.mark.parametrize("engine", ["driver"], indirect=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,5 +109,6 @@ class Model:
 
 
 Frame = Callable[..., DataFrame]
+EventFrame = Callable[[Iterable[Event]], DataFrame]
 Merge = Callable[..., None]
 """``merge`` with the engine of the test."""

@@ -45,3 +45,9 @@ def versions(table: Path) -> list[int]:
     """Return the versions of a table and of its state table."""
     state = table.with_name(f"{table.name}__cdc_state")
     return [DeltaTable(one).version() for one in (table, state) if one.exists()]
+
+
+def columns_of(table: Path, *columns: str) -> list[tuple[Any, ...]]:
+    """Return columns of the table's rows, sorted by the first two."""
+    rows = rows_of(DeltaTable(table))
+    return sorted((tuple(row[c] for c in columns) for row in rows), key=lambda row: row[:2])

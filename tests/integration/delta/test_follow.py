@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -14,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source import configure
-from nats_stream_source.delta import follow, merge_changes
-from nats_stream_source.delta.follow import ASYNC_PROGRESS, MergeArguments
+from nats_stream_source.delta import follow
+from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark import session
 from tests.integration.delta.kv_bucket import Bucket
@@ -25,7 +24,7 @@ from tests.support.spark.streaming_query import begin, run_to_the_end
 from tests.support.wait import wait_until
 
 Follow = Callable[..., StreamingQuery]
-LOGGER = "nats_stream_source.delta.follow"
+LOGGER = "nats_stream_source.delta.spark.follow"
 ASYNC, SYNC = "AsyncProgressTrackingMicroBatchExecution", "MicroBatchExecution"
 
 
@@ -156,15 +155,9 @@ def test_refused_asynchronous_logs_are_reported(
 
 def test_merge_arguments_are_passed_on(bucket: Bucket, followed: Follow, table: Path) -> None:
     bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "DEL"))
-    assert followed(once=True, deletes="mark", engine="delta-rs").awaitTermination(180)
+    assert followed(once=True, deletes="mark", engine="driver").awaitTermination(180)
     assert live(table) == {"b": 2}
     assert marks(table) == {"a": (3, "DEL")}
-
-
-def test_merge_arguments_are_those_of_merge_changes() -> None:
-    parameters = inspect.signature(merge_changes, eval_str=True).parameters.values()
-    keywords = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert get_type_hints(MergeArguments) == keywords
 
 
 def test_batch_dataframe_is_refused(spark: SparkSession, bucket: Bucket, table: Path) -> None:
@@ -173,19 +166,11 @@ def test_batch_dataframe_is_refused(spark: SparkSession, bucket: Bucket, table: 
         follow(batch, str(table), checkpoint="unused")
 
 
-@pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
-def test_missing_column_is_named(changes: DataFrame, table: Path, column: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"it has no column '{column}'"):
-        follow(changes.drop(column), str(table), checkpoint="unused")
-
-
-@pytest.mark.parametrize("arguments", [{"deletes": "keep"}, {"engine": "duckdb"}])
-def test_invalid_merge_argument_is_named(
-    changes: DataFrame, table: Path, arguments: dict[str, Any]
-) -> None:
-    (value,) = arguments.values()
-    with pytest.raises(ConfigurationError, match=value):
-        follow(changes, str(table), checkpoint="unused", **arguments)
+def test_invalid_input_is_named_before_query_starts(changes: DataFrame, table: Path) -> None:
+    with pytest.raises(ConfigurationError, match="it has no column 'revision'"):
+        follow(changes.drop("revision"), str(table), checkpoint="unused")
+    with pytest.raises(ConfigurationError, match="duckdb"):
+        follow(changes, str(table), checkpoint="unused", engine="duckdb")
 
 
 def test_directory_that_is_not_table_ends_query(

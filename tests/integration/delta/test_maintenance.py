@@ -7,19 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import maintain, merge
-from nats_stream_source.delta.driver.upkeep import (
-    live_files,
-    maintain_by_delta_rs,
-    upkeep_after_commit,
-)
+from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
-from nats_stream_source.errors import ConfigurationError, TableError
+from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import Frame, put
 from tests.integration.delta.table_content import SCHEMA, rows
 from tests.support.delta import rows_of
@@ -43,6 +39,13 @@ def insert(table: Path, count: int) -> DeltaTable:
 def replace_all(table: Path, revision: int) -> DeltaTable:
     write_deltalake(table, rows("a", revision=revision), mode="overwrite")
     return DeltaTable(table)
+
+
+def maintained(table: Path, upkeep: Upkeep) -> MaintenanceResult:
+    """Maintain a table in this process; it has no layout."""
+    found = DriverEngine(opened_table(str(table), str(table)), None, IndexLimit()).find()
+    assert found is not None
+    return found.maintain(upkeep)
 
 
 def content(table: Path) -> list[tuple[str, int]]:
@@ -91,42 +94,6 @@ def test_vacuum_due_at_multiples_of_versions() -> None:
     assert not Upkeep(vacuum_commits=None).vacuum_due(5, 25)
 
 
-def test_compaction_is_due_for_files_that_it_can_join() -> None:
-    upkeep = Upkeep(compact_files=3, target_file_bytes=100)
-    assert not upkeep.compaction_due([("", 10)] * 3)
-    assert upkeep.compaction_due([("", 10)] * 4)
-    assert not upkeep.compaction_due([("", 50)] * 10)
-    # Files of different partitions stay apart.
-    assert not upkeep.compaction_due([(str(number), 10) for number in range(10)])
-    assert not Upkeep(compact_files=None).compaction_due([("", 10)] * 1000)
-
-
-def test_small_files_are_compacted_when_there_are_enough(table: Path) -> None:
-    create(table)
-    upkeep = Upkeep(compact_files=3)
-    assert upkeep_after_commit(insert(table, 3), upkeep, 2, "t") == MaintenanceResult()
-    target = insert(table, 1)
-    assert upkeep_after_commit(target, upkeep, 3, "t") == MaintenanceResult(4, 1)
-    assert content(table) == [("k0", 1), ("k0", 1), ("k1", 1), ("k2", 1)]
-    assert len(live_files(DeltaTable(table))) == 1
-
-
-def test_batch_repeated_maintains_nothing(table: Path) -> None:
-    create(table)
-    target = insert(table, 5)
-    assert upkeep_after_commit(target, Upkeep(1, vacuum_commits=1), 5, "t") == MaintenanceResult()
-    assert DeltaTable(table).version() == 5
-
-
-def test_files_of_different_partitions_are_not_joined(table: Path) -> None:
-    DeltaTable.create(table, Schema.from_arrow(SCHEMA), partition_by=["key"])
-    target = insert(table, 4)
-    assert sorted(partition for partition, _ in live_files(target)) == [
-        (f"k{number}",) for number in range(4)
-    ]
-    assert upkeep_after_commit(target, Upkeep(1), 3, "t") == MaintenanceResult()
-
-
 def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None:
     """Also those that a checkpoint no longer names, and those of a commit that was interrupted."""
     create(table, **{"delta.deletedFileRetentionDuration": "interval 1 seconds"})
@@ -138,7 +105,7 @@ def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None
     target.create_checkpoint()
     removed = data_files(table) - {Path(uri).name for uri in target.file_uris()}
     assert len(removed) == 3
-    upkeep_after_commit(DeltaTable(table), Upkeep(vacuum_commits=1), 2, "t")
+    maintained(table, Upkeep())
     assert len(data_files(table)) == 2  # of versions 3 and 2, whose file was removed just now
     assert content(table) == [("a", 3)]
 
@@ -148,7 +115,7 @@ def test_reader_of_older_version_keeps_its_files(table: Path, upkeep: Upkeep) ->
     create(table)
     reader = replace_all(table, 1)
     replace_all(table, 2)
-    maintain_by_delta_rs(DeltaTable(table), upkeep, "t")
+    maintained(table, upkeep)
     assert rows_of(reader) == [{"key": "a", "revision": 1}]
 
 
@@ -159,7 +126,7 @@ def test_retention_below_seven_days_only_on_request(table: Path) -> None:
         replace_all(table, revision)
     kept = data_files(table)
     age(table)
-    assert maintain_by_delta_rs(DeltaTable(table), Upkeep(), "t").deleted == 0
+    assert maintained(table, Upkeep()).deleted == 0
     assert data_files(table) == kept
 
 
@@ -167,35 +134,11 @@ def test_retention_of_table_wins_if_longer(table: Path) -> None:
     create(table, **{"delta.deletedFileRetentionDuration": "interval 30 days"})
     (table / "part-of-no-version.parquet").write_bytes(b"x")
     age(table)
-    maintain_by_delta_rs(DeltaTable(table), Upkeep(), "t")
+    maintained(table, Upkeep())
     assert data_files(table) == {"part-of-no-version.parquet"}
     asked = Upkeep(retention_hours=168)
-    assert maintain_by_delta_rs(DeltaTable(table), asked, "t").deleted == 1
+    assert maintained(table, asked).deleted == 1
     assert data_files(table) == set()
-
-
-def test_compaction_that_conflicts_is_skipped(table: Path) -> None:
-    create(table)
-    stale = insert(table, 5)
-    DeltaTable(table).delete("key = 'k2'")
-    result = upkeep_after_commit(stale, Upkeep(compact_files=2), 4, "t")
-    assert "another writer changed the table" in result.skipped
-    assert result.compacted == 0
-    assert content(table) == [("k0", 1), ("k1", 1), ("k3", 1), ("k4", 1)]
-    assert upkeep_after_commit(DeltaTable(table), Upkeep(2), 5, "t").compacted == 4
-
-
-def test_maintenance_failure_does_not_fail_query(
-    table: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    create(table)
-    target = insert(table, 3)
-    for path in table.glob("*.parquet"):
-        path.unlink()
-    upkeep_after_commit(target, Upkeep(compact_files=1), 2, "the table")
-    assert "could not maintain the table" in caplog.text
-    with pytest.raises(TableError, match=r"could not maintain table 'the table'.*rows are unch"):
-        maintain_by_delta_rs(DeltaTable(table), Upkeep(compact_files=1), "the table")
 
 
 def test_log_of_new_table_is_short(table: Path) -> None:
@@ -217,20 +160,6 @@ def test_log_of_new_table_is_short(table: Path) -> None:
         "06.json",
         "07.json",
         "08.json",
-    ]
-
-
-def test_change_feed_of_maintained_table(table: Path) -> None:
-    create(table, **{"delta.enableChangeDataFeed": "true"})
-    insert(table, 3)
-    DeltaTable(table).delete("key = 'k0'")
-    assert maintain_by_delta_rs(DeltaTable(table), Upkeep(), "t").compacted == 2
-    changes = pa.table(DeltaTable(table).load_cdf(starting_version=1)).to_pylist()
-    assert sorted((row["key"], row["_change_type"]) for row in changes) == [
-        ("k0", "delete"),
-        ("k0", "insert"),
-        ("k1", "insert"),
-        ("k2", "insert"),
     ]
 
 
@@ -263,15 +192,15 @@ def test_merges_maintain_their_table(spark: SparkSession, frame: Frame, table: P
     """When it is due; and a table that a merge creates has the properties."""
     upkeep = Upkeep(compact_files=1, vacuum_commits=2, checkpoint_commits=7)
     for revision in range(1, 4):
-        merge(frame(put(f"k{revision}", revision)), str(table), engine="delta-rs", upkeep=upkeep)
-        merge(frame(put(f"k{revision}", revision)), str(table), engine="delta-rs", upkeep=upkeep)
+        merge(frame(put(f"k{revision}", revision)), str(table), engine="driver", upkeep=upkeep)
+        merge(frame(put(f"k{revision}", revision)), str(table), engine="driver", upkeep=upkeep)
     target = DeltaTable(table)
     assert target.metadata().configuration["delta.checkpointInterval"] == "7"
     operations = [commit["operation"] for commit in target.history()]
     assert operations == ["OPTIMIZE", "MERGE", "OPTIMIZE", "MERGE", "MERGE", "CREATE TABLE"]
-    assert len(live_files(target)) == 1
-    merge(frame(put("k4", 4)), str(table), engine="delta-rs", upkeep=None)
-    assert len(live_files(DeltaTable(table))) == 2
+    assert len(target.file_uris()) == 1
+    merge(frame(put("k4", 4)), str(table), engine="driver", upkeep=None)
+    assert len(DeltaTable(table).file_uris()) == 2
     assert maintain(spark, str(table)) == MaintenanceResult(compacted=2, written=1)
     with pytest.raises(ConfigurationError, match=r"could not maintain table .*no Delta table"):
         maintain(spark, str(table.parent / "none"))

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
 import sys
+import threading
+import uuid
 from collections.abc import Iterator
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import Deletes, merge, merge_changes, reconcile
+from nats_stream_source.delta import (
+    Deletes,
+    MaintenanceResult,
+    maintain,
+    merge,
+    merge_changes,
+    reconcile,
+)
 from nats_stream_source.errors import TableError
+from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, Model, both_modes, delete, put
 from tests.support.delta import rows_of
-from tests.support.object_store import ObjectStore
+from tests.support.object_store import BUCKET, ObjectStore
+from tests.support.paths import ROOT
 from tests.support.store_proxy import StoreProxy, store_proxy
 
 pytestmark = pytest.mark.delta
@@ -35,6 +47,29 @@ def stored(uri: str, options: dict[str, str]) -> dict[str, int]:
 
 def version(uri: str, options: dict[str, str]) -> int:
     return DeltaTable(uri, storage_options=options).version()
+
+
+def test_object_is_created_by_one_of_many_writers(store: ObjectStore) -> None:
+    """What a commit relies on; without it, the other tests would show nothing."""
+    address = store.url.removeprefix("http://")
+    together = threading.Barrier(6)
+
+    def create_object(name: str, statuses: list[int]) -> None:
+        connection = http.client.HTTPConnection(address)
+        together.wait()
+        connection.request("PUT", f"/{BUCKET}/{name}", b"x", {"If-None-Match": "*"})
+        statuses.append(connection.getresponse().status)
+        connection.close()
+
+    for _ in range(10):
+        statuses: list[int] = []
+        name = str(uuid.uuid4())
+        writers = [threading.Thread(target=create_object, args=(name, statuses)) for _ in range(6)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert (len(statuses), statuses.count(200)) == (6, 1)
 
 
 @both_modes
@@ -77,6 +112,18 @@ def test_reconcile_in_object_store(
     assert stored(uri, options) == {"b": 2}
 
 
+def test_upkeep_in_object_store(spark: SparkSession, store: ObjectStore, uri: str) -> None:
+    options = store.storage_options
+    for revision, key in enumerate("abcd", start=1):
+        InProcessTable(uri, storage_options=options).merge(put(key, revision))
+    result = maintain(spark, uri, storage_options=options)
+    assert result == MaintenanceResult(compacted=4, written=1)
+    target = DeltaTable(uri, storage_options=options)
+    deleted = target.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert len(deleted) >= 4
+    assert stored(uri, options) == {key: revision for revision, key in enumerate("abcd", start=1)}
+
+
 def test_commit_with_lost_response_is_merged_once(
     frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
 ) -> None:
@@ -91,22 +138,13 @@ def test_commit_with_lost_response_is_merged_once(
 
 
 PROGRAM = """
-import sys, pyarrow as pa
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
-from nats_stream_source.delta.limits import NO_LIMITS, LimitCheck
-from nats_stream_source.delta.location import TableLocation
-from pyspark.sql.types import *
+import sys
+from tests.integration.delta.driver.in_process import InProcessTable
+from tests.integration.delta.merge_model import put
 uri, endpoint = sys.argv[1:]
 options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
     "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-location = TableLocation(uri, "delta-rs", options)
-table = DriverEngine(opened_table(location), LimitCheck(NO_LIMITS), None).find()
-entries = pa.table({
-    "bucket": ["fleet"], "key": ["a"], "value": [b"new"], "revision": pa.array([9], pa.int64()),
-    "created": pa.array([0], pa.timestamp("us", "UTC")), "operation": ["PUT"],
-    "stream_created": pa.array([2 * 10**15], pa.timestamp("us", "UTC")),
-})
-table.merge_entries(entries, "remove")
+InProcessTable(uri, storage_options=options).merge(put("a", 9))
 """
 
 
@@ -116,7 +154,7 @@ def test_process_killed_between_data_files_and_commit(
     options = store.storage_options
     merge(frame(put("a", 1), put("b", 2)), uri, storage_options=options)
     proxy.hold = True
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, uri, proxy.url])
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, uri, proxy.url], cwd=ROOT)
     try:
         assert proxy.held.wait(60), "no commit arrived"
     finally:

@@ -86,39 +86,3 @@ def test_model_follows_rules() -> None:
         model.merge([delete("a", 4), put("b", 1), delete("c", 5)])
     assert list(removed.rows.values()) == [put("b", 2)]
     assert list(marked.rows.values()) == [delete("a", 4), put("b", 2), delete("c", 5)]
-
-
-@spark_in_faults
-@both_modes
-def test_batch_repeated_makes_no_version(
-    frame: Frame, table: Path, deletes: Deletes, merge: Merge
-) -> None:
-    batch = [put("a", 1), put("b", 2), delete("a", 3), delete("c", 4)]
-    merge(frame(put("c", 1)), str(table), deletes=deletes)
-    merge(frame(*batch), str(table), deletes=deletes)
-    before, rows = version(table), stored(table)
-    merge(frame(*batch), str(table), deletes=deletes)
-    merge(frame(), str(table), deletes=deletes)
-    assert (version(table), stored(table)) == (before, rows)
-
-
-def test_marks_accept_replay_of_any_range(frame: Frame, table: Path, merge: Merge) -> None:
-    log = [put("a", 1), put("b", 2), delete("a", 3), put("c", 4), purge("b", 5), put("b", 6)]
-    merge(frame(*log), str(table), deletes="mark")
-    rows, before = stored(table), version(table)
-    for start, end in [(0, 1), (0, 2), (1, 4), (3, 5)]:
-        merge(frame(*log[start:end]), str(table), deletes="mark")
-    assert (version(table), stored(table)) == (before, rows)
-
-
-@spark_in_faults
-def test_removed_rows_return_with_replay_that_ends_before_marker(
-    frame: Frame, table: Path, merge: Merge
-) -> None:
-    # The example in docs/delta.md: `deletes="remove"` does not prevent this.
-    merge(frame(put("a", 1), put("b", 2)), str(table))
-    merge(frame(delete("a", 3)), str(table))
-    merge(frame(put("a", 1)), str(table))
-    assert [row["key"] for row in stored(table)] == ["a", "b"]
-    merge(frame(delete("a", 3)), str(table))
-    assert [row["key"] for row in stored(table)] == ["b"]

@@ -28,21 +28,28 @@ from tests.integration.delta.kv_bucket import Bucket, Reconciled
 from tests.integration.delta.merge_model import (
     Frame,
     Merge,
-    both_modes,
-    spark_in_faults,
+    by_driver,
 )
 from tests.integration.delta.table_content import live, marks, stored, version
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
 
 pytestmark = pytest.mark.delta
+engines_and_modes = pytest.mark.parametrize(
+    ("engine", "deletes"),
+    [
+        *(("driver", deletes) for deletes in ("remove", "mark")),
+        pytest.param("spark", "mark", marks=pytest.mark.faults),
+    ],
+    indirect=["engine"],
+)
 
 
 @pytest.mark.parametrize(
     ("engine", "deletes"),
     [
-        ("delta-rs", "remove"),
-        ("delta-rs", "mark"),
+        ("driver", "remove"),
+        ("driver", "mark"),
         ("spark", "mark"),
         pytest.param("spark", "remove", marks=pytest.mark.faults),
     ],
@@ -88,32 +95,7 @@ def test_reconcile(
     assert live(table)["a"] == 11
 
 
-@pytest.mark.parametrize("engine", ["spark"], indirect=True)
-def test_reconcile_marks_rows_of_table_with_generated_columns(
-    spark: SparkSession,
-    frame: Frame,
-    table: Path,
-    bucket: Bucket,
-    reconciled: Reconciled,
-    merge: Merge,
-) -> None:
-    """Delta Lake computes them for the marked row, too, and refuses other values."""
-    columns = frame().drop("delta", "initial").schema.toDDL()
-    spark.sql(
-        f"CREATE TABLE delta.`{table}` ({columns}, deleted BOOLEAN, note STRING, "
-        f"number BIGINT GENERATED ALWAYS AS IDENTITY, "
-        f"next BIGINT GENERATED ALWAYS AS (revision + 1)) USING delta"
-    )
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes="mark")
-    spark.sql(f"UPDATE delta.`{table}` SET note = 'mine'")
-    bucket.purge_subjects("a")
-    assert reconciled(deletes="mark").removed == 1
-    rows = [(row["key"], row["note"], row["next"], row["deleted"]) for row in stored(table)]
-    assert rows == [("a", None, 3, True), ("b", "mine", 3, False)]
-
-
-@spark_in_faults
-@both_modes
+@engines_and_modes
 def test_reconcile_beside_query(
     frame: Frame,
     table: Path,
@@ -126,8 +108,8 @@ def test_reconcile_beside_query(
     """A query merges a new value of a key after the leader reported the key as missing."""
     merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes=deletes)
     bucket.purge_subjects("a", "b")
-    # `nats_stream_source.delta.reconcile` as an attribute is the function, not the module.
-    module = importlib.import_module("nats_stream_source.delta.reconcile")
+    # As an attribute of the package, the name is the function.
+    module = importlib.import_module("nats_stream_source.delta.spark.reconcile")
     compare = module.find_missing
 
     async def compare_then_merge(*arguments: Any) -> Any:
@@ -142,8 +124,7 @@ def test_reconcile_beside_query(
     assert live(table) == {"a": 3}
 
 
-@spark_in_faults
-@both_modes
+@engines_and_modes
 def test_reconcile_with_recreated_bucket(
     frame: Frame,
     table: Path,
@@ -166,7 +147,7 @@ def test_reconcile_with_recreated_bucket(
         assert live(table) == {"b": 1}
 
 
-@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+@by_driver
 def test_reconcile_with_restored_bucket(
     frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
 ) -> None:
@@ -179,7 +160,7 @@ def test_reconcile_with_restored_bucket(
     assert live(table) == {"b": 2, "c": 3}
 
 
-@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+@by_driver
 def test_reconcile_with_bucket_restored_from_older_backup(
     frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
 ) -> None:
@@ -194,7 +175,7 @@ def test_reconcile_with_bucket_restored_from_older_backup(
     assert stored(table) == before
 
 
-@pytest.mark.parametrize("engine", ["delta-rs"], indirect=True)
+@by_driver
 def test_reconcile_with_mirror_that_lags(
     frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
 ) -> None:
@@ -210,6 +191,7 @@ def test_reconcile_with_mirror_that_lags(
     assert stored(table) == before
 
 
+@by_driver
 def test_reconcile_after_max_age(
     frame: Frame, table: Path, shared_server: NatsServer, reconciled: Reconciled, merge: Merge
 ) -> None:
@@ -223,6 +205,7 @@ def test_reconcile_after_max_age(
     assert stored(table) == []
 
 
+@by_driver
 def test_reconcile_touches_its_own_bucket_only(
     frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
 ) -> None:

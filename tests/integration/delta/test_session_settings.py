@@ -1,7 +1,6 @@
 """The session's SQL settings are the user's: the rows and instants of all engines stay the same.
 
-A setting with which an engine could not store a value exactly is a named error, before anything is
-written.
+``test_spark_executor.py`` has the settings that Spark's executor sets itself.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import maintain, merge, reconcile
-from nats_stream_source.delta.cdc.rules import ScdType
+from nats_stream_source.delta import Engine, merge, reconcile
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import ENGINES
 from tests.support.delta import rows_of
 from tests.support.nats.buckets import create_bucket, publish
 from tests.support.nats.streams import create_stream
@@ -77,7 +73,7 @@ TOGETHER = (
         "legacy",
     ),
 )
-ORDERS = (("spark", "merge-on-read"), ("copy-on-write", "spark"))
+ORDERS: tuple[tuple[Engine, Engine], ...] = (("spark", "driver"), ("driver", "spark"))
 """Which engines merge the first and the second batch of a table."""
 RULES: dict[str, dict[str, Any]] = {
     "entries": {},
@@ -191,137 +187,15 @@ def test_tables_of_engines_in_turn(
     spark: SparkSession, session: SparkSession, url: str, tmp_path: Path, rules: str
 ) -> None:
     batches = [entries(session, url).where("revision < 3"), entries(session, url)]
-    merge(entries(spark, url), tmp_path / "expected", engine="delta-rs", **RULES[rules])
+    merge(entries(spark, url), tmp_path / "expected", engine="driver", **RULES[rules])
     expected = sorted(rows_of(DeltaTable(tmp_path / "expected")), key=repr)
     for engines in ORDERS:
         table = tmp_path / "-".join(engines)
         for engine, batch in zip(engines, batches, strict=True):
-            merge(batch, table, **ENGINES[engine], **RULES[rules])
+            merge(batch, table, engine=engine, **RULES[rules])
         assert sorted(rows_of(DeltaTable(table)), key=repr) == expected
         read = session.read.format("delta").load(str(table))
         assert content(read) == content(spark.read.format("delta").load(str(tmp_path / "expected")))
     deletes = {"engine": "spark", "bucket": "fleet", "servers": url}
     if rules != "events":
         assert reconcile(session, table, **deletes).kept == 2
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "error"),
-    [
-        (
-            "spark.sql.parquet.outputTimestampType",
-            "TIMESTAMP_MILLIS",
-            "column 'created' loses microseconds; set it to TIMESTAMP_MICROS",
-        ),
-        *(
-            (f"spark.sql.parquet.{mode}", "legacy", "'seen' has other days before 1900; set it to")
-            for mode in ("datetimeRebaseModeInWrite", "int96RebaseModeInRead")
-        ),
-    ],
-)
-def test_setting_that_changes_values(
-    spark: SparkSession, url: str, tmp_path: Path, setting: str, value: str, error: str
-) -> None:
-    """Refused before a table is created, merged into and compacted; delta-rs continues."""
-    session = spark.newSession()
-    session.conf.set(setting, value)
-    table, batch = tmp_path / "table", entries(session, url)
-    with pytest.raises(ConfigurationError, match=error):
-        merge(batch, table, engine="spark")
-    assert not table.exists()
-    merge(batch, table)
-    version = DeltaTable(table).version()
-    for refused in (
-        lambda: merge(batch, table, engine="spark", upkeep=None),
-        lambda: maintain(session, table, engine="spark"),
-    ):
-        with pytest.raises(ConfigurationError, match=error):
-            refused()
-    assert DeltaTable(table).version() == version
-
-
-@pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
-def test_rebase_mode_with_dates_of_user(spark: SparkSession, tmp_path: Path, mode: str) -> None:
-    """A name of a column does not show that its times are those of a bucket."""
-    session, table = spark.newSession(), tmp_path / "table"
-    session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", mode)
-    day = "DATE'1500-01-01'"
-    for column, value in (
-        ("valid_from", day),
-        ("created", day),
-        ("x.stream_created", f"named_struct('stream_created', {day})"),
-    ):
-        batch = session.sql(f"SELECT 1 AS id, {value} AS {column.split('.')[0]}, 1L AS seq")
-        error = f"is {mode}, with which column '{column}' .*; set it to CORRECTED"
-        with pytest.raises(ConfigurationError, match=error):
-            merge(batch, table, keys="id", sequence_by="seq", engine="spark")
-        assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("scd_type", [1, pytest.param(2, marks=pytest.mark.faults)])
-def test_rebase_mode_with_times_of_bucket_only(
-    spark: SparkSession, url: str, tmp_path: Path, scd_type: ScdType
-) -> None:
-    session, table = spark.newSession(), tmp_path / "table"
-    session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY")
-    batch = session.read.format("nats_kv").options(servers=url, bucket="fleet").load()
-    for engine in ("spark", "delta-rs", "spark"):
-        merge(batch, table, engine=engine, stored_as_scd_type=scd_type)
-    assert len(rows_of(DeltaTable(table))) == 2
-
-
-@pytest.mark.parametrize("rules", [{}, {"keys": "key", "sequence_by": "created"}])
-@pytest.mark.parametrize("part", ["AppId", "Version"])
-def test_setting_with_which_delta_skips_commits(
-    spark: SparkSession, url: str, tmp_path: Path, part: str, rules: dict[str, Any]
-) -> None:
-    session, table = spark.newSession(), tmp_path / "table"
-    session.conf.set(f"spark.databricks.delta.write.txn{part}", "1")
-    batch = entries(session, url)
-    error = f"setting spark.databricks.delta.write.txn{part} is set.*; unset"
-    with pytest.raises(ConfigurationError, match=error):
-        merge(batch, table, engine="spark", **rules)
-    assert list(tmp_path.iterdir()) == []
-    merge(batch, table, engine="delta-rs", **rules)
-    version = DeltaTable(table).version()
-    for refused in (
-        lambda: merge(batch, table, engine="spark", **rules),
-        lambda: maintain(session, table, engine="spark"),
-    ):
-        with pytest.raises(ConfigurationError, match=error):
-            refused()
-    assert DeltaTable(table).version() == version
-
-
-def test_setting_that_creates_append_only_tables(
-    spark: SparkSession, url: str, tmp_path: Path
-) -> None:
-    session, table = spark.newSession(), tmp_path / "table"
-    session.conf.set(f"{_DEFAULTS}.appendOnly", "true")
-    error = "defaults.appendOnly is true, .*; set it to false"
-    for rules in ({}, {"stored_as_scd_type": 2}):
-        with pytest.raises(ConfigurationError, match=error):
-            merge(entries(session, url), table, engine="spark", **rules)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_overwrite_mode_with_wider_column_of_partitioned_table(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    session, table = spark.newSession(), tmp_path / "table"
-    session.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
-    rules: dict[str, Any] = {"keys": "id", "sequence_by": "seq", "engine": "delta-rs"}
-    batch = session.sql("SELECT 1 AS id, 1L AS seq, 1 AS n")
-    merge(batch, tmp_path / "other", **rules)
-    layout = DeltaTable(tmp_path / "other").metadata().configuration["nats_stream_source.cdc"]
-    session.sql(
-        f"CREATE TABLE delta.`{table}` (id INT, seq BIGINT, n INT) USING delta PARTITIONED BY (id) "
-        f"TBLPROPERTIES ('nats_stream_source.cdc' = '{layout}')"
-    )
-    merge(batch, table, **rules)
-    wide = session.sql("SELECT 2 AS id, 2L AS seq, 5000000000 AS n")
-    merge(wide, table, **{**rules, "engine": "spark"})
-    assert sorted((row["id"], row["n"]) for row in rows_of(DeltaTable(table))) == [
-        (1, 1),
-        (2, 5_000_000_000),
-    ]

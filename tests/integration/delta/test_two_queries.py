@@ -54,9 +54,7 @@ def test_two_queries_follow_into_one_table(
     def start(query: Query, checkpoint: Path) -> StreamingQuery:
         source = spark.readStream.format("nats_kv").options(servers=url, **query.options)
         to = str(checkpoint)
-        return follow(
-            source.load(), str(table), checkpoint=to, engine="delta-rs", **query.arguments
-        )
+        return follow(source.load(), str(table), checkpoint=to, engine="driver", **query.arguments)
 
     try:
         for query, checkpoint in zip(queries, checkpoints, strict=True):

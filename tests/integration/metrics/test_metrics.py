@@ -118,7 +118,7 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     assert value(now, "input_bytes_total", stream="KV_fleet", **of) > 0  # type: ignore[operator]
     rows = {change: value(now, "merged_rows_total", change=change, **merged) for change in CHANGES}
     assert rows == {"inserted": 3, "updated": 1, "deleted": 1}
-    merges = value(now, "merges_total", engine="merge-on-read", **merged)
+    merges = value(now, "merges_total", engine="driver", **merged)
     assert merges == value(now, "merges_total")
     assert merges in (2, 3)  # two batches, or three if the two writes were seen one by one
     assert value(now, "freshness_seconds_count", **merged) == merges

@@ -130,10 +130,17 @@ class Model:
 
 
 class Generator:
-    """Random batches for one table."""
+    """Random batches for one table.
 
-    def __init__(self, rng: random.Random, keys: int) -> None:
+    Args:
+        rng: of the batches.
+        keys: how many keys they have.
+        widens: whether types can be wider than those of earlier batches; Spark refuses them.
+    """
+
+    def __init__(self, rng: random.Random, keys: int, *, widens: bool = True) -> None:
         self._rng = rng
+        self._widens = widens
         self._keys = [f"key {number}" for number in range(keys)]
         self._seq = 0
         self._used: set[tuple[str, int]] = set()
@@ -146,7 +153,8 @@ class Generator:
         return Batch(fields, tuple(changes))
 
     def _field(self, name: str) -> StructField:
-        return StructField(name, self._rng.choice(COLUMNS[name])(self._rng), True)
+        kinds = COLUMNS[name] if self._widens else COLUMNS[name][:1]
+        return StructField(name, self._rng.choice(kinds)(self._rng), True)
 
     def _change(self, fields: Sequence[StructField]) -> Change:
         self._seq += self._rng.randrange(1, 4)
@@ -204,23 +212,26 @@ def normalized(value: Any) -> Any:
     return [normalized(one) for one in value] if isinstance(value, list) else value
 
 
-def _struct(rng: random.Random) -> DataType:
+def _struct(rng: random.Random, *, wide: bool = False) -> DataType:
     """A struct with some of its fields, in any order."""
-    fields = [StructField(name, rng.choice(kinds)) for name, kinds in _FIELDS.items()]
+    fields = [
+        StructField(name, kinds[0] if wide else rng.choice(kinds))
+        for name, kinds in _FIELDS.items()
+    ]
     chosen = [fields[0], *(field for field in fields[1:] if rng.random() < 0.5)]
     rng.shuffle(chosen)
     return StructType(chosen)
 
 
-def _map(rng: random.Random) -> DataType:
+def _map(rng: random.Random, *, wide: bool = False) -> DataType:
     """A map whose values are structs, with a field or two."""
-    fields = [StructField("x", rng.choice([IntegerType(), LongType()]))]
-    more = [StructField("y", StringType())] if rng.random() < 0.3 else []
+    fields = [StructField("x", LongType() if wide else rng.choice([IntegerType(), LongType()]))]
+    more = [StructField("y", StringType())] if wide or rng.random() < 0.3 else []
     return MapType(StringType(), StructType([*fields, *more]))
 
 
 _FIELDS: dict[str, list[DataType]] = {
-    "x": [IntegerType(), LongType()],
+    "x": [LongType(), IntegerType()],
     "y": [StringType()],
     "z": [StructType([StructField("deep", LongType())])],
     "when": [TimestampNTZType()],
@@ -230,15 +241,15 @@ COLUMNS: dict[str, list[Kind]] = {
     "text": [lambda rng: StringType(), lambda rng: NullType()],
     "real": [lambda rng: DoubleType(), lambda rng: FloatType()],
     "amount": [
-        lambda rng: IntegerType(),
-        lambda rng: DecimalType(6, 2),
         lambda rng: DecimalType(12, 4),
+        lambda rng: DecimalType(6, 2),
+        lambda rng: IntegerType(),
     ],
-    "ratio": [lambda rng: ShortType(), lambda rng: IntegerType(), lambda rng: DoubleType()],
+    "ratio": [lambda rng: DoubleType(), lambda rng: IntegerType(), lambda rng: ShortType()],
     "when": [lambda rng: TimestampNTZType(), lambda rng: DateType()],
-    "object": [_struct],
-    "list": [lambda rng: ArrayType(_struct(rng))],
-    "map": [_map],
+    "object": [lambda rng: _struct(rng, wide=True), _struct],
+    "list": [lambda rng: ArrayType(_struct(rng, wide=True)), lambda rng: ArrayType(_struct(rng))],
+    "map": [lambda rng: _map(rng, wide=True), _map],
     "Mixed-1": [lambda rng: StringType()],
 }
-"""Columns and their types in a batch."""
+"""Columns and their types in a batch, the widest first."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.delta.cdc.layout import state_name
 from nats_stream_source.delta.location import TableArgument, TableLocation
 from nats_stream_source.errors import ConfigurationError
 
@@ -74,10 +73,10 @@ def test_working_directory_changed_after_call(
         ("/lake/\udcff", {}, "is not Unicode text; rename"),
         ("/lake/back`quote", {}, "a path with a backquote"),
         ("/lake/a\0b", {}, "without a null character"),
-        ("/lake/a%20b", {"engine": "delta-rs"}, "'%20' in a path literally; rename .*'spark'"),
-        ("/lake/a[b]", {"engine": "delta-rs"}, r"'\[' in a path"),
-        ("/lake/a\\b", {"engine": "delta-rs"}, r"'\\\\' in a path"),
-        ("s3://b/a#b", {"engine": "delta-rs"}, "'#' in a path"),
+        ("/lake/a%20b", {"engine": "driver"}, "'%20' in a path literally; rename .*'spark'"),
+        ("/lake/a[b]", {"engine": "driver"}, r"'\[' in a path"),
+        ("/lake/a\\b", {"engine": "driver"}, r"'\\\\' in a path"),
+        ("s3://b/a#b", {"engine": "driver"}, "'#' in a path"),
     ],
 )
 def test_path_that_engines_read_differently(
@@ -87,14 +86,23 @@ def test_path_that_engines_read_differently(
         TableLocation(table, **arguments)
 
 
-@pytest.mark.parametrize("slash", ["", "/", "\\"])
+def test_former_name_of_driver_names_new_one() -> None:
+    with pytest.raises(ConfigurationError, match="'driver' has replaced 'delta-rs'"):
+        TableLocation("/lake/fleet", "delta-rs")
+
+
 @pytest.mark.parametrize(
-    ("table", "state"),
+    ("table", "filesystem", "problem"),
     [
-        ("/lake/fleet{}", "/lake/fleet__cdc_state"),
-        ("s3://bucket/fleet{}", "s3://bucket/fleet__cdc_state"),
-        ("delta.`/lake/fleet{}`", "delta.`/lake/fleet__cdc_state`"),
+        ("/lake/fleet", "file:///", None),
+        ("file:///lake/fleet", "hdfs://nodes", None),
+        ("fleet", "file:///", "a name in the catalog"),
+        ("/lake/fleet", "hdfs://nodes", "paths without a scheme are in hdfs://nodes"),
+        ("/lake/fleet", None, "with Spark Connect"),
+        ("s3://lake/fleet", "file:///", "storage_options are not given"),
+        ("/lake/a%20b", "file:///", "does not take '%20' in a path literally"),
     ],
 )
-def test_state_table_is_beside_table(table: str, state: str, slash: str) -> None:
-    assert state_name(table.format(slash)) == state
+def test_location_of_driver(table: str, filesystem: str | None, problem: str | None) -> None:
+    found = TableLocation(table).driver_problem(filesystem)
+    assert found is None if problem is None else problem in str(found)

@@ -38,7 +38,7 @@ pytestmark = [
 ICEBERG = "iceberg-spark-runtime-4.1_2.13", "1.12.0"
 # Iceberg's catalog has views by an interface of Spark 4.1 that is a class in 4.3.
 UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-RULES = {**EVENT_RULES, "engine": "delta-rs"}
+RULES = {**EVENT_RULES, "engine": "driver"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "scd1": {},
     "scd2_track_a_b": {"stored_as_scd_type": 2},

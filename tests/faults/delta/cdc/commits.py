@@ -7,21 +7,17 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.delta.driver import copy_on_write
-from nats_stream_source.delta.driver.delta_log import DeltaLog
-from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.spark import event_merge, new_columns
+from nats_stream_source.delta.driver.log import DeltaLog
+from nats_stream_source.delta.spark import executor, table
 from nats_stream_source.delta.spark.engine import SparkEngine
 
-# The functions that commit, of each engine: to the table or its state table, and the creation.
+# The functions that commit, of each engine: to the table or its state table, the creation, and new
+# columns.
 _COMMITTING: tuple[tuple[Any, str], ...] = (
     (DeltaLog, "put"),
-    (TableStorage, "put_copy_on_write"),
-    (copy_on_write, "_apply"),
-    (copy_on_write, "_commit_without_changes"),
     (SparkEngine, "_create"),
-    (new_columns, "retry_conflicts"),
-    (event_merge, "_merge_as_read"),
+    (table, "retry_conflicts"),
+    (executor, "_merge_as_read"),
 )
 
 

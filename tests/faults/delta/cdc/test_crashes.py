@@ -1,26 +1,28 @@
-"""Crashes at each commit, and two writers at the same time: the rows are those of the rules."""
+"""Crashes at each commit of a merge, by each engine: the repeated batch mends both tables."""
 
 from __future__ import annotations
 
 import itertools
-import random
-import threading
+from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import merge
-from tests.faults.delta.cdc.commits import Commits
-from tests.integration.delta.cdc.conftest import ENGINES, EventFrame, columns_of
-from tests.support.cdc.events import RULES as EVENT_RULES
-from tests.support.cdc.events import Event, history, latest
+from nats_stream_source.delta.rules.events import EventShape, EventTable
+from tests.faults.delta.cdc.commits import Commits, Crash
+from tests.integration.delta.driver.cdc_tables import CdcTable
+from tests.integration.delta.merge_model import EventFrame, Merge
+from tests.integration.delta.table_content import columns_of
+from tests.support.cdc.events import RULES, Event, history, latest
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
-RULES = {**EVENT_RULES, "engine": "delta-rs"}
 BATCHES = [
     [Event("a", 1, "U", 1, "x"), Event("b", 2, "U", 1, "x"), Event("c", 9, "D", None, None)],
     [Event("a", 3, "U", 1, "x"), Event("b", 5, "D", None, None), Event("c", 4, "U", 1, "x")],
@@ -30,73 +32,72 @@ BATCHES = [
 
 @pytest.mark.parametrize("scd_type", [1, 2])
 @pytest.mark.parametrize(
-    "engine", ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)]
+    ("engine", "options"),
+    [
+        ("driver", {}),
+        ("driver", {"deletion_vectors": False}),
+        pytest.param("spark", {}, marks=pytest.mark.faults),
+    ],
+    indirect=["engine"],
 )
 def test_crash_at_each_commit_is_mended_by_repeated_batch(
     event_frame: EventFrame,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    merge: Merge,
     engine: str,
+    options: dict[str, Any],
     scd_type: int,
 ) -> None:
     frames = [event_frame(batch) for batch in BATCHES]
-    frames[0] = frames[0].withColumn("a", F.col("a").cast("int"))  # the next batch widens it
-    rules = {**RULES, **ENGINES[engine], "stored_as_scd_type": scd_type}
+    if engine == "driver":
+        frames[0] = frames[0].withColumn("a", F.col("a").cast("int"))  # the next batch widens it
+    else:
+        frames[0] = frames[0].drop("b")  # the next batch adds it
+    rules = {**RULES, **options, "stored_as_scd_type": scd_type}
     for point in itertools.count():
-        table, commits = str(tmp_path / f"point{point}"), Commits(monkeypatch, point)
+        table, commits = tmp_path / f"point{point}", Commits(monkeypatch, point)
         seen: list[Event] = []
         for batch, frame in zip(BATCHES, frames, strict=True):
-            seen += batch
-            commits.run(lambda frame=frame, table=table: merge(frame, table, **rules))
-            assert stored(Path(table), scd_type) == expected(seen, scd_type), point
+            added = "b" in frame.columns
+            seen += [event if added else event._replace(b=None) for event in batch]
+            commits.run(lambda frame=frame, table=table: merge(frame, str(table), **rules))
+            assert stored(table, scd_type) == expected(seen, scd_type), point
         if not commits.happened:
             break
-    # Both tables are created, a column is widened, and each batch commits to the table and to its
-    # state.
+    # Both tables are created, a column is widened or added, and each batch commits to the table
+    # and to its state.
     assert point >= 2 * (2 + 1 + 3 + 2)
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_writers_at_same_time_merge_events_of_same_keys(
-    event_frame: EventFrame, table: Path, scd_type: int
+def test_crash_after_each_part_of_batch_is_mended_by_repeated_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    rng = random.Random(scd_type)
-    events = random_events(rng, 30)
-    merge(event_frame([]), str(table), stored_as_scd_type=scd_type, **RULES)
-    batches = [events[start::6] for start in range(6)]
-    frames = [event_frame(batch) for batch in batches]
-    errors: list[BaseException] = []
+    """A large batch is merged in parts, each with all events of its keys."""
+    events = [event for batch in BATCHES for event in batch]
+    for crash_after in (1, 2, None):
+        table = CdcTable(tmp_path / f"after{crash_after}", scd_type)
 
-    def write(part: int) -> None:
-        try:
-            for frame in frames[part::2]:
-                merge(frame, str(table), stored_as_scd_type=scd_type, **RULES)
-        except BaseException as error:
-            errors.append(error)
+        def parts(source: EventTable, shape: EventShape, end: int | None) -> Iterator[pa.Table]:
+            for number, key in enumerate("abc"):
+                if number == end:
+                    raise Crash
+                yield source.rows.filter(pc.equal(source.rows["key"], key))
 
-    threads = [threading.Thread(target=write, args=(part,)) for part in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert stored(table, scd_type) == expected(events, scd_type)
-
-
-def random_events(rng: random.Random, keys: int) -> list[Event]:
-    events = [
-        Event(
-            f"key {key}",
-            seq,
-            "D" if rng.random() < 0.3 else "U",
-            rng.choice([None, 1, 2]),
-            rng.choice([None, "x"]),
-        )
-        for key in range(keys)
-        for seq in rng.sample(range(1, 40), rng.randrange(1, 9))
-    ]
-    rng.shuffle(events)
-    return events
+        with monkeypatch.context() as patch:
+            patch.setattr(EventTable, "parts", partialmethod(parts, end=crash_after))
+            if crash_after is None:
+                assert table.merge(events).changed
+            else:
+                with pytest.raises(Crash):
+                    table.merge(events)
+                table.table.crash()
+                assert table.rows() == expected(
+                    [one for one in events if one.key in "abc"[:crash_after]], scd_type
+                )
+        table.merge(events)
+        assert table.rows() == expected(events, scd_type)
 
 
 def expected(events: list[Event], scd_type: int) -> list[tuple[Any, ...]]:
@@ -105,7 +106,10 @@ def expected(events: list[Event], scd_type: int) -> list[tuple[Any, ...]]:
 
 
 def stored(table: Path, scd_type: int) -> list[tuple[Any, ...]]:
-    if not rows_of(DeltaTable(table)):
+    rows = rows_of(DeltaTable(table))
+    if not rows:
         return []
     bounds = ("__START_AT", "__END_AT") if scd_type == 2 else ()
-    return columns_of(table, "key", *bounds, "seq", "a", "b")
+    if "b" in rows[0]:
+        return columns_of(table, "key", *bounds, "seq", "a", "b")
+    return [(*row, None) for row in columns_of(table, "key", *bounds, "seq", "a")]

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from nats_stream_source.delta import merge
 from tests.faults.delta.cdc.commits import Commits
-from tests.integration.delta.cdc.conftest import ENGINES, EventFrame, spark_in_faults
-from tests.support.cdc.events import RULES, Event, history, latest
-from tests.support.delta import rows_of
+from tests.integration.delta.merge_model import Merge, spark_in_faults
+from tests.integration.delta.table_content import columns_of
+from tests.support.cdc.events import Event, history, latest
 
 pytestmark = pytest.mark.delta
 
@@ -42,44 +41,33 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("scd_type", [1, 2])
-@pytest.mark.parametrize("other", ["merge-on-read", "copy-on-write"])
 @spark_in_faults
 def test_event_of_other_writer_between_read_and_commit_counts(
-    event_frame: EventFrame,
+    merge_events: Merge,
     table: Path,
     monkeypatch: pytest.MonkeyPatch,
-    engine: str,
-    other: str,
     scd_type: int,
     case: str,
 ) -> None:
     before, event, others = CASES[case]
-    rules = {**RULES, "stored_as_scd_type": scd_type}
+    rules = {"stored_as_scd_type": scd_type}
     begun = [Event("other", 1, "U", 1, "x"), *before]
-    merge(event_frame(begun), str(table), **rules)
-
-    def other_writer() -> None:
-        merge(event_frame([others]), str(table), **rules, **ENGINES[other])
-
-    commits = Commits(monkeypatch, 0, other_writer)
-    commits.run(lambda: merge(event_frame([event]), str(table), **rules, **ENGINES[engine]))
+    merge_events(begun, engine="driver", **rules)
+    commits = Commits(monkeypatch, 0, lambda: merge_events([others], engine="driver", **rules))
+    commits.run(lambda: merge_events([event], **rules))
     assert commits.happened
     events = [*begun, event, others]
     rows = latest(events) if scd_type == 1 else history(events)
     bounds = ("__START_AT", "__END_AT") if scd_type == 2 else ()
-    columns = ("key", *bounds, "seq", "a", "b")
-    stored = (tuple(row[name] for name in columns) for row in rows_of(DeltaTable(table)))
+    stored = columns_of(table, "key", *bounds, "seq", "a", "b")
     assert sorted(stored, key=repr) == sorted(rows, key=repr)
 
 
 @spark_in_faults
-def test_event_without_row_commits_table_once(
-    event_frame: EventFrame, table: Path, engine: str
-) -> None:
-    rules = {**RULES, **ENGINES[engine]}
-    merge(event_frame([Event("other", 1, "U", 1, "x")]), str(table), **rules)
+def test_event_without_row_commits_table_once(merge_events: Merge, table: Path) -> None:
+    merge_events([Event("other", 1, "U", 1, "x")])
     before = DeltaTable(table).version()
     for _ in range(2):
-        merge(event_frame([Event("k", 5, "D", None, None)]), str(table), **rules)
+        merge_events([Event("k", 5, "D", None, None)])
         assert DeltaTable(table).version() == before + 1
-    assert len(rows_of(DeltaTable(table))) == 1
+    assert columns_of(table, "key") == [("other",)]

@@ -11,8 +11,9 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import merge
-from tests.integration.delta.cdc.conftest import ENGINES, columns_of, spark_in_faults
+from nats_stream_source.delta import merge as merge_batch
+from tests.integration.delta.merge_model import Merge, spark_in_faults
+from tests.integration.delta.table_content import columns_of
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
@@ -26,7 +27,6 @@ SEQUENCES: dict[str, Callable[[], Any]] = {
     "struct": lambda: "struct(high, low)",
     "struct of Columns": lambda: F.struct("high", F.struct("low")),
 }
-by_sequence = pytest.mark.parametrize("sequence", SEQUENCES)
 
 
 @pytest.fixture
@@ -48,49 +48,46 @@ def _numbers(sequence: Any) -> list[int]:
     return [number for part in sequence.values() for number in _numbers(part)]
 
 
-@by_sequence
-def test_columns_of_sequence_do_not_make_versions(
-    batch: DataFrame, table: Path, sequence: str
+VERSIONS = [("k", 1, 1, 1, "x"), ("k", 2, 1, 2, "x"), ("k", 2, 3, 2, "y")]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "arguments", "expected"),
+    [
+        *((of, {}, VERSIONS) for of in SEQUENCES.values()),
+        (
+            SEQUENCES["names"],
+            {"track_history_except_column_list": ["b"]},
+            [("k", 1, 1, 1, "x"), ("k", 2, 1, 2, "y")],
+        ),
+        # A column from which a sequence is computed can be a payload with the values.
+        (
+            lambda: "high * 10 + low",
+            {},
+            [("k", 11, 1, "x"), ("k", 12, 1, "x"), ("k", 21, 2, "x"), ("k", 23, 2, "y")],
+        ),
+    ],
+    ids=[*SEQUENCES, "excepted", "computed"],
+)
+def test_columns_of_sequence_and_excepted_ones_do_not_make_versions(
+    batch: DataFrame,
+    table: Path,
+    sequence: Callable[[], Any],
+    arguments: dict[str, Any],
+    expected: list[tuple[Any, ...]],
 ) -> None:
-    merge(
-        batch,
-        str(table),
-        **RULES,
-        sequence_by=SEQUENCES[sequence](),
-        stored_as_scd_type=2,
-    )
-    assert starts(table) == [
-        ("gone", 1, 1, 1, "x"),
-        ("k", 1, 1, 1, "x"),
-        ("k", 2, 1, 2, "x"),
-        ("k", 2, 3, 2, "y"),
-    ]
+    rules = {**RULES, "sequence_by": sequence(), "stored_as_scd_type": 2, **arguments}
+    merge_batch(batch, str(table), engine="driver", **rules)
+    assert [version for version in starts(table) if version[0] == "k"] == expected
 
 
-def test_excepted_columns_do_not_make_versions(batch: DataFrame, table: Path) -> None:
-    arguments = {"stored_as_scd_type": 2, "track_history_except_column_list": ["b"]}
-    merge(batch, str(table), **RULES, **arguments, sequence_by=["high", "low"])
-    assert starts(table) == [("gone", 1, 1, 1, "x"), ("k", 1, 1, 1, "x"), ("k", 2, 1, 2, "y")]
-
-
-def test_column_of_computed_sequence_makes_versions(batch: DataFrame, table: Path) -> None:
-    """A column from which a sequence is computed can be a payload with the values."""
-    merge(batch, str(table), **RULES, sequence_by="high * 10 + low", stored_as_scd_type=2)
-    assert [start for key, start, *_ in starts(table) if key == "k"] == [11, 12, 21, 23]
-
-
-@by_sequence
+@pytest.mark.parametrize("sequence", SEQUENCES)
 @spark_in_faults
 def test_sequence_that_is_not_of_plain_columns_is_stored(
-    batch: DataFrame, table: Path, engine: str, sequence: str
+    batch: DataFrame, table: Path, merge: Merge, sequence: str
 ) -> None:
     selected = ["key", "low", "a"] if sequence == "names" else ["key", "high", "low", "a"]
-    rules = {
-        **RULES,
-        **ENGINES[engine],
-        "sequence_by": SEQUENCES[sequence](),
-        "column_list": selected,
-    }
+    rules = {**RULES, "sequence_by": SEQUENCES[sequence](), "column_list": selected}
     merge(batch.where("high = 1 AND op = 'U'"), str(table), **rules)
     merge(batch, str(table), **rules)
     assert DeltaTable(table).schema().to_arrow().names == [*selected, "__SEQUENCE"]
@@ -102,8 +99,8 @@ def test_sequence_that_is_not_of_plain_columns_is_stored(
 
 
 @spark_in_faults
-def test_column_list_and_condition_as_column(batch: DataFrame, table: Path, engine: str) -> None:
-    rules = {**ENGINES[engine], "keys": "key", "column_list": ["b", "key"]}
+def test_column_list_and_condition_as_column(batch: DataFrame, table: Path, merge: Merge) -> None:
+    rules: dict[str, Any] = {"keys": "key", "column_list": ["b", "key"]}
     condition, sequence = F.col("op") == "D", F.col("high") * 10 + F.col("low")
     merge(batch, str(table), **rules, apply_as_deletes=condition, sequence_by=sequence)
     assert DeltaTable(table).schema().to_arrow().names == ["key", "b", "__SEQUENCE"]

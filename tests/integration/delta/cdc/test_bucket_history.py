@@ -13,11 +13,19 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import Upkeep, follow, maintain, merge, reconcile
+from nats_stream_source.delta import Engine, Upkeep, follow, maintain
+from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import ENGINES, spark_in_faults
-from tests.integration.delta.kv_bucket import Bucket
-from tests.integration.delta.merge_model import Entry, Frame, delete, put
+from tests.integration.delta.kv_bucket import Bucket, Reconciled
+from tests.integration.delta.merge_model import (
+    Entry,
+    Frame,
+    Merge,
+    by_driver,
+    delete,
+    put,
+    spark_in_faults,
+)
 from tests.support.cdc.events import Event, history
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT
@@ -54,13 +62,15 @@ def as_of(table: Path, time: datetime) -> dict[str, bytes]:
 
 
 @spark_in_faults
-def test_history_has_versions_with_times_of_entries(frame: Frame, table: Path, engine: str) -> None:
+def test_history_has_versions_with_times_of_entries(
+    frame: Frame, table: Path, merge: Merge
+) -> None:
     first, same, second = put("a", 1), put("a", 3, value=b"a@1"), put("a", 5)
     removed, again = delete("a", 7), put("a", 9, value=b"a@5")
     other = put("b", 2)
     log: list[list[Entry]] = [[first, other], [same, second], [removed], [again, first, same]]
     for batch in log:
-        merge(frame(*batch), str(table), stored_as_scd_type=2, **ENGINES[engine])
+        merge(frame(*batch), str(table), stored_as_scd_type=2)
     assert versions(table) == [
         ("a", b"a@1", 1, 5, first.created, second.created),
         ("a", b"a@5", 5, 7, second.created, removed.created),
@@ -109,50 +119,45 @@ def test_history_equals_that_of_bucket_which_keeps_it(
 
 @spark_in_faults
 def test_reconcile_closes_open_rows_of_missing_keys(
-    spark: SparkSession, frame: Frame, table: Path, bucket: Bucket, engine: str
+    frame: Frame, table: Path, bucket: Bucket, merge: Merge, reconciled: Reconciled
 ) -> None:
-    options = {name: ENGINES[engine][name] for name in ("engine",)}
-    arguments = {"bucket": bucket.name, "servers": bucket.url, **options}
     read = bucket.write(*((key, "PUT") for key in ("a", "b", "c", "d")))
     again = bucket.write(("a", "PUT"))  # the same value: an entry that the rows do not show
-    merge(frame(*read, *again), str(table), stored_as_scd_type=2, **ENGINES[engine])
+    merge(frame(*read, *again), str(table), stored_as_scd_type=2)
     bucket.write(("b", "DEL"), ("d", "PUT"))
     bucket.purge_subjects("a", "d")
     last_seq = bucket.state()["last_seq"]
-    result = reconcile(spark, str(table), **arguments)
+    result = reconciled()
     assert (result.removed, result.kept, result.changed, result.last_seq) == (3, 1, 0, last_seq)
     ends = {row[0]: row[3] for row in versions(table)}
     assert ends == {"a": last_seq, "b": 6, "c": None, "d": last_seq}
     values = {row["key"]: (row["value"], row["revision"]) for row in rows_of(DeltaTable(table))}
     assert values == {"a": (b"x", 5), "b": (b"x", 2), "c": (b"x", 3), "d": (b"x", 4)}
     before = DeltaTable(table).version()
-    assert reconcile(spark, str(table), **arguments).removed == 0
+    assert reconciled().removed == 0
     assert DeltaTable(table).version() == before
 
 
+@by_driver
 def test_reconcile_refuses_table_with_other_sequence(
-    spark: SparkSession, frame: Frame, table: Path, bucket: Bucket
+    frame: Frame, table: Path, merge: Merge, reconciled: Reconciled
 ) -> None:
     merge(frame(put("a", 1)), str(table), sequence_by="created")
     with pytest.raises(ConfigurationError, match="expected those of a bucket's entries"):
-        reconcile(spark, str(table), bucket=bucket.name, servers=bucket.url)
+        reconciled()
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["merge-on-read", "copy-on-write", pytest.param("spark", marks=pytest.mark.faults)],
-)
+@spark_in_faults
 def test_maintain_compacts_table_and_state(
-    spark: SparkSession, frame: Frame, table: Path, engine: str
+    spark: SparkSession, frame: Frame, table: Path, engine: Engine
 ) -> None:
-    state, options = table.with_name("fleet__cdc_state"), ENGINES[engine]
+    state = table.with_name("fleet__cdc_state")
     for number in range(1, 5):
         batch = [put(f"key {number}", number), delete(f"gone {number}", number)]
-        merge(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, **options)
+        merge_batch(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, engine=engine)
     rows, recorded = versions(table), rows_of(DeltaTable(state))
     assert len(DeltaTable(state).file_uris()) == len(recorded) == 4
-    by = ENGINES[engine]["engine"]
-    result = maintain(spark, str(table), engine=by, upkeep=Upkeep(retention_hours=1000))
+    result = maintain(spark, str(table), engine=engine, upkeep=Upkeep(retention_hours=1000))
     assert (result.compacted, result.written) == (8, 2)
     assert len(DeltaTable(table).file_uris()) == len(DeltaTable(state).file_uris()) == 1
     assert versions(table) == rows

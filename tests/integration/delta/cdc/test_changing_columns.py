@@ -17,10 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import merge, merge_changes
-from nats_stream_source.delta.driver import engine as driver_engine
-from nats_stream_source.delta.spark import engine as spark_engine
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import ENGINES, spark_in_faults
+from tests.faults.delta.cdc.commits import Commits
+from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults
 from tests.integration.delta.table_content import versions
 from tests.support.cdc.events import RULES
 from tests.support.delta import rows_of
@@ -35,14 +34,14 @@ def events(spark: SparkSession) -> EventsOf:
     return lambda schema, *rows: spark.createDataFrame(list(rows), f"key STRING, seq INT, {schema}")
 
 
-EVERY_ENGINE = pytest.mark.parametrize("engine", ENGINES)
+KEYED: dict[str, Any] = {"keys": ["key"], "sequence_by": "seq"}
 
 
-@EVERY_ENGINE
+@by_driver
 def test_new_column_of_invalid_batch_is_not_added(
-    events: EventsOf, table: Path, engine: str
+    events: EventsOf, table: Path, merge: Merge
 ) -> None:
-    rules = {"keys": ["key"], "sequence_by": "seq", "stored_as_scd_type": 2, **ENGINES[engine]}
+    rules = {**KEYED, "stored_as_scd_type": 2}
     merge(events("a INT", ("k", 1, 1)), str(table), **rules)
     before = versions(table)
     with pytest.raises(ConfigurationError, match="null in a key"):
@@ -57,28 +56,19 @@ def test_new_column_of_invalid_batch_is_not_added(
 
 @spark_in_faults
 def test_table_created_by_other_writer_with_other_rules_is_refused(
-    events: EventsOf, table: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    events: EventsOf, table: Path, monkeypatch: pytest.MonkeyPatch, merge: Merge
 ) -> None:
-    rules: dict[str, Any] = {"keys": ["key"], "sequence_by": "seq"}
-    created_by_other_writer(monkeypatch, engine, events("a INT", ("k", 1, 5)), table, ["key", "a"])
+    """Another writer creates the table just before the merge does."""
+    batch = events("a INT", ("k", 1, 5))
+    commits = Commits(
+        monkeypatch,
+        0,
+        lambda: merge(batch, str(table), **{**KEYED, "keys": ["key", "a"]}, engine="driver"),
+    )
     with pytest.raises(ConfigurationError, match="created with keys"):
-        merge(events("a INT", ("k", 2, 1)), str(table), **rules, **ENGINES[engine])
+        commits.run(lambda: merge(events("a INT", ("k", 2, 1)), str(table), **KEYED))
+    assert commits.happened
     assert [row["seq"] for row in rows_of(DeltaTable(table))] == [1]
-
-
-def created_by_other_writer(
-    monkeypatch: pytest.MonkeyPatch, engine: str, batch: DataFrame, table: Path, keys: list[str]
-) -> None:
-    """Let another writer create the table just before the next merge does."""
-    module = spark_engine if engine == "spark" else driver_engine
-    validate = module.require_storable_names  # the step before a table is created
-
-    def other_writer(*arguments: Any) -> None:
-        monkeypatch.setattr(module, "require_storable_names", validate)
-        merge(batch, str(table), keys=keys, sequence_by="seq")
-        validate(*arguments)
-
-    monkeypatch.setattr(module, "require_storable_names", other_writer)
 
 
 NARROW = "i INT, s STRUCT<x: FLOAT>, d DECIMAL(4,1), t DATE, n SMALLINT, m MAP<STRING, INT>"
@@ -87,18 +77,13 @@ WIDE += "m MAP<STRING, BIGINT>"
 DAY, TIME = date(2026, 1, 1), datetime(2026, 1, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("engine", "scd_type"),
-    [
-        *((engine, scd_type) for engine in ENGINES if engine != "spark" for scd_type in (1, 2)),
-        ("spark", 1),
-        pytest.param("spark", 2, marks=pytest.mark.faults),
-    ],
-)
+@pytest.mark.parametrize("vectors", [None, False])
+@pytest.mark.parametrize("scd_type", [1, 2])
 def test_wider_types_widen_columns_for_every_reader(
-    spark: SparkSession, events: EventsOf, table: Path, engine: str, scd_type: int
+    spark: SparkSession, events: EventsOf, table: Path, scd_type: int, vectors: bool | None
 ) -> None:
-    rules = {**RULES, "stored_as_scd_type": scd_type, **ENGINES[engine]}
+    rules: dict[str, Any] = {**RULES, "stored_as_scd_type": scd_type, "engine": "driver"}
+    rules["deletion_vectors"] = vectors
     narrow = (1, (0.5,), Decimal("1.5"), DAY, 7, {"k": 1})
     wide = (1 << 40, (0.1,), Decimal("10.25"), TIME, 0.25, {"k": 1 << 40})
     first = [(key, seq, *narrow, "U") for seq, key in enumerate("abcd", start=1)]
@@ -125,28 +110,11 @@ def test_wider_types_widen_columns_for_every_reader(
     assert old.schema().to_json() != DeltaTable(table).schema().to_json()
 
 
-@pytest.mark.parametrize("engine", ["merge-on-read", "copy-on-write"])
-def test_type_without_common_wider_type_is_refused(
-    events: EventsOf, table: Path, engine: str
-) -> None:
-    rules = {"keys": ["key"], "sequence_by": "seq", **ENGINES[engine]}
-    merge(events("a BIGINT, s STRUCT<x: FLOAT>", ("k", 1, 1, (0.5,))), str(table), **rules)
-    before = versions(table)
-    for schema, row, types in (
-        ("a DOUBLE", (0.5,), "'a' is DOUBLE in the batch, expected BIGINT"),
-        ("s STRUCT<x: INT>", ((1,),), "'s' is STRUCT<X:INT> .*STRUCT<X:FLOAT>"),
-        ("a DECIMAL(38,20)", (Decimal(1),), r"'a' is DECIMAL\(38,20\) .*BIGINT"),
-    ):
-        with pytest.raises(ConfigurationError, match=types):
-            merge(events(schema, ("k", 2, *row)), str(table), **rules)
-    assert versions(table) == before
-
-
 @pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.faults), 2])
 def test_spark_widens_types_of_table_with_type_widening(
     spark: SparkSession, events: EventsOf, table: Path, scd_type: int
 ) -> None:
-    rules = {"keys": ["key"], "sequence_by": "seq", "stored_as_scd_type": scd_type}
+    rules: dict[str, Any] = {**KEYED, "stored_as_scd_type": scd_type}
     merge(events("a INT, d DECIMAL(4,1)", ("k", 1, 1, None)), str(table), **rules)
     spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableTypeWidening'='true')")
     wide = 1 << 40
@@ -161,14 +129,13 @@ def test_spark_widens_types_of_table_with_type_widening(
     assert [row.a for row in rows.collect()] == versions
 
 
-@EVERY_ENGINE
-def test_new_column_whose_type_requires_feature_of_table(
-    events: EventsOf, table: Path, engine: str
-) -> None:
-    rules = {"keys": ["key"], "sequence_by": "seq", **ENGINES[engine]}
-    merge(events("a INT", ("k", 1, 1)), str(table), **rules)
+@pytest.mark.faults
+def test_new_column_whose_type_requires_feature_of_table(events: EventsOf, table: Path) -> None:
+    """By Spark; tests/integration/delta/driver/test_columns.py has the driver's."""
+    merge(events("a INT", ("k", 1, 1)), str(table), **KEYED, engine="spark")
     time = datetime(2026, 1, 1)
-    merge(events("t STRUCT<n: TIMESTAMP_NTZ>", ("k", 2, (time,))), str(table), **rules)
+    columns = "t STRUCT<n: TIMESTAMP_NTZ>"
+    merge(events(columns, ("k", 2, (time,))), str(table), **KEYED, engine="spark")
     assert [row["t"] for row in rows_of(DeltaTable(table))] == [{"n": time}]
     assert "timestampNtz" in (DeltaTable(table).protocol().reader_features or ())
 
@@ -177,7 +144,7 @@ def test_new_fields_are_read_by_other_readers_in_old_and_new_rows(
     spark: SparkSession, events: EventsOf, table: Path
 ) -> None:
     """A streaming query of Spark continues over the change, and polars scans both kinds of rows."""
-    rules = {"keys": ["key"], "sequence_by": "seq"}
+    rules = KEYED
     merge(events("s STRUCT<x: INT>", ("k", 1, (1,))), str(table), **rules)
     old = DeltaTable(table)
     merge(events("n INT, s STRUCT<y: INT, x: INT>", ("l", 2, 5, (3, 4))), str(table), **rules)
@@ -198,7 +165,7 @@ def test_columns_of_other_writer_that_batch_lacks_make_versions(
     events: EventsOf, table: Path, schema: str, values: tuple[Any, ...]
 ) -> None:
     """The driver's tables are open with their earlier columns when the batch is merged."""
-    rules = {**RULES, "stored_as_scd_type": 2, **ENGINES["merge-on-read"]}
+    rules: dict[str, Any] = {**RULES, "stored_as_scd_type": 2, "engine": "driver"}
     merger = merge_changes(str(table), **rules)
     merger(events("op STRING, a INT", ("x", 1, "U", 1), ("x", 2, "U", 1), ("y", 1, "U", 1)))
     later = [("y", 20, "U", 1, 2), ("y", 23, "U", 1, None), ("y", 26, "D", None, None)]
@@ -210,11 +177,10 @@ def test_columns_of_other_writer_that_batch_lacks_make_versions(
 
 
 @pytest.mark.faults
-@EVERY_ENGINE
 def test_streaming_read_of_table_stops_once_at_new_column(
-    spark: SparkSession, events: EventsOf, table: Path, tmp_path: Path, engine: str
+    spark: SparkSession, events: EventsOf, table: Path, tmp_path: Path
 ) -> None:
-    rules = {"keys": ["key"], "sequence_by": "seq", **ENGINES[engine]}
+    rules: dict[str, Any] = {**KEYED, "engine": "driver"}
     merge(events("a INT", ("k", 1, 1)), str(table), **rules)
     read: list[dict[str, Any]] = []
 

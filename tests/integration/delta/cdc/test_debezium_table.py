@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import debezium_changes, merge
+from nats_stream_source.delta import debezium_changes
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.cdc.conftest import columns_of
 from tests.integration.delta.cdc.test_debezium import CUSTOMERS, ROWS, read_events
+from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults
+from tests.integration.delta.table_content import columns_of
 
 pytestmark = pytest.mark.delta
 
@@ -40,26 +41,23 @@ def changes_of(spark: SparkSession) -> Callable[[Events, str], DataFrame]:
     return changes
 
 
+@spark_in_faults
 def test_table_equals_rows_of_database(
-    changes_of: Callable[[Events, str], DataFrame],
-    table: Path,
-    engine_options: Callable[[], dict[str, Any]],
+    changes_of: Callable[[Events, str], DataFrame], table: Path, merge: Merge
 ) -> None:
     events = read_events("key-tombstone-msgid-tx")
     # After a crash, the connector publishes events again, and the query reads some again.
     again = [(subject, data, sequence + 1000) for subject, data, sequence in events[10:30]]
     batches = [events[:20], events[15:], again]
     for batch in batches:
-        merge(changes_of(batch, CUSTOMERS), str(table), **engine_options(), **RULES)
+        merge(changes_of(batch, CUSTOMERS), str(table), **RULES)
 
     rows = columns_of(table, "id", "name", "email", "phone")
     assert {row[0]: row[1:] for row in rows} == ROWS
 
 
 def test_table_keeps_unavailable_values(
-    changes_of: Callable[[Events, str], DataFrame],
-    table: Path,
-    engine_options: Callable[[], dict[str, Any]],
+    changes_of: Callable[[Events, str], DataFrame], table: Path, merge: Merge
 ) -> None:
     created, updated = read_events("types", "dbz.public.types")
     value = json.loads(created[1])["after"]["big"]
@@ -72,11 +70,12 @@ def test_table_keeps_unavailable_values(
         [(updated[0], again, 6), (updated[0], other, 5)],
     ):
         changes = changes_of(batch, "id INT, f DOUBLE, big STRING")
-        merge(changes, str(table), **engine_options(), **RULES)
+        merge(changes, str(table), **RULES)
 
     assert columns_of(table, "id", "f", "big") == [(1, 2.5, value), (2, 0.5, value)]
 
 
+@by_driver
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
@@ -87,11 +86,15 @@ def test_table_keeps_unavailable_values(
     ],
 )
 def test_invalid_unavailable_columns_named(
-    changes_of: Callable[[Events, str], DataFrame], table: Path, rules: dict[str, Any], message: str
+    changes_of: Callable[[Events, str], DataFrame],
+    table: Path,
+    merge: Merge,
+    rules: dict[str, Any],
+    message: str,
 ) -> None:
     changes = changes_of(read_events("snapshot-edge"), CUSTOMERS)
 
     with pytest.raises(ConfigurationError, match=message):
-        merge(changes, str(table), engine="delta-rs", **{**RULES, **rules})
+        merge(changes, str(table), **{**RULES, **rules})
 
     assert not table.exists()

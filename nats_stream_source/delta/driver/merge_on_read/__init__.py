@@ -1,1 +1,0 @@
-"""The driver's engine for tables with deletion vectors: a commit writes only what changed."""

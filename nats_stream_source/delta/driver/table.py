@@ -1,0 +1,478 @@
+"""A table that the driver's process changes: a commit writes only what changed.
+
+**A commit.** 1. The rule reads the rows of a batch's keys, most of it from the index, and returns
+the changes. 2. The new rows are written. 3. The positions of the old rows join the deletion vector
+of each data file that has one of them, all vectors of the commit in one object. A table without
+deletion vectors gets the other rows of these files again, beside the new ones. 4. The log's next
+entry is put, which must not exist: ``remove`` and ``add`` of the files. A process that ends before
+step 4 leaves objects that no version names; after it, the version is complete.
+
+**Other writers.** Each attempt begins with the commits that follow the known version. If another
+writer takes the next version first, the change begins again with its commit, bounded by
+:mod:`nats_stream_source.delta.conflicts`.
+
+**A repeated batch** changes no row, and makes no version.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyroaring import BitMap64
+
+from nats_stream_source.delta.conflicts import retry_conflicts
+from nats_stream_source.delta.driver.compaction import Moves, Source, places
+from nats_stream_source.delta.driver.data_files import (
+    LiveFile,
+    PartitionWriter,
+    partitions,
+    positions,
+    read_data_file,
+    removed_rows,
+)
+from nats_stream_source.delta.driver.index import NO_FILE
+from nats_stream_source.delta.driver.log import Action, DeltaLog, VersionExistsError, removal
+from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.delta.driver.storage import TableStorage, changed_metadata, schema_of
+from nats_stream_source.delta.driver.upkeep import BackgroundUpkeep, maintain
+from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.refused import column_problem
+from nats_stream_source.delta.rules.events import Where
+from nats_stream_source.delta.rules.layout import Layout, layout_of
+from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
+from nats_stream_source.delta.schema import (
+    conform,
+    log_new_columns,
+    require_not_null,
+    require_storable_names,
+    same_columns,
+    widened_columns,
+    with_new_columns,
+)
+from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
+from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.logs import field_logger
+
+_NEARLY = 0.8  # of the index's limit: a warning
+_TARGET_BYTES = DEFAULT_UPKEEP.target_file_bytes
+
+_log = field_logger(__name__)
+_T = TypeVar("_T")
+_Partition = tuple[tuple[str, str | None], ...]
+
+
+class OpenedTable:
+    """What a query keeps of its table from batch to batch, so that its index is built once.
+
+    Attributes:
+        storage: of the table.
+        snapshot: the table with its index; None if it is not open.
+        upkeep: of the table, which can outlive the snapshot.
+    """
+
+    def __init__(self, storage: TableStorage) -> None:
+        self.storage = storage
+        self.upkeep = BackgroundUpkeep(storage)
+        self.snapshot: Snapshot | None = None
+        self._reported_bytes = 0
+        self._warned = False, False  # of a limit that is exceeded, and of one that is near
+        self._state: OpenedTable | None = None
+
+    def state(self) -> OpenedTable:
+        """The state table beside the table."""
+        if self._state is None:
+            self._state = OpenedTable(self.storage.state())
+        return self._state
+
+    def wait(self) -> None:
+        """Wait for upkeep that still runs, of the table and its state table."""
+        self.upkeep.wait()
+        if self._state is not None:
+            self._state.wait()
+
+    def open(self, target: DeltaTable | None, limit: IndexLimit) -> Snapshot:
+        """The table; its index is built if the table is not open.
+
+        Args:
+            target: the newest version; None if the table is open.
+            limit: of the index.
+
+        Raises:
+            EngineRefusedError: the index of a table that was not open exceeds its limit.
+            ConfigurationError: that of an open one does.
+        """
+        if self.snapshot is None:
+            newest = target or self.storage.open_existing()
+            self.snapshot = Snapshot(self.storage, newest, limit)
+            self._reported_bytes = 0
+        size = self.snapshot.index.nbytes
+        if limit.bytes is None or size < _NEARLY * limit.bytes:
+            return self.snapshot
+        reason = f"index_bytes is {size:,}, limit {limit.bytes:,}"
+        exceeded = size > limit.bytes
+        if exceeded and limit.enforced:
+            raise ConfigurationError(
+                f"could not change table {self.storage.name!r}: {reason}; restart the query: it "
+                f"then takes Spark"
+            )
+        if (exceeded, True) > self._warned:
+            self._warned = exceeded, True
+            text = "exceeds" if exceeded else "is near"
+            _log.warning(
+                f"the index of keys {text} its limit", table=self.storage.name, reason=reason
+            )
+        return self.snapshot
+
+    def close(self) -> None:
+        """Drop the table: after a failure its state can differ from the log's."""
+        self.snapshot = None
+
+    def result(self, changes: MergeResult) -> MergeResult:
+        """The result of a merge with the figures of the table, and of its upkeep since the last."""
+        if self.snapshot is None:
+            return changes
+        index, written = self.snapshot.index, self.snapshot.objects.written_bytes
+        reported, self._reported_bytes = self._reported_bytes, written
+        return replace(
+            changes,
+            written_bytes=written - reported,
+            files=len(self.snapshot.files),
+            index_keys=len(index),
+            index_bytes=index.nbytes,
+            maintained=self.upkeep.take_done(),
+        )
+
+
+class DriverTable:
+    """See :class:`nats_stream_source.delta.tables.Table`.
+
+    Args:
+        opened: keeps the table and its index from batch to batch.
+        target: the newest version; None if ``opened`` has the table.
+        limit: of the index.
+    """
+
+    def __init__(self, opened: OpenedTable, target: DeltaTable | None, limit: IndexLimit) -> None:
+        self._opened = opened
+        self._storage = opened.storage
+        self._target = target
+        self._limit = limit
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        snapshot = self._opened.snapshot
+        return schema_of(self._newest()) if snapshot is None else snapshot.schema
+
+    @property
+    def layout(self) -> Layout | None:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        snapshot = self._opened.snapshot
+        if snapshot is not None:
+            return snapshot.layout
+        target = self._newest()
+        return layout_of(target.metadata().configuration, schema_of(target))
+
+    @property
+    def table_id(self) -> str:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        snapshot = self._opened.snapshot
+        return str(self._newest().metadata().id) if snapshot is None else snapshot.table_id
+
+    def open(self) -> None:
+        """Build the index.
+
+        Raises:
+            EngineRefusedError: it exceeds its limit.
+        """
+        self._run("open", lambda snapshot: None)
+
+    def is_empty(self) -> bool:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        return not len(self.scan(self.schema.names[:1], {}))
+
+    def scan(self, columns: Sequence[str], where: Where) -> pa.Table:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+
+        def scan() -> pa.Table:
+            snapshot = self._unindexed()
+            names = list(dict.fromkeys([*columns, *where]))
+            with snapshot.lock:
+                snapshot.refresh()
+                parts = [
+                    pa.schema([snapshot.stored_schema.field(n) for n in columns]).empty_table()
+                ]
+                for file in snapshot.files.values():
+                    rows = snapshot.rows_at(file, file.live_positions(), names)
+                    for name, values in where.items():
+                        rows = rows.filter(_is_one_of(rows[name], values))
+                    parts.append(rows.select(list(columns)))
+            return pa.concat_tables(parts)
+
+        return self._storage.named("read", scan)
+
+    def read(self, select: Callable[[Reader], _T]) -> _T:
+        """What ``select`` reads from the newest version."""
+
+        def read(snapshot: Snapshot) -> _T:
+            with snapshot.lock:
+                snapshot.refresh()
+                return select(snapshot)
+
+        return self._run("read", read)
+
+    def change(self, select: Callable[[Reader], RowChanges], upkeep: Upkeep | None) -> MergeResult:
+        """Commit the changes that ``select`` returns for the newest version.
+
+        Args:
+            select: reads the version; it is called again if another writer commits first.
+            upkeep: what is due after the commit.
+        """
+        target_bytes = upkeep.target_file_bytes if upkeep else _TARGET_BYTES
+
+        def attempt(snapshot: Snapshot) -> MergeResult:
+            with snapshot.lock:
+                snapshot.refresh()
+                changes = select(snapshot)
+                rows = _full_rows(snapshot, changes)
+                if len(changes) or changes.state_only:
+                    _commit(snapshot, changes, rows, target_bytes)
+            inserted = int((changes.replaced < 0).sum())
+            return MergeResult(
+                "driver",
+                inserted,
+                len(rows) - inserted,
+                len(changes.removed),
+                changed_bytes=rows.nbytes,
+                contradictions=changes.contradictions,
+            )
+
+        def work(snapshot: Snapshot) -> MergeResult:
+            return retry_conflicts(lambda: attempt(snapshot), snapshot.name, (VersionExistsError,))
+
+        result = self._opened.result(self._run("merge the batch into", work))
+        if result.changed and self._opened.snapshot is not None:
+            self._opened.upkeep.after_commit(self._opened.snapshot, upkeep)
+        return result
+
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """See :class:`nats_stream_source.delta.tables.Table`.
+
+        A column with a wider type has it in all data files afterwards: the commit writes their live
+        rows again.
+
+        Raises:
+            TableChangedError: another writer has changed columns meanwhile.
+            EngineRefusedError: only Spark can add them.
+        """
+        name, own = self._storage.name, self.schema
+        expected = with_new_columns(name, own, columns)
+        if expected is own:
+            return
+
+        def add() -> DeltaTable:
+            target = self._storage.open_existing()
+            before = schema_of(target)
+            schema = with_new_columns(name, before, columns)
+            if schema is before:
+                return target
+            require_storable_names(name, schema)
+            DeltaLog(self._storage.objects()).put(
+                target.version() + 1, *_new_columns(self._storage, target, schema)
+            )
+            log_new_columns(name, before, schema)
+            return self._storage.open_existing()
+
+        # The index is built again: the kept rows have the former columns.
+        self._opened.close()
+        self._target = self._storage.named(
+            "add columns to", lambda: retry_conflicts(add, name, (VersionExistsError,))
+        )
+        if not same_columns(self.schema, expected):
+            raise TableChangedError("another writer has changed columns of the table")
+
+    def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        return self._storage.named(
+            "maintain", lambda: maintain(self._storage, self._unindexed(), upkeep)
+        )
+
+    def _newest(self) -> DeltaTable:
+        if self._target is None:
+            self._target = self._storage.open()
+        assert self._target is not None
+        return self._target
+
+    def _unindexed(self) -> Snapshot:
+        return self._opened.snapshot or Snapshot(self._storage, self._newest(), None)
+
+    def _run(self, what: str, work: Callable[[Snapshot], _T]) -> _T:
+        """The result of ``work``; after a failure the table is opened again by the next change."""
+        try:
+            return self._storage.named(
+                what, lambda: work(self._opened.open(self._target, self._limit))
+            )
+        except BaseException:
+            self._opened.close()
+            self._target = None
+            raise
+
+
+def _full_rows(snapshot: Snapshot, changes: RowChanges) -> pa.Table:
+    """The upserts as rows of the table: a column that they lack keeps its value in the old row."""
+    names = changes.upserts.column_names
+    given = pa.schema([snapshot.stored_schema.field(name) for name in names])
+    rows = conform(changes.upserts, given, snapshot.name)
+    kept = [name for name in snapshot.schema.names if name not in names]
+    if kept:
+        old = snapshot.read(changes.replaced, kept)
+        for name in kept:
+            rows = rows.append_column(old.schema.field(name), old[name])
+    rows = rows.select(snapshot.schema.names)
+    require_not_null(snapshot.name, pa.table(rows.columns, schema=snapshot.schema))
+    return pa.table(rows.columns, schema=snapshot.stored_schema)
+
+
+def _commit(snapshot: Snapshot, changes: RowChanges, rows: pa.Table, target_bytes: int) -> None:
+    index = snapshot.index
+    old = np.concatenate([changes.replaced[changes.replaced >= 0], changes.removed])
+    numbers, old_rows = index.file[old], index.row[old]
+    touched = {
+        number: BitMap64(old_rows[numbers == number]) for number in np.unique(numbers).tolist()
+    }
+    if snapshot.vectors:
+        actions, replaced = snapshot.with_vectors(touched, data_change=True)
+        written = _write(snapshot, rows, {}, target_bytes)
+    else:
+        actions = [removal(snapshot.files[n].add, data_change=True) for n in touched]
+        replaced = [(number, None) for number in touched]
+        written = _write(snapshot, rows, touched, target_bytes)
+    actions += [{"add": add} for add, _ in written.files]
+    moves = Moves(snapshot, written.sources) if written.sources else None
+    counts = [count for _, count in written.files]
+
+    def update() -> None:
+        index.file[old] = NO_FILE
+        added = [LiveFile(add, count) for add, count in written.files]
+        files = np.array([snapshot.files.add(file) for file in added], np.int32)
+        if moves is not None:
+            moves.apply(files, counts)
+        number, where = places(written.at, counts)
+        index.put(rows, changes.replaced, files[number], where)
+
+    snapshot.commit("MERGE", actions, replaced, update)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The rows that a commit writes, partition by partition: those of touched files, then new ones.
+
+    Attributes:
+        files: the ``add`` of each file, and its number of rows.
+        sources: the touched files.
+        at: the position of each new row among all rows.
+    """
+
+    files: list[tuple[Action, int]]
+    sources: list[Source]
+    at: Integers
+
+
+def _write(
+    snapshot: Snapshot, rows: pa.Table, touched: Mapping[int, BitMap64], target_bytes: int
+) -> _Written:
+    """Write rows, and the other ones of touched files.
+
+    Args:
+        touched: the removed rows of files, by number.
+    """
+    of_partition: dict[_Partition, list[tuple[int, LiveFile]]] = defaultdict(list)
+    for number in touched:
+        of_partition[snapshot.files[number].partition].append((number, snapshot.files[number]))
+    new = {
+        tuple(sorted(values.items())): at.to_numpy()
+        for values, at in partitions(rows, snapshot.partition_columns)
+    }
+    stored, none = rows.select(snapshot.stored_columns), np.empty(0, np.int64)
+    written, count = _Written([], [], np.empty(len(rows), np.int64)), 0
+    for partition in {**of_partition, **new}:
+        writer = PartitionWriter(snapshot.objects, dict(partition), target_bytes)
+        kept = of_partition.get(partition, [])
+        for number, file in kept:
+            left = np.setdiff1d(file.live_positions(), positions(touched[number]), True)
+            written.sources.append(Source(number, file, left, count))
+            if len(left):
+                writer.add(snapshot.rows_at(file, left, snapshot.stored_columns))
+                count += len(left)
+        at = new.get(partition, none)
+        if len(at):
+            writer.add(stored if len(at) == len(stored) else stored.take(pa.array(at)))
+            written.at[at] = count + np.arange(len(at))
+            count += len(at)
+        writer.finish()
+        written.files.extend(writer.files)
+        if not kept and len(writer.files) == 1:
+            snapshot.keep(
+                writer.files[0][0], rows if len(at) == len(rows) else rows.take(pa.array(at))
+            )
+    return written
+
+
+def _new_columns(
+    storage: TableStorage, target: DeltaTable, schema: pa.Schema
+) -> tuple[str, list[Action]]:
+    """The commit that gives a table other columns.
+
+    A file that is written again changes no data (``dataChange`` is false). The files are read one
+    by one, so the memory is that of a few.
+    """
+    columns = target.metadata().partition_columns
+    widened = widened_columns(schema_of(target), schema)
+    problem = column_problem(schema, columns)
+    if partitioned := [name for name in widened if name in columns]:
+        problem = f"the partition column {partitioned[0]!r} gets another type"
+    if problem is not None:
+        raise EngineRefusedError(problem)
+    actions = changed_metadata(target, schema)
+    if not widened:
+        return "ADD COLUMNS", actions
+    objects = storage.objects()
+    stored = pa.schema([field.with_nullable(True) for field in schema if field.name not in columns])
+    adds = DeltaLog(objects).files(target.version()).values()
+    for _, members in groupby(sorted(adds, key=_partition), _partition):
+        writer: PartitionWriter | None = None
+        for add in members:
+            writer = writer or PartitionWriter(
+                objects, add["partitionValues"], _TARGET_BYTES, data_change=False
+            )
+            rows = read_data_file(objects, add, stored.names, stored)
+            file = LiveFile(add, len(rows), removed_rows(objects, add, len(rows)))
+            writer.add(rows.take(pa.array(file.live_positions())))
+            actions.append(removal(add, data_change=False))
+        assert writer is not None
+        writer.finish()
+        actions += [{"add": add} for add, _ in writer.files]
+    return "CHANGE COLUMNS", actions
+
+
+def _partition(add: Action) -> list[tuple[str, str]]:
+    return sorted((name, value or "") for name, value in add["partitionValues"].items())
+
+
+def _is_one_of(column: pa.ChunkedArray, values: Sequence[object]) -> pa.ChunkedArray | pa.Array:
+    known = [value for value in values if value is not None]
+    found = pc.is_null(column) if len(known) < len(values) else None
+    if known:
+        among = pc.is_in(column, pa.array(known, column.type))
+        found = among if found is None else pc.or_(found, among)
+    return found

@@ -1,0 +1,287 @@
+"""The rules of change data as the caller gives them: keys, sequence, deletes, columns, SCD type.
+
+The words are those of Spark's AUTO CDC. :class:`ChangeRules` checks what can be checked without a
+batch, and resolves the names of its columns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from nats_stream_source.delta.rules.layout import (
+    DELETED_COLUMN,
+    DELIVERY_COLUMNS,
+    ORDER_COLUMNS,
+    REQUIRED_COLUMNS,
+    Deletes,
+    entry_keys,
+    validate_deletes,
+)
+from nats_stream_source.errors import ConfigurationError
+
+ScdType = Literal[1, 2]
+Expression: TypeAlias = Any
+"""A column name or an SQL expression as text, or a Column of Spark."""
+
+SequenceBy: TypeAlias = Expression | list[Expression] | tuple[Expression, ...]
+
+PUT = "operation <> 'PUT'"
+"""The condition of an entry that deletes its key."""
+
+
+@dataclass(frozen=True)
+class ChangeRules:
+    """How the events of a batch change a table; see :func:`nats_stream_source.delta.merge`.
+
+    Attributes:
+        keys: columns that identify a key; None for those of a bucket's entries.
+        sequence_by: columns or expressions that order the events of a key, compared one by one;
+            None for the order of a stream's entries.
+        apply_as_deletes: condition of an event that deletes its key; None for the markers of a
+            bucket's entries, and for no deletes in other rows.
+        column_list: the selected columns; None for all.
+        except_column_list: the columns that are not selected; None for none.
+        scd_type: 1 for one row per key, 2 for one row per version.
+        track_list: with SCD type 2, the columns whose changes make a version; None for the default.
+        track_except_list: with SCD type 2, columns that do not make a version beside those of the
+            default.
+        unavailable_columns: column with the names of the columns whose value the row keeps.
+    """
+
+    deletes: Deletes = "remove"
+    keys: tuple[str, ...] | None = None
+    sequence_by: tuple[Expression, ...] | None = None
+    apply_as_deletes: Expression | None = None
+    column_list: tuple[str, ...] | None = None
+    except_column_list: tuple[str, ...] | None = None
+    scd_type: ScdType = 1
+    track_list: tuple[str, ...] | None = None
+    track_except_list: tuple[str, ...] | None = None
+    unavailable_columns: str | None = None
+
+    @staticmethod
+    def of(
+        *,
+        deletes: Deletes = "remove",
+        keys: Iterable[str] | str | None = None,
+        sequence_by: SequenceBy | None = None,
+        apply_as_deletes: Expression | None = None,
+        column_list: Iterable[str] | None = None,
+        except_column_list: Iterable[str] | None = None,
+        stored_as_scd_type: ScdType | str = 1,
+        track_history_column_list: Iterable[str] | None = None,
+        track_history_except_column_list: Iterable[str] | None = None,
+        unavailable_columns: str | None = None,
+    ) -> ChangeRules:
+        """The rules of the arguments of :func:`nats_stream_source.delta.merge`.
+
+        Raises:
+            ConfigurationError: an argument is invalid, or two contradict each other.
+        """
+        validate_deletes(deletes)
+        for name, given in (("column_list", column_list), ("keys", keys)):
+            if given is not None and not list(given):
+                raise ConfigurationError(
+                    f"invalid argument: {name} is empty, expected column names, or None"
+                )
+        if column_list is not None and except_column_list is not None:
+            raise ConfigurationError(
+                "invalid arguments: column_list with except_column_list; pass one of them"
+            )
+        if track_history_column_list is not None and track_history_except_column_list is not None:
+            raise ConfigurationError(
+                "invalid arguments: track_history_column_list with "
+                "track_history_except_column_list; pass one of them"
+            )
+        # Spark's AUTO CDC also takes the type as a text.
+        scd_type = {"1": 1, "2": 2}.get(str(stored_as_scd_type))
+        if isinstance(stored_as_scd_type, bool) or scd_type not in get_args(ScdType):
+            raise ConfigurationError(
+                f"invalid argument: stored_as_scd_type is {stored_as_scd_type!r}, expected 1 or 2"
+            )
+        for name, value in (
+            ("track_history_column_list", track_history_column_list),
+            ("track_history_except_column_list", track_history_except_column_list),
+        ):
+            if value is not None and scd_type == 1:
+                raise ConfigurationError(
+                    f"invalid arguments: {name} with stored_as_scd_type=1, which keeps one row per "
+                    f"key; pass stored_as_scd_type=2, or remove {name}"
+                )
+        if scd_type == 2 and deletes == "mark":
+            raise ConfigurationError(
+                "invalid arguments: deletes='mark' with stored_as_scd_type=2, where a delete "
+                "closes the key's row; remove deletes"
+            )
+        if unavailable_columns is not None and not isinstance(unavailable_columns, str):
+            raise ConfigurationError(
+                f"invalid argument: unavailable_columns is {unavailable_columns!r}, expected the "
+                f"name of a column"
+            )
+        if scd_type == 2 and unavailable_columns is not None:
+            raise ConfigurationError(
+                "invalid arguments: unavailable_columns with stored_as_scd_type=2, which does not "
+                "keep values of another version; pass stored_as_scd_type=1, or have the source "
+                "send all values (REPLICA IDENTITY FULL in Postgres)"
+            )
+        return ChangeRules(
+            deletes,
+            _names("keys", [keys] if isinstance(keys, str) else keys),
+            _sequence(sequence_by),
+            _condition(apply_as_deletes),
+            _names("column_list", column_list),
+            _names("except_column_list", except_column_list),
+            2 if scd_type == 2 else 1,
+            _names("track_history_column_list", track_history_column_list),
+            _names("track_history_except_column_list", track_history_except_column_list),
+            unavailable_columns,
+        )
+
+    def of_entries(self, columns: Sequence[str]) -> bool:
+        """Whether the rules are those of a bucket's newest entries, one row per key.
+
+        Args:
+            columns: of the batch.
+        """
+        return (
+            self.scd_type == 1
+            and _is_default(self.apply_as_deletes, PUT)
+            and (self.keys is None or self.keys == entry_keys(self.selected(columns)))
+            and self.default_order
+            and self.unavailable_columns is None
+        )
+
+    @property
+    def default_order(self) -> bool:
+        """Whether events are ordered and deleted as a bucket's entries are."""
+        order = _is_default(self.sequence_by, ORDER_COLUMNS)
+        return order and _is_default(self.apply_as_deletes, PUT)
+
+    def selected(self, columns: Sequence[str]) -> list[str]:
+        """The columns of a batch that the rules select, in the order of the batch."""
+        delivery = DELIVERY_COLUMNS if is_entries(columns) else ()
+        excluded = {*(self.except_column_list or ()), *delivery, self.unavailable_columns}
+        return [
+            name
+            for name in columns
+            if name not in excluded and (self.column_list is None or name in self.column_list)
+        ]
+
+    def validate_columns(self, columns: Sequence[str]) -> None:
+        """Raise ConfigurationError if the rules do not fit a batch with these columns."""
+        lists = (
+            ("keys", self.keys),
+            ("column_list", self.column_list),
+            ("except_column_list", self.except_column_list),
+            ("track_history_column_list", self.track_list),
+            ("track_history_except_column_list", self.track_except_list),
+            ("unavailable_columns", self.unavailable_columns and (self.unavailable_columns,)),
+        )
+        for argument, names in lists:
+            for name in names or ():
+                _require_column(argument, name, columns)
+        selected = self.selected(columns)
+        if self.of_entries(columns):
+            self._validate_entries(selected)
+        elif not is_entries(columns):
+            for argument, given in (("keys", self.keys), ("sequence_by", self.sequence_by)):
+                if given is None:
+                    raise ConfigurationError(
+                        f"could not merge the batch: {argument} is missing, and only rows of "
+                        f"nats_kv have a default; pass {argument}"
+                    )
+        for name in self.keys or entry_keys(selected):
+            if name not in selected:
+                raise ConfigurationError(
+                    f"could not merge the batch: the key {name!r} is not a selected column; keep "
+                    f"it in the selection"
+                )
+        for argument, names in lists[3:5]:
+            for name in names or ():
+                if name not in selected:
+                    raise ConfigurationError(
+                        f"could not merge the batch: {argument} has {name!r}, which is not a "
+                        f"selected column; select it, or remove it from the list"
+                    )
+
+    def _validate_entries(self, selected: Sequence[str]) -> None:
+        missing = [name for name in REQUIRED_COLUMNS if name not in selected]
+        if missing:
+            required = ", ".join(f"'{name}'" for name in REQUIRED_COLUMNS)
+            raise ConfigurationError(
+                f"could not merge the batch: it has no column '{missing[0]}'; keep {required} as "
+                f"the source delivers them"
+            )
+        own = next((name for name in selected if name.lower() == DELETED_COLUMN), None)
+        if self.deletes == "mark" and own is not None:
+            raise ConfigurationError(
+                f"could not merge the batch: it has its own column '{own}', which deletes='mark' "
+                f"writes; rename the column"
+            )
+
+
+def is_entries(columns: Sequence[str]) -> bool:
+    """Whether these are the columns of a bucket's entries."""
+    return all(column in columns for column in REQUIRED_COLUMNS)
+
+
+def _is_default(given: object, default: object) -> bool:
+    """Whether an argument is missing or the default of entries; a Column cannot be compared."""
+    parts = given if isinstance(given, tuple) else (given,)
+    texts = all(part is None or isinstance(part, str) for part in parts)
+    return given is None or (texts and given == default)
+
+
+def _require_column(argument: str, name: str, columns: Sequence[str]) -> None:
+    if name in columns:
+        return
+    near = difflib.get_close_matches(name, columns, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(columns)}"
+    raise ConfigurationError(
+        f"could not merge the batch: {argument} has {name!r}, which is not a column of it; {hint}"
+    )
+
+
+def _names(argument: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = tuple(given) if not isinstance(given, str) else given
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"invalid argument: {argument} is {given!r}, expected a list of column names"
+        )
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigurationError(
+            f"invalid argument: {argument} has {repeated[0]!r} twice; name each column once"
+        )
+    return names
+
+
+def _sequence(given: SequenceBy | None) -> tuple[Expression, ...] | None:
+    if given is None:
+        return None
+    parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if not parts or not all(map(_is_expression, parts)):
+        raise ConfigurationError(
+            f"invalid argument: sequence_by is {given!r}, expected a column name, an SQL "
+            f"expression, a Column, or a list of these"
+        )
+    return parts
+
+
+def _condition(given: Expression | None) -> Expression | None:
+    if given is not None and not _is_expression(given):
+        raise ConfigurationError(
+            f"invalid argument: apply_as_deletes is {given!r}, expected an SQL condition or a "
+            f"Column"
+        )
+    return given
+
+
+def _is_expression(part: object) -> bool:
+    """Whether this is a text, or a Column of Spark, which this module does not import."""
+    return bool(part.strip()) if isinstance(part, str) else type(part).__name__ == "Column"

@@ -1,0 +1,98 @@
+"""The changes of a batch by the SCD type of the table, and the check of the events before.
+
+Pure: Arrow in, Arrow out. An executor gives :func:`changes_of` a reader of the table and one of its
+state table (:mod:`reading`), and applies the changes that come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.delta.rules.history import events_that_count, history_changes
+from nats_stream_source.delta.rules.kept_values import with_kept_values
+from nats_stream_source.delta.rules.latest import greater_deletes, latest_changes
+from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, UNAVAILABLE, Layout
+from nats_stream_source.delta.rules.newest import has_null, sequence_parts
+from nats_stream_source.delta.rules.reading import Reader, RowChanges
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.wire.headers import OPERATIONS
+
+
+def changes_of(
+    events: pa.Table,
+    layout: Layout,
+    tracked: Sequence[str] | None,
+    rows: Reader,
+    state: Reader | None,
+) -> RowChanges:
+    """The changes that valid events make; see :mod:`latest` and :mod:`history`.
+
+    Args:
+        events: see :mod:`nats_stream_source.delta.rules.events`, in any order.
+        layout: of the table.
+        tracked: with SCD type 2, the columns whose changes make a version, see :mod:`history`.
+        rows: reads the table.
+        state: reads the state table; None if the layout does not have one.
+    """
+    if UNAVAILABLE in events.column_names:
+        events = with_kept_values(events, layout, rows)
+    if layout.scd_type == 2:
+        assert state is not None
+        return history_changes(events, layout, tracked, rows, state)
+    return latest_changes(events, layout, rows, state)
+
+
+def recorded_changes(events: pa.Table, layout: Layout, state: Reader) -> RowChanges:
+    """The changes of the state table by events that a merge records.
+
+    Another writer can have recorded events since the merge has read the state.
+
+    Args:
+        events: ``state`` of the changes of the table.
+        layout: of the table.
+        state: reads the newest version of the state table.
+    """
+    counting = greater_deletes if layout.scd_type == 1 else events_that_count
+    which, replaced = counting(events, layout, state)
+    counted = events.filter(pa.array(which))
+    return RowChanges(counted, replaced[which], np.empty(0, np.int64), events[:0])
+
+
+def require_valid(events: pa.Table, layout: Layout, count: int | None = None) -> None:
+    """Raise ConfigurationError for events that cannot be ordered or applied.
+
+    A key or a part of the sequence is null, or the operation of an entry is null or unknown.
+
+    Args:
+        events: of a batch.
+        layout: of the table.
+        count: how many invalid events the batch has, if these are a part of it.
+    """
+    invalid = has_null(events, layout.identified)
+    if layout.entries:
+        known = pc.is_in(events["operation"], pa.array(OPERATIONS, pa.string()))  # false for a null
+        invalid |= ~np.asarray(known.to_numpy(), bool)
+    at = np.flatnonzero(invalid)
+    if not len(at):
+        return
+    count = count or len(at)
+    if layout.entries:
+        columns = ", ".join((*layout.keys, *ORDER_COLUMNS, "operation"))
+        raise ConfigurationError(
+            f"could not merge the batch: {count} entries have a null in one of {columns}, or an "
+            f"operation other than {', '.join(OPERATIONS)}; keep these columns as the source "
+            f"delivers them"
+        )
+    event = events.slice(int(at[0]), 1)
+    parts = [*layout.keys, *sequence_parts(event, layout.order).column_names]
+    values = {**event.select(list(layout.keys)).to_pylist()[0]}
+    values |= sequence_parts(event, layout.order).to_pylist()[0]
+    row = ", ".join(f"{name}={values[name]!r}" for name in dict.fromkeys(parts))
+    raise ConfigurationError(
+        f"could not merge the batch: {count} events have a null in a key or in the sequence, the "
+        f"first of them has {row}; filter these events, or correct keys or sequence_by"
+    )

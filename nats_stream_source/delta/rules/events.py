@@ -1,0 +1,233 @@
+"""The events of a batch: its rows with the columns by which the rule orders and applies them.
+
+- ``__SEQUENCE``: the sequence, unless the row has it in columns of its own
+- ``__DELETE``: whether the event deletes its key; a condition that is null does not
+- ``__TIME``: with versions of a bucket's entries, the time of the entry
+- ``__UNAVAILABLE``: the columns whose value the row keeps, if the rules name a column of them
+
+Where these follow from a bucket's entries, they are computed here; else the rows have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.delta.rules.layout import (
+    DELETE,
+    DELETED_COLUMN,
+    END,
+    ENTRY_SEQUENCE,
+    EVENT_COLUMNS,
+    ORDER_COLUMNS,
+    SEQUENCE,
+    START,
+    TIME,
+    Layout,
+)
+from nats_stream_source.delta.schema import conform, stored_field
+from nats_stream_source.errors import ConfigurationError
+
+Where = Mapping[str, tuple[object, ...]]
+"""Rows whose column has one of these values, by column; None is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventShape:
+    """The columns of a batch's rows, and how its events change a table.
+
+    Attributes:
+        rows: the columns of the rows as they are given.
+        layout: of the table.
+        tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
+            close the open rows, see :mod:`nats_stream_source.delta.reconcile`.
+        untracked: the columns that do not; None if the rules name those that do.
+        computed: whether the event columns are computed from those of a bucket's entries.
+        target: the columns of an event with the types of a table; None before the table is known.
+    """
+
+    rows: pa.Schema
+    layout: Layout
+    tracked: tuple[str, ...] | None = ()
+    untracked: frozenset[str] | None = None
+    computed: bool = False
+    target: pa.Schema | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of an event."""
+        if not self.computed:
+            return self.rows
+        own = [pa.field(DELETE, pa.bool_())]
+        if SEQUENCE in self.layout.order:
+            parts = [stored_field(self.rows.field(name)) for name in ORDER_COLUMNS]
+            own.append(pa.field(SEQUENCE, pa.struct(parts)))
+        if self.layout.times:
+            own.append(stored_field(self.rows.field("created")).with_name(TIME))
+        return pa.schema([*self.rows, *own])
+
+    def fitted(self, table: pa.Schema, state: pa.Schema | None) -> EventShape:
+        """The shape of the events with the columns and types of a table.
+
+        With SCD type 2, an event has a null for each column of an earlier batch that its batch
+        lacks: its version is computed from it again and again, and must not depend on its batch.
+
+        Args:
+            table: its columns, with those of the events.
+            state: the columns of its state table, which has those of earlier batches; None if the
+                table is new.
+        """
+        layout, given = self.layout, self.rows.names
+        names = [name for name in table.names if name not in layout.reserved()]
+        earlier = state.names if state is not None and layout.scd_type == 2 else ()
+        added = [name for name in names if name in earlier and name not in given]
+        fields = [table.field(name) for name in names if name in given or name in added]
+        own = [stored_field(field) for field in self.schema if field.name in EVENT_COLUMNS]
+        tracked, untracked = self.tracked, self.untracked
+        if tracked is not None:
+            known = [name for name in tracked if name in names]
+            more = [n for n in added if untracked is not None and n not in untracked]
+            tracked = (*known, *more)
+        return replace(self, tracked=tracked, target=pa.schema([*fields, *own]))
+
+    def events(self, rows: pa.Table, table: str) -> pa.Table:
+        """The events of rows of this shape.
+
+        Args:
+            rows: as they are given.
+            table: path or name, for errors.
+
+        Raises:
+            ConfigurationError: a part of a value is null that is NOT NULL in the table.
+        """
+        if self.computed:
+            rows = _with_event_columns(rows, self.layout)
+        return rows if self.target is None else conform(rows, self.target, table)
+
+
+class EventSource(Protocol):
+    """The rows of a batch, wherever they are."""
+
+    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
+        """The rows whose events decide, in one table or several; all events of a key are in one.
+
+        The rows have the columns of ``shape.rows``. Each part is held in memory.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """Rows in memory as an :class:`EventSource`."""
+
+    rows: pa.Table
+
+    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
+        """All rows at once."""
+        yield self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """A batch: the shape of its events, and their source.
+
+    Attributes:
+        reconciles: whether these are deletes of keys that a bucket no longer has.
+    """
+
+    shape: EventShape
+    source: EventSource
+    reconciles: bool = False
+
+
+def _with_event_columns(entries: pa.Table, layout: Layout) -> pa.Table:
+    deletes = pc.fill_null(pc.not_equal(entries["operation"], "PUT"), False)
+    events = entries.append_column(DELETE, deletes)
+    if SEQUENCE in layout.order:
+        order = [entries[name].combine_chunks() for name in ORDER_COLUMNS]
+        sequence = pa.StructArray.from_arrays(order, list(ORDER_COLUMNS))
+        events = events.append_column(SEQUENCE, sequence)
+    return events.append_column(TIME, entries["created"]) if layout.times else events
+
+
+# -- reconcile --------------------------------------------------------------------------------
+
+
+def require_entries(table: str, layout: Layout | None) -> Layout:
+    """The layout of a table of entries or of their history.
+
+    Raises:
+        ConfigurationError: the table has other rows.
+    """
+    if layout is None:
+        raise ConfigurationError(
+            f"could not reconcile table {table!r}: it has no columns of a bucket's entries; use a "
+            f"table created from a bucket"
+        )
+    history = layout.scd_type == 2 and layout.sequence == ENTRY_SEQUENCE
+    if not layout.entries and not (history and layout.keys in (("key",), ("bucket", "key"))):
+        raise ConfigurationError(
+            f"could not reconcile table {table!r}: it has keys {list(layout.keys)!r} and a "
+            f"sequence of type {layout.sequence}, expected those of a bucket's entries; reconcile "
+            f"a table that was created without keys and sequence_by"
+        )
+    return layout
+
+
+def open_rows_where(layout: Layout, bucket: str) -> Where:
+    """Which rows of a table have a key of a bucket that had a value when they were written."""
+    where: dict[str, tuple[object, ...]] = {}
+    if "bucket" in layout.keys:
+        where["bucket"] = (bucket,)
+    if layout.scd_type == 2:
+        where[END] = (None,)
+    elif layout.deletes == "mark":
+        where[DELETED_COLUMN] = (None, False)
+    return where
+
+
+def open_row_columns(layout: Layout, columns: list[str]) -> list[str]:
+    """The columns that :func:`open_rows` requires."""
+    order = [name for name in ORDER_COLUMNS if name in columns]
+    return ["key", *(order if len(order) == len(ORDER_COLUMNS) else [START])]
+
+
+def open_rows(rows: pa.Table) -> pa.Table:
+    """Key, stream_created and revision of the last entry of each row; rows with nulls are left out.
+
+    Args:
+        rows: with the columns of :func:`open_row_columns`.
+    """
+    if START in rows.column_names:
+        # The entry that opened the row; later ones of it are not known without the columns.
+        for name in ORDER_COLUMNS:
+            rows = rows.append_column(name, pc.struct_field(rows[START], name))
+    return rows.select(["key", *ORDER_COLUMNS]).drop_null()
+
+
+def deletes_of(missing: pa.Table, bucket: str, layout: Layout, table: pa.Schema) -> EventBatch:
+    """The deletes of keys that a bucket no longer has.
+
+    Args:
+        missing: see :func:`nats_stream_source.delta.missing_keys.missing_table`.
+        bucket: of the keys.
+        layout: of the table.
+        table: its columns. A mark has null in those that ``nats_kv`` delivers, and keeps all
+            others, which can be the user's own.
+    """
+    columns = {"key": missing["key"], "bucket": pa.array([bucket] * len(missing), pa.string())}
+    columns |= {name: missing[name] for name in (*ORDER_COLUMNS, "operation", "created")}
+    kinds = {name: table.field(name).type for name in _VALUES if name in table.names}
+    columns |= {name: pa.nulls(len(missing), kind) for name, kind in kinds.items()}
+    names = [name for name in columns if name in table.names or name in ORDER_COLUMNS]
+    rows = pa.table({name: columns[name] for name in names})
+    if layout.times and "created" not in names:
+        rows = rows.append_column("created", missing["created"])
+    shape = EventShape(rows.schema, layout, None if layout.scd_type == 2 else (), computed=True)
+    return EventBatch(shape, EventTable(rows), reconciles=True)
+
+
+_VALUES = ("value", "headers")

@@ -1,0 +1,153 @@
+"""SCD type 1: the event of each key with the greatest sequence; after a delete, no row.
+
+A row has its sequence, and the state table the greatest sequence of a key's deletes. The row
+that results is that of the greatest of both and of the batch's events. It depends on the set of a
+key's events only, not on their order and batches.
+
+A delete is recorded before its row is removed. If the process ends in between, the next batch with
+an event of the key removes the row, since the recorded delete is greater.
+
+**Entries** have no state: a stream's order cannot be late. A PUT with the sequence of its row is
+the same entry, so nothing is read or written for it. A delete with the sequence of its row removes
+or marks the row: ``reconcile`` makes such events.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nats_stream_source.delta.rules.comparison import (
+    Booleans,
+    compared,
+    one_per_sequence,
+    same_rows,
+    winner,
+)
+from nats_stream_source.delta.rules.layout import (
+    DELETE,
+    DELETED_COLUMN,
+    EVENT_COLUMNS,
+    MARK_COLUMNS,
+    Layout,
+)
+from nats_stream_source.delta.rules.newest import (
+    has_null,
+    key_codes,
+    newest_per_key,
+)
+from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
+
+
+def latest_changes(
+    events: pa.Table, layout: Layout, rows: Reader, state: Reader | None
+) -> RowChanges:
+    """The changes of a table with one row per key.
+
+    Args:
+        events: with the columns of :mod:`nats_stream_source.delta.rules.events`, none of their
+            keys and sequences null.
+        layout: of the table.
+        rows: reads the table.
+        state: reads the state table; None if the layout does not have one.
+    """
+    values = [name for name in events.column_names if name not in EVENT_COLUMNS]
+    events, contradicted = _newest(events, layout, values)
+    keys, order = events.select(list(layout.keys)), list(layout.order)
+    slots = rows.find(keys)
+    deletes = np.asarray(events[DELETE].to_numpy(), bool)
+    of_rows = rows.read(slots, order)
+    newer, tied = compared(events, of_rows, order)
+    over_state = np.ones(len(events), bool)
+    row_outdated = np.zeros(len(events), bool)
+    if state is not None:
+        recorded = state.read(state.find(keys), order)
+        over_state, equals_state = compared(events, recorded, order)
+        contradicted |= ~deletes & equals_state
+        row_is_newer = compared(of_rows, recorded, order)[0] & ~has_null(of_rows, order)
+        row_outdated = ~has_null(recorded, order) & ~row_is_newer
+    # A delete counts before an upsert with its sequence.
+    marked = _marked_rows(rows, slots, tied & (deletes | (not layout.entries)), layout)
+    removing = deletes & over_state & (newer | (tied & ~marked))
+    puts = ~deletes & newer & over_state
+    if not layout.entries:
+        contradicted |= (removing & tied) | (~deletes & tied & marked)
+        same = np.flatnonzero(~deletes & tied & ~marked & over_state)
+        wins, different = _compare(events.take(pa.array(same)), rows, slots[same], values)
+        puts[same[wins]] = True
+        contradicted[same[different]] = True
+    written = puts | (removing if layout.deletes == "mark" else False)
+    upserts = events.filter(pa.array(written)).drop_columns([DELETE])
+    if layout.deletes == "mark":
+        upserts = _with_marks(upserts, deletes[written], layout)
+    gone = (slots >= 0) & ~written & (removing | row_outdated)
+    return RowChanges(
+        upserts,
+        slots[written],
+        slots[gone],
+        events.filter(pa.array(removing & (state is not None))).select(layout.identified),
+        int(contradicted.sum()),
+    )
+
+
+def greater_deletes(deletes: pa.Table, layout: Layout, state: Reader) -> tuple[Booleans, Integers]:
+    """Which deletes are greater than those of the state table, and the slots of the latter."""
+    slots = state.find(deletes.select(list(layout.keys)))
+    order = list(layout.order)
+    return compared(deletes, state.read(slots, order), order)[0], slots
+
+
+def _newest(events: pa.Table, layout: Layout, values: list[str]) -> tuple[pa.Table, Booleans]:
+    """The newest event of each key, and whether others with its sequence contradict it."""
+    count = int(key_codes(events, layout.keys).max(initial=-1)) + 1
+    contradicted = np.zeros(count, bool)
+    if count == len(events):  # one event of each key
+        return events, contradicted
+    events = newest_per_key(events, layout.keys, layout.order, ties=not layout.entries)
+    codes = key_codes(events, layout.keys)
+    order = np.argsort(codes, kind="stable")
+    events = events.take(pa.array(order))
+    which, groups = one_per_sequence(events, codes[order], values)
+    contradicted[groups] = True
+    return events.take(pa.array(which)), contradicted
+
+
+def _marked_rows(rows: Reader, slots: Integers, asked: Booleans, layout: Layout) -> Booleans:
+    """Whether the row of each event is marked, for those that are asked."""
+    marked = np.zeros(len(slots), bool)
+    if layout.deletes == "mark" and asked.any():
+        flags = rows.read(slots[asked], [DELETED_COLUMN])[DELETED_COLUMN]
+        marked[asked] = pc.fill_null(flags, False).to_numpy()
+    return marked
+
+
+def _compare(
+    events: pa.Table, rows: Reader, slots: Integers, values: list[str]
+) -> tuple[Integers, Integers]:
+    """Which events count before the row with their sequence, and which differ from it."""
+    if not len(slots):
+        return slots, slots
+    read = rows.read(slots, values)
+    different = np.flatnonzero(~same_rows(events, read, values))
+    flags = pa.array([False, False])
+    wins = []
+    for position in different:
+        one = read.slice(position, 1)
+        other = events.select(values).slice(position, 1).cast(one.schema)
+        if winner(pa.concat_tables([one, other]).append_column(DELETE, flags), values) == 1:
+            wins.append(position)
+    return np.array(wins, np.int64), different
+
+
+def _with_marks(upserts: pa.Table, deletes: Booleans, layout: Layout) -> pa.Table:
+    """The rows with the column ``deleted``, and only the mark's own columns in a deleted one."""
+    flags = pa.array(deletes)
+    kept = {*layout.keys, *layout.order, *(MARK_COLUMNS if layout.entries else ())}
+    if deletes.any():
+        for index, name in enumerate(upserts.column_names):
+            if name not in kept:
+                column = upserts[name]
+                nulls = pa.scalar(None, column.type)
+                upserts = upserts.set_column(index, name, pc.if_else(flags, nulls, column))
+    return upserts.append_column(DELETED_COLUMN, flags)

@@ -1,0 +1,216 @@
+"""Collect a batch of Spark for the driver, in one part or several, each in bounded memory.
+
+**A small batch** is collected as it is, up to a limit of rows, if the last one was small: a
+reduction by the executors is a second Python step of each task, which takes as long as all the rest
+of a batch of some hundred rows. The limit follows the size of the rows. A batch that exceeds it is
+read again, and the rows of the first attempt, which can be a part of the batch, are dropped.
+
+**A batch** is reduced by the executors to the events that decide (``mapInArrow``), without a
+shuffle, and read once. A partition stops at its share of the bound.
+
+**A batch beyond the bound** is reduced, persisted, measured and collected part by part. A hash of
+the key decides on the part: all events of a key are merged together, since a PUT that is merged
+after its key's delete would revive the row. The measurement also finds invalid events: of an
+invalid batch, no part is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructField, StructType
+
+from nats_stream_source.delta.rules.events import EventShape
+from nats_stream_source.delta.rules.layout import Layout
+from nats_stream_source.delta.rules.newest import DecidingEvents
+from nats_stream_source.delta.schema import OWN_PREFIX
+from nats_stream_source.delta.spark.columns import nullable
+from nats_stream_source.delta.spark.rows import invalid_rows, key_columns, require_valid_rows
+
+# Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
+_FEW_ROWS = 10_000
+_FEW_BYTES = 8 << 20
+
+MAX_ROWS = 1_000_000
+MAX_BYTES = 256 << 20
+"""The bound of a part, in rows and in bytes of Arrow."""
+
+_GROUP_BYTES = 64 << 20  # an executor holds twice as much
+_MANY_PARTITIONS = 32  # assumed of a query's first batch
+
+# Columns that user tables do not have. The first row of each group has the rows that were read for
+# it, or _EXCEEDED, and its bytes.
+_READ, _BYTES = OWN_PREFIX + "read", OWN_PREFIX + "bytes"
+_EXCEEDED = -1
+
+_Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class Collector:
+    """Collects the batches of one query, one after the other: what it has learned of the last ones.
+
+    Attributes:
+        few: rows up to which the next batch is collected as it is.
+        partitions: into how many partitions the last batch was divided; 0 before the first.
+        large: whether the last batch exceeded the bound.
+    """
+
+    def __init__(self) -> None:
+        self.few = 0
+        self.partitions = 0
+        self.large = False
+
+    def __repr__(self) -> str:
+        return f"<Collector few={self.few} partitions={self.partitions} large={self.large}>"
+
+    def parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
+        """See :class:`nats_stream_source.delta.rules.events.EventSource`.
+
+        Args:
+            frame: the rows; they are read once, or twice where they are many more than before.
+            shape: of their events.
+
+        Raises:
+            ConfigurationError: an event of a batch beyond the bound is invalid.
+        """
+        if self.few:
+            rows = frame.limit(self.few + 1).toArrow()
+            if rows.num_rows <= self.few:
+                self._learn(rows, rows.num_rows)
+                yield rows
+                return
+        if not self.large:
+            reduced = self._reduced(frame, shape.layout)
+            if reduced is not None:
+                yield reduced
+                return
+        yield from self._parts(frame, shape)
+
+    def _reduced(self, frame: DataFrame, layout: Layout) -> pa.Table | None:
+        """All events that decide; None if they exceed the bound."""
+        partitions = self.partitions
+        if not partitions:
+            shuffled = frame.sparkSession.conf.get("spark.sql.shuffle.partitions", None)
+            partitions = max(_MANY_PARTITIONS, int(shuffled or 0))
+        share = MAX_ROWS // partitions, MAX_BYTES // partitions
+        collected = _reducing(frame, layout, share).toArrow()
+        read = collected[_READ]
+        if pc.any(pc.equal(read, _EXCEEDED)).as_py():
+            return None
+        self.partitions = max(1, len(read) - read.null_count)
+        rows = collected.drop_columns([_READ, _BYTES])
+        self._learn(rows, pc.sum(read).as_py() or 0)
+        return rows
+
+    def _parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
+        """The events that decide, of a batch of any size."""
+        persisted = _reducing(frame, shape.layout, None).persist()
+        try:
+            measured = persisted.agg(
+                F.count(F.lit(1)).alias("rows"),
+                F.sum(_BYTES).alias("bytes"),
+                F.sum(_READ).alias("read"),
+                F.count(_READ).alias("partitions"),
+                F.count_if(invalid_rows(frame.schema, shape)).alias("invalid"),
+            ).first()
+            assert measured is not None  # an aggregate without GROUP BY has one row
+            rows = persisted.drop(_READ, _BYTES)
+            if measured.invalid:
+                require_valid_rows(rows, shape)
+            count = max(-(-measured.rows // MAX_ROWS), -(-(measured.bytes or 0) // MAX_BYTES), 1)
+            self.large = count > 1
+            self.partitions = max(1, measured.partitions)
+            if count == 1:
+                part = rows.toArrow()
+                self._learn(part, measured.read or 0)
+                yield part
+                return
+            self.few = 0
+            part_of_key = F.pmod(
+                F.xxhash64(*key_columns(rows.schema, shape.layout.keys)), F.lit(count)
+            )
+            for number in range(count):
+                yield rows.where(part_of_key == number).toArrow()
+        finally:
+            persisted.unpersist()
+
+    def _learn(self, rows: pa.Table, read: int) -> None:
+        if rows.num_rows:
+            few = min(_FEW_ROWS, _FEW_BYTES * rows.num_rows // max(1, rows.nbytes))
+            self.few = few if read <= few else 0
+
+
+@dataclass(frozen=True)
+class DataFrameSource:
+    """The rows of a batch of Spark; see :class:`nats_stream_source.delta.rules.events.EventSource`.
+
+    Attributes:
+        frame: the rows.
+        collector: of the query's batches.
+    """
+
+    frame: DataFrame
+    collector: Collector = field(default_factory=Collector)
+
+    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
+        """See :class:`nats_stream_source.delta.rules.events.EventSource`."""
+        return self.collector.parts(self.frame, shape)
+
+
+def _reducing(frame: DataFrame, layout: Layout, share: tuple[int, int] | None) -> DataFrame:
+    """The events that decide, as each executor finds them, with the columns of a group's size.
+
+    Args:
+        frame: the rows.
+        layout: of the table.
+        share: rows and bytes after which a partition stops; None for no limit.
+    """
+    names = frame.columns
+    own = [StructField(_READ, LongType()), StructField(_BYTES, LongType())]
+    output = StructType([*nullable(frame.schema).fields, *own])
+    # `mapInArrow` resolves names as expressions: a dot is a field, a backquote an error.
+    plain = frame.toDF(*(f"{OWN_PREFIX}{number}" for number in range(len(names))))
+    return plain.mapInArrow(_work(names, layout, share), output)
+
+
+def _work(names: list[str], layout: Layout, share: tuple[int, int] | None) -> _Work:
+    def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = size = 0
+        named = (batch.rename_columns(names) for batch in batches)
+        for group, read in _groups(named, layout):
+            rows, size = rows + group.num_rows, size + group.nbytes
+            exceeded = share is not None and (rows > share[0] or size > share[1])
+            group = group[:1] if exceeded else group
+            for name, value in (
+                (_READ, _EXCEEDED if exceeded else read),
+                (_BYTES, group.nbytes),
+            ):
+                column = pa.array([value, *([None] * (len(group) - 1))], pa.int64())
+                group = group.append_column(name, column)
+            yield from group.to_batches()
+            if exceeded:
+                return
+
+    return reduce
+
+
+def _groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[tuple[pa.Table, int]]:
+    """The events that decide of each group of batches, and how many rows it had."""
+    deciding: DecidingEvents | None = None
+    read = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        deciding = deciding or DecidingEvents(batch.schema, layout)
+        deciding.add(batch)
+        read, size = read + batch.num_rows, size + batch.nbytes
+        if size >= _GROUP_BYTES:
+            yield deciding.table(), read
+            deciding, read, size = None, 0, 0
+    if deciding is not None:
+        yield deciding.table(), read

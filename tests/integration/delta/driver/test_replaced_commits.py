@@ -1,0 +1,140 @@
+"""Commits that another writer replaces, and stores that do not refuse an object that exists."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import obstore
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from obstore.store import S3Store
+
+from nats_stream_source.errors import ConfigurationError, TableError
+from tests.integration.delta.driver.in_process import InProcessTable, arrow
+from tests.integration.delta.merge_model import put
+from tests.support.delta import rows_of
+from tests.support.object_store import BUCKET, ObjectStore, object_store
+from tests.support.store_proxy import store_proxy
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as store:
+        yield store
+
+
+def objects_of(store: ObjectStore, table: str) -> S3Store:
+    return S3Store(
+        BUCKET,
+        prefix=table,
+        endpoint=store.url,
+        region="us-east-1",
+        access_key_id="test",
+        secret_access_key="test",
+        client_options={"allow_http": True},
+    )
+
+
+def entry_of(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
+
+
+def revisions(path: Path) -> dict[str, int]:
+    return {row["key"]: row["revision"] for row in rows_of(DeltaTable(path))}
+
+
+def other_commit(path: Path, directory: Path) -> tuple[int, Path]:
+    """Commit the next version in a copy of the table, as a writer that has looked before it."""
+    copy = directory / "copy"
+    shutil.copytree(path, copy)
+    write_deltalake(copy, arrow([put("other", 99)]), mode="append")
+    version = DeltaTable(copy).version()
+    return version, copy
+
+
+@pytest.mark.parametrize("later", [0, 1, 3])
+def test_commit_replaced_on_local_disk_ends_query(tmp_path: Path, later: int) -> None:
+    """rename(2), with which Delta Lake commits on a local disk, replaces the file of its target."""
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    entries = [put(key, number) for number, key in enumerate("abcd", 1)]
+    table.merge(*entries)
+    version, copy = other_commit(path, tmp_path)
+    lost = [put("a", 5), put("e", 6)]
+    table.merge(*lost)
+    assert DeltaTable(path).version() == version
+    after = [put("b", 7 + number) for number in range(later)]
+    for one in after:
+        table.merge(one)
+    for file in copy.glob("*.parquet"):
+        if not (path / file.name).exists():
+            shutil.copy(file, path)
+    os.replace(copy / entry_of(version), path / entry_of(version))
+
+    with pytest.raises(TableError, match=f"has replaced its version {version}, and the rows"):
+        table.merge(put("c", 20))
+    assert DeltaTable(path).version() == version + later
+
+    # The way back that the error names.
+    if later:
+        DeltaTable(path).restore(version)
+    table.reopen()
+    table.merge(*entries, *lost, *after, put("c", 20))
+    newest = {one.key: one.revision for one in (*entries, *lost, *after, put("c", 20))}
+    assert revisions(path) == {**newest, "other": 99}
+
+
+def test_commit_replaced_in_object_store_ends_query(store: ObjectStore) -> None:
+    options = store.storage_options
+    objects = objects_of(store, "replaced")
+    table = InProcessTable(f"s3://{BUCKET}/replaced", storage_options=options)
+    for number in range(1, 40):
+        table.merge(put("a", number))
+    content = bytes(obstore.get(objects, entry_of(30)).bytes())
+    obstore.put(objects, entry_of(30), content + b"\n")
+    with pytest.raises(TableError, match="has replaced its version 30"):
+        table.merge(put("a", 50))
+
+
+def test_table_created_again_is_not_replaced_commit(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    for number in range(1, 4):
+        table.merge(put("a", number))
+    shutil.rmtree(path)
+    InProcessTable(path).merge(put("b", 1))
+    table.merge(put("c", 2))
+    assert revisions(path) == {"b": 1, "c": 2}
+
+
+def test_expired_entries_are_not_replaced_commits(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    for number in range(1, 9):
+        table.merge(put("a", number))
+    DeltaTable(path).create_checkpoint()
+    for version in range(7):
+        (path / entry_of(version)).unlink()
+    table.merge(put("b", 20))
+    assert revisions(path) == {"a": 8, "b": 20}
+
+
+def test_store_that_ignores_condition_refused_before_anything_is_written(
+    store: ObjectStore,
+) -> None:
+    with store_proxy(store.url) as proxy:
+        proxy.unconditional = True
+        options = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
+        table = InProcessTable(f"s3://{BUCKET}/ignored", storage_options=options)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=rf"s3://{BUCKET}: the store replaces"):
+                table.merge(put("a", 1))
+        left = objects_of(store, "ignored")
+        assert list(obstore.list(left)) == []
+        proxy.unconditional = False
+        table.merge(put("a", 1))
+        names = [meta["path"] for page in obstore.list(left) for meta in page]
+    assert not [name for name in names if "probe" in name]

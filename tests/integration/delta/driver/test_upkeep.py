@@ -1,0 +1,231 @@
+"""Compaction beside merges, checkpoints of the log, and what the properties of a table forbid."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from nats_stream_source.delta.driver.compaction import compact, select_files
+from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.upkeep import Upkeep
+from nats_stream_source.errors import TableError
+from tests.integration.delta.driver.in_process import (
+    InProcessTable,
+    index_of,
+    model_rows,
+    rebuilt,
+    table_rows,
+)
+from tests.integration.delta.merge_model import Model, delete, put
+from tests.support.delta import rows_of
+
+FIRST = [put(f"k{number}", number + 1) for number in range(8)]
+both_writers = pytest.mark.parametrize("vectors", [True, False])
+
+
+def expect(path: Path, *batches: Any) -> None:
+    model = Model("remove")
+    for batch in batches:
+        model.merge(batch)
+    assert table_rows(rows_of(DeltaTable(path))) == model_rows(model.rows)
+
+
+def numbers_of(table: InProcessTable) -> list[int]:
+    return [number for number, _ in table.state.files.items()]
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+@both_writers
+def test_touched_file_gets_vector_or_is_written_again(tmp_path: Path, vectors: bool) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path, vectors=vectors)
+    table.merge(*FIRST)
+    table.merge(put("k1", 20), delete("k2", 21), put("new", 22))
+    expect(path, FIRST, [put("k1", 20), delete("k2", 21), put("new", 22)])
+    assert bool(list(path.glob("*.bin"))) == vectors
+    assert [file.live_rows for _, file in table.state.files.items()] == ([6, 2] if vectors else [8])
+    assert index_of(table.state) == index_of(rebuilt(path))
+
+
+def test_merge_without_vectors_joins_touched_small_files(tmp_path: Path) -> None:
+    table = InProcessTable(tmp_path / "t", vectors=False)
+    for entry in FIRST:
+        table.merge(entry)
+    assert len(numbers_of(table)) == 8
+    table.merge(*[put(f"k{number}", 20 + number) for number in range(5)])
+    assert len(numbers_of(table)) == 4
+    assert index_of(table.state) == index_of(rebuilt(tmp_path / "t"))
+
+
+@both_writers
+def test_files_have_about_target_size_and_are_not_compacted_again(
+    tmp_path: Path, vectors: bool
+) -> None:
+    path, target = tmp_path / "t", 100_000
+    upkeep = Upkeep(compact_files=2, target_file_bytes=target)
+    table = InProcessTable(path, upkeep=upkeep, vectors=vectors)
+    random = np.random.default_rng(1)
+    for start in range(0, 4000, 800):
+        values = [random.bytes(500) for _ in range(800)]
+        table.merge(*[put(f"k{start + n}", n + 1, value=v) for n, v in enumerate(values)])
+        table.opened.wait()
+    sizes = [file.add["size"] for _, file in table.state.files.items()]
+    assert len([size for size in sizes if size < target / 2]) <= 2
+    assert max(sizes) < 2.2 * target
+    assert select_files(table.state.files, target, 2) == []
+    found = InProcessTable(path).engine().find()
+    assert found is not None
+    found.maintain(upkeep)
+    assert found.maintain(upkeep).compacted == 0
+    assert len(rows_of(DeltaTable(path))) == 4000
+
+
+def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path, vectors=False)
+    table.merge(*FIRST)
+    table.merge(put("other", 10))
+    table.reopen()
+    real, merged = TableObjects.reader, list[int]()
+
+    def reader(objects: TableObjects, name: str) -> Any:
+        if not merged:
+            merged.append(-1)
+            merged[0] = table.merge(put("k3", 30), delete("k4", 31))
+        return real(objects, name)
+
+    version = table.state.version
+    with monkeypatch.context() as patch:
+        patch.setattr(TableObjects, "reader", reader)
+        assert compact(table.state, numbers_of(table), 1 << 20) is None
+    assert merged == [2]
+    assert DeltaTable(path).version() == version + 1
+    expect(path, FIRST, [put("other", 10)], [put("k3", 30), delete("k4", 31)])
+    assert compact(table.state, numbers_of(table), 1 << 20) == 1
+    expect(path, FIRST, [put("other", 10)], [put("k3", 30), delete("k4", 31)])
+    assert index_of(table.state) == index_of(rebuilt(path))
+
+
+# -- the log ----------------------------------------------------------------------------------
+
+
+def _cleaned_up(log: Path) -> None:
+    """The hint names an older checkpoint, and the entries after it were cleaned up."""
+    hint = json.loads((log / "_last_checkpoint").read_text())
+    (log / "_last_checkpoint").write_text(json.dumps(hint | {"version": 2}))
+
+
+def _stale(log: Path) -> None:
+    """The hint names a checkpoint that is gone."""
+    _cleaned_up(log)
+    (log / f"{2:020}.checkpoint.parquet").unlink()
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "stale": _stale,
+    "cleaned up": _cleaned_up,
+    "empty": lambda log: (log / "_last_checkpoint").write_text(""),
+    "cut": lambda log: (log / "_last_checkpoint").write_text("{"),
+    "missing": lambda log: (log / "_last_checkpoint").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    for entry in FIRST:
+        table.merge(entry)
+        if table.state.version == 2:
+            DeltaTable(path).create_checkpoint()
+    table.merge(put("k1", 20))
+    DeltaTable(path).create_checkpoint()
+    log = path / "_delta_log"
+    for version in range(table.state.version):
+        (log / f"{version:020}.json").unlink()
+    DAMAGES[damage](log)
+    restarted = InProcessTable(path)
+    restarted.merge(put("k2", 30))
+    expect(path, FIRST, [put("k1", 20)], [put("k2", 30)])
+    assert index_of(restarted.state) == index_of(rebuilt(path))
+
+
+def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    DeltaTable(path).create_checkpoint()
+    table.merge(put("k1", 20))
+    part = path / "_delta_log" / f"{2:020}.checkpoint.{1:010}.{2:010}.parquet"
+    shutil.copy(path / "_delta_log" / f"{1:020}.checkpoint.parquet", part)
+    InProcessTable(path).merge(put("k2", 30))
+    part.unlink()
+    expect(path, FIRST, [put("k1", 20)], [put("k2", 30)])
+
+
+@pytest.mark.parametrize("by", ["maintain", "background"])
+@pytest.mark.parametrize("cleanup", ["false", "FALSE", "true"])
+def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, by: str, cleanup: str) -> None:
+    path = tmp_path / "t"
+    upkeep = Upkeep(vacuum_commits=10, retention_hours=1, checkpoint_commits=5)
+    table = InProcessTable(path, upkeep=upkeep)
+    table.merge(*FIRST)
+    DeltaTable(path).alter.set_table_properties({"delta.enableExpiredLogCleanup": cleanup})
+    for revision in range(20, 25):
+        table.merge(put("k1", revision))
+        table.opened.wait()
+    old = time.time() - 40 * 86_400
+    for entry in (path / "_delta_log").glob("*.json"):
+        os.utime(entry, (old, old))
+    table.reopen()  # the entries are no longer those that it has put
+    if by == "maintain":
+        found = InProcessTable(path).engine().find()
+        assert found is not None
+        found.maintain(upkeep)
+    else:
+        for revision in range(30, 37):
+            table.merge(put("k1", revision))
+            table.opened.wait()
+    first = (path / "_delta_log" / f"{0:020}.json").exists()
+    assert first == (cleanup.lower() == "false")
+
+
+def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
+    """Any table that the driver supports is compacted, also one of another writer."""
+    path = tmp_path / "t"
+    for number in range(4):
+        write_deltalake(path, pa.table({"a": [number]}), mode="append")
+    found = InProcessTable(path).engine().find()
+    assert found is not None
+    assert found.layout is None
+    done = found.maintain(Upkeep())
+    assert (done.compacted, done.written) == (4, 1)
+    assert sorted(row["a"] for row in rows_of(DeltaTable(path))) == [0, 1, 2, 3]
+    assert found.scan(["a"], {"a": (1, 3)})["a"].to_pylist() == [1, 3]
+
+
+def test_damaged_data_file_is_named_by_maintenance(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    table.merge(put("x", 20))
+    damaged = sorted(path.glob("*.parquet"))[0]
+    damaged.write_bytes(b"x")
+    found = InProcessTable(path).engine().find()
+    assert found is not None
+    with pytest.raises(TableError, match=f"could not maintain .*{damaged.name}.*unchanged"):
+        found.maintain(Upkeep())

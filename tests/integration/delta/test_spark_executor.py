@@ -1,0 +1,296 @@
+"""What is Spark's own in a merge: other writers, new columns, settings of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.rules.arguments import ChangeRules
+from nats_stream_source.delta.spark import executor
+from nats_stream_source.delta.spark.batch import batch_of
+from nats_stream_source.delta.spark.collect import Collector
+from nats_stream_source.delta.spark.engine import SparkEngine
+from nats_stream_source.delta.spark.session import EXACT
+from nats_stream_source.delta.upkeep import Upkeep
+from nats_stream_source.errors import ConfigurationError, TableConflictError
+from tests.integration.delta.merge_model import Frame, delete, put
+from tests.support.delta import rows_of
+
+pytestmark = pytest.mark.delta
+
+EVENTS: dict[str, Any] = {"keys": "id", "sequence_by": "n", "apply_as_deletes": "v IS NULL"}
+HISTORY: dict[str, Any] = {**EVENTS, "stored_as_scd_type": 2}
+MergeBySpark = Callable[..., MergeResult]
+Row = tuple[int, int, str | None]
+
+
+@pytest.fixture
+def merge(spark: SparkSession, table: Path) -> MergeBySpark:
+    """Function that merges a DataFrame, or events ``(id, n, v)``, into the table of the test."""
+
+    def run(
+        rows: DataFrame | list[Row], session: SparkSession = spark, **rules: Any
+    ) -> MergeResult:
+        frame = rows
+        if isinstance(rows, list):
+            frame = session.createDataFrame(rows, "id int, n int, v string")
+        batch = batch_of(frame, ChangeRules.of(**rules), Collector())
+        return SparkEngine(session, str(table), str(table)).merge(batch, None)
+
+    return run
+
+
+def _rows(table: Path, *columns: str) -> list[tuple[Any, ...]]:
+    rows = rows_of(DeltaTable(table))
+    return sorted((tuple(row[name] for name in columns) for row in rows), key=repr)
+
+
+def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], object]) -> list[str]:
+    """Let something happen between the reading of rows and each MERGE; returns the MERGEs."""
+    merged: list[str] = []
+    merge_as_read = executor._merge_as_read
+
+    def run(*arguments: Any) -> Any:
+        merged.append("MERGE")
+        if len(merged) <= len(happenings):
+            happenings[len(merged) - 1]()
+        return merge_as_read(*arguments)
+
+    monkeypatch.setattr(executor, "_merge_as_read", run)
+    return merged
+
+
+def test_repeated_batch_changes_nothing_and_makes_no_version(
+    frame: Frame, table: Path, merge: MergeBySpark
+) -> None:
+    result = merge(frame(put("a", 1), put("b", 2), put("a", 3)))
+    assert (result.inserted, result.updated, result.deleted) == (2, 0, 0)
+    result = merge(frame(put("a", 4), delete("b", 5), delete("c", 6)))
+    assert (result.inserted, result.updated, result.deleted) == (0, 1, 1)
+    before = DeltaTable(table).version()
+    assert merge(frame(put("a", 4), delete("b", 5), delete("c", 6))).changed == 0
+    assert merge(frame(put("a", 3))).changed == 0
+    assert DeltaTable(table).version() == before
+
+
+@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
+def test_repeated_events_make_no_version(
+    table: Path, merge: MergeBySpark, rules: dict[str, Any]
+) -> None:
+    batch: list[Row] = [(1, 1, "a"), (1, 2, None), (2, 1, "b")]
+    for _ in range(2):
+        merge(batch, **rules)
+    assert DeltaTable(table).version() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("UPDATE {} SET revision = 9 WHERE key = 'a'", [("a", 9), ("b", 3), ("c", 4)]),
+        ("DELETE FROM {} WHERE key = 'a'", [("a", 2), ("b", 3), ("c", 4)]),
+        ("INSERT INTO {} BY NAME SELECT 'c' AS key, * EXCEPT (key) FROM {} WHERE key = 'a'", None),
+    ],
+    ids=["updated", "deleted", "inserted"],
+)
+def test_row_that_other_writer_changes_meanwhile_is_merged_again(
+    spark: SparkSession,
+    frame: Frame,
+    table: Path,
+    merge: MergeBySpark,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    expected: list[tuple[str, int]] | None,
+) -> None:
+    """Rows of several files, so that Delta's own check of a commit does not find each change."""
+    merge(frame(put("a", 1), put("b", 1)))
+    name = f"delta.`{table}`"
+    merged = _before_merge(monkeypatch, lambda: spark.sql(change.replace("{}", name)))
+    merge(frame(put("a", 2), put("b", 3), put("c", 4)))
+    assert len(merged) == 2
+    found = _rows(table, "key", "revision")
+    assert found == (expected or [("a", 2), ("b", 3), ("c", 4)])
+
+
+def test_columns_of_user_are_neither_compared_nor_changed(
+    spark: SparkSession,
+    frame: Frame,
+    table: Path,
+    merge: MergeBySpark,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge(frame(put("a", 1)))
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN note STRING")
+    update = f"UPDATE delta.`{table}` SET note = 'mine'"
+    merged = _before_merge(monkeypatch, lambda: spark.sql(update))
+    merge(frame(put("a", 2)))
+    assert len(merged) == 1
+    assert _rows(table, "key", "revision", "note") == [("a", 2, "mine")]
+
+
+@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
+def test_events_of_other_writer_between_state_and_table_are_merged_again(
+    table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    """A later event of the other writer stays, and its delete of an earlier event, too."""
+    merge([(1, 1, "a"), (2, 1, "b")], **rules)
+
+    def other_writer() -> None:
+        monkeypatch.undo()
+        merge([(1, 5, None), (3, 4, "other")], **rules)
+
+    _before_merge(monkeypatch, lambda: None, other_writer)
+    merge([(1, 3, "mine"), (2, 2, None), (3, 2, "mine"), (4, 2, None)], **rules)
+    live = [("b", 1, 2)] if "stored_as_scd_type" in rules else []
+    if live:
+        found = _rows(table, "v", "__START_AT", "__END_AT")
+        assert found == [
+            ("a", 1, 3),
+            ("b", 1, 2),
+            ("mine", 2, 4),
+            ("mine", 3, 5),
+            ("other", 4, None),
+        ]
+    else:
+        assert _rows(table, "id", "n", "v") == [(3, 4, "other")]
+
+
+def test_other_writer_at_each_attempt_is_conflict(
+    spark: SparkSession,
+    frame: Frame,
+    table: Path,
+    merge: MergeBySpark,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge(frame(put("a", 1)))
+    monkeypatch.setattr("nats_stream_source.delta.conflicts.ATTEMPTS", 2)
+    update = f"UPDATE delta.`{table}` SET revision = revision + 1"
+    _before_merge(monkeypatch, *[lambda: spark.sql(update)] * 2)
+    with pytest.raises(TableConflictError, match="other writers committed during each of 2"):
+        merge(frame(put("a", 100)))
+    assert _rows(table, "key", "revision") == [("a", 3)]
+
+
+def test_new_columns_are_added_by_one_commit(
+    spark: SparkSession, table: Path, merge: MergeBySpark
+) -> None:
+    merge([(1, 1, "a")], **EVENTS)
+    wider = "id int, n int, v string, s struct<x: int>, w double"
+    merge(spark.createDataFrame([(2, 1, "b", (3,), 0.5)], wider), **EVENTS)
+    grown = "id int, n int, v string, s struct<y: string, x: int>"
+    merge(spark.createDataFrame([(3, 1, "c", ("y", 4))], grown), **EVENTS)
+    operations = [one["operation"] for one in reversed(DeltaTable(table).history())]
+    assert operations == ["CREATE TABLE", "MERGE", "WRITE", "MERGE", "WRITE", "MERGE"]
+    assert _rows(table, "id", "s", "w") == [
+        (1, None, None),
+        (2, {"x": 3, "y": None}, 0.5),
+        (3, {"x": 4, "y": "y"}, None),
+    ]
+
+
+@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
+def test_wider_type_is_refused_before_anything_is_written(
+    spark: SparkSession, table: Path, merge: MergeBySpark, rules: dict[str, Any]
+) -> None:
+    merge([(1, 1, "a")], **rules)
+    narrow = spark.createDataFrame([(1, 2, "a", 7)], "id int, n int, v string, w int")
+    merge(narrow, **rules)
+    state = Path(f"{table}__cdc_state")
+    before = DeltaTable(table).version(), DeltaTable(state).version()
+    wide = spark.createDataFrame(
+        [(1, 3, "a", 1 << 40, 1)], "id int, n int, v string, w long, x int"
+    )
+    with pytest.raises(ConfigurationError, match="'w' gets a wider type; cast the column"):
+        merge(wide, **rules)
+    assert (DeltaTable(table).version(), DeltaTable(state).version()) == before
+
+
+def test_null_in_field_that_is_not_null_is_named(
+    spark: SparkSession, table: Path, merge: MergeBySpark
+) -> None:
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (key STRING, revision BIGINT, operation STRING, "
+        f"stream_created TIMESTAMP, s STRUCT<x: INT NOT NULL>) USING delta"
+    )
+    batch = spark.sql(
+        "SELECT 'k' AS key, 1L AS revision, 'PUT' AS operation, timestamp_seconds(0) AS "
+        "stream_created, named_struct('x', cast(null AS int)) AS s"
+    )
+    with pytest.raises(ConfigurationError, match="'s', or a part of it, is NOT NULL in the table"):
+        merge(batch)
+    assert DeltaTable(table).version() == 0
+
+
+WRONG = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+    "spark.sql.parquet.int96RebaseModeInWrite": "EXCEPTION",
+    "spark.sql.parquet.int96RebaseModeInRead": "EXCEPTION",
+    "spark.databricks.delta.properties.defaults.appendOnly": "true",
+    "spark.databricks.delta.write.txnAppId": "app",
+    "spark.databricks.delta.write.txnVersion": "1",
+}
+"""Settings with which Spark would store other values, or skip commits."""
+
+
+@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
+def test_settings_that_change_values_are_restored_after_merge(
+    spark: SparkSession, table: Path, merge: MergeBySpark, rules: dict[str, Any]
+) -> None:
+    assert WRONG.keys() == EXACT.keys()
+    session = spark.newSession()
+    for name, value in WRONG.items():
+        session.conf.set(name, value)
+    seen = datetime(1850, 1, 2, 3, 4, 5, 678901)
+    columns = "id int, n int, v string, seen timestamp_ntz, day date"
+    for n in (1, 2):
+        rows = [(1, n, "a", seen, date(1500, 1, n))]
+        merge(session.createDataFrame(rows, columns), session, **rules)
+        assert {name: session.conf.get(name) for name in WRONG} == WRONG
+    invalid = session.createDataFrame([(1, 3, "a", 1)], "id int, n int, v string, seen int")
+    with pytest.raises(ConfigurationError, match="'seen' is INT in the batch"):
+        merge(invalid, session, **rules)
+    assert {name: session.conf.get(name) for name in WRONG} == WRONG
+    found = _rows(table, "seen", "day")
+    assert found[-1] == (seen, date(1500, 1, 2))
+    by_spark = spark.read.format("delta").load(str(table)).select("seen", "day").collect()
+    assert sorted(tuple(row) for row in by_spark) == found
+
+
+def test_settings_are_restored_after_failed_merge(
+    frame: Frame, table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("torn")
+
+    batch = frame(put("a", 1))
+    before = {name: batch.sparkSession.conf.get(name, None) for name in EXACT}
+    _before_merge(monkeypatch, fails)
+    with pytest.raises(RuntimeError, match="torn"):
+        merge(batch)
+    assert {name: batch.sparkSession.conf.get(name, None) for name in EXACT} == before
+
+
+def test_upkeep_of_spark_is_done_with_exact_settings(
+    spark: SparkSession, table: Path, merge: MergeBySpark
+) -> None:
+    """OPTIMIZE writes rows again, and does not shift their times."""
+    session = spark.newSession()
+    seen = datetime(1850, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
+    for n in range(3):
+        rows = [(n, n, "a", seen)]
+        merge(session.createDataFrame(rows, "id int, n int, v string, seen timestamp"), **EVENTS)
+    for name in list(WRONG)[:5]:
+        session.conf.set(name, WRONG[name])
+    found = SparkEngine(session, str(table), str(table)).find()
+    assert found is not None
+    assert found.maintain(Upkeep()).compacted == 3
+    assert _rows(table, "seen") == [(seen,)] * 3
+    assert session.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MILLIS"

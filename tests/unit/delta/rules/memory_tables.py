@@ -1,0 +1,123 @@
+"""A table and its state table in memory, which events are merged into without an engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
+from nats_stream_source.delta.rules.layout import DELETE, END, SEQUENCE, START, Layout
+from nats_stream_source.delta.rules.reading import Integers, RowChanges
+from tests.support.cdc.events import Event
+
+_VALUES = [
+    ("key", pa.string()),
+    ("seq", pa.int64()),
+    ("a", pa.int64()),
+    ("b", pa.string()),
+]
+EVENTS = pa.schema([*_VALUES, (SEQUENCE, pa.int64()), (DELETE, pa.bool_())])
+
+
+class MemoryTable:
+    """Rows by slot, as a reader of the rule; a removed row leaves None."""
+
+    def __init__(self, schema: pa.Schema, layout: Layout) -> None:
+        self.schema, self.layout = schema, layout
+        self.slots: list[dict[str, Any] | None] = []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for row in self.slots if row is not None]
+
+    def find(self, keys: pa.Table) -> Integers:
+        at = {row["key"]: slot for slot, row in enumerate(self.slots) if row is not None}
+        return np.array([at.get(key, -1) for key in keys["key"].to_pylist()], np.int64)
+
+    def of_keys(self, keys: pa.Table) -> Integers:
+        wanted = set(keys["key"].to_pylist())
+        found = [n for n, row in enumerate(self.slots) if row is not None and row["key"] in wanted]
+        if SEQUENCE in keys.column_names:
+            found = self._since(found, {row["key"]: row[SEQUENCE] for row in keys.to_pylist()})
+        random.shuffle(found)  # an executor has no order either
+        return np.array(found, np.int64)
+
+    def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
+        rows = [(self.slots[slot] if slot >= 0 else None) or {} for slot in slots.tolist()]
+        return pa.Table.from_pylist(rows, self.schema).select(list(columns))
+
+    def apply(self, changes: RowChanges) -> None:
+        for slot in changes.removed.tolist():
+            self.slots[slot] = None
+        upserts = changes.upserts.to_pylist()
+        for row, slot in zip(upserts, changes.replaced.tolist(), strict=True):
+            old = self.slots[slot] if slot >= 0 else None
+            if slot >= 0:
+                self.slots[slot] = None
+            self.slots.append({**(old or {}), **row})
+        identities = [tuple(row[name] for name in self.layout.identity) for row in self.rows]
+        assert len(set(identities)) == len(identities)
+
+    def _since(self, slots: list[int], since: dict[str, int]) -> list[int]:
+        """Leave out the rows that a reader can leave out."""
+        start = self.layout.identity[-1]
+        rows = [(slot, row) for slot in slots if (row := self.slots[slot]) is not None]
+        first: dict[str, int] = {}
+        for _, row in rows:
+            if row[start] < since[row["key"]]:
+                first[row["key"]] = max(first.get(row["key"], row[start]), row[start])
+        return [n for n, row in rows if row[start] >= first.get(row["key"], since[row["key"]])]
+
+
+class MemoryTables:
+    """See the module."""
+
+    def __init__(self, scd_type: int, tracked: str = "ab") -> None:
+        self.tracked = tuple(tracked)
+        self.layout = Layout(scd_type, ("key",), "bigint", (SEQUENCE,), "remove", times=False)
+        state = self.layout.state("id")
+        if scd_type == 2:
+            table = pa.schema([*_VALUES, (START, pa.int64()), (END, pa.int64())])
+            self.state = MemoryTable(EVENTS, state)
+        else:
+            table = pa.schema([*_VALUES, (SEQUENCE, pa.int64())])
+            columns = [("key", pa.string()), (SEQUENCE, pa.int64())]
+            self.state = MemoryTable(pa.schema(columns), state)
+        self.table = MemoryTable(table, self.layout)
+
+    def changes(self, events: Iterable[Event]) -> RowChanges:
+        rows = [
+            {**event._asdict(), SEQUENCE: event.seq, DELETE: event.op == "D"} for event in events
+        ]
+        return changes_of(
+            pa.Table.from_pylist(rows, EVENTS),
+            self.layout,
+            self.tracked,
+            self.table,
+            self.state,
+        )
+
+    def merge(self, events: Iterable[Event], *, crash: bool = False) -> RowChanges:
+        """Merge a batch.
+
+        Args:
+            crash: whether the process ends after the commit of the state.
+        """
+        changes = self.changes(events)
+        self.apply(changes, crash=crash)
+        return changes
+
+    def apply(self, changes: RowChanges, *, crash: bool) -> None:
+        self.state.apply(recorded_changes(changes.state, self.layout, self.state))
+        if not crash:
+            self.table.apply(changes)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        bounds = (START, END) if self.layout.scd_type == 2 else ()
+        columns = ("key", *bounds, "seq", "a", "b")
+        rows = (tuple(row[name] for name in columns) for row in self.table.rows)
+        return sorted(rows, key=lambda row: row[:2])

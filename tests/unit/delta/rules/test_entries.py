@@ -1,0 +1,252 @@
+"""Entries of a bucket as events of SCD type 1: a table of cases, and deletes of missing keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nats_stream_source.delta.rules.changes import changes_of, require_valid
+from nats_stream_source.delta.rules.events import EventShape, deletes_of
+from nats_stream_source.delta.rules.layout import Deletes, Layout
+from nats_stream_source.delta.rules.reading import Integers, RowChanges
+from nats_stream_source.errors import ConfigurationError
+from tests.unit.delta.rules.memory_tables import MemoryTable
+
+TIME = pa.timestamp("us", tz="UTC")
+ENTRIES = pa.schema(
+    [
+        ("key", pa.string()),
+        ("value", pa.string()),
+        ("revision", pa.int64()),
+        ("created", TIME),
+        ("operation", pa.string()),
+        ("stream_created", TIME),
+    ]
+)
+
+Row = tuple[str, str | None, int, int, str]
+"""Key, value, stream_created, revision, operation; in a table of marks ``*`` marks a row."""
+
+
+class CountingTable(MemoryTable):
+    """A table that notes the columns that are read."""
+
+    def __init__(self, layout: Layout, rows: list[dict[str, Any]], *own: str) -> None:
+        shape = shape_of(layout)
+        schema = layout.table_schema(shape.schema)
+        for name in own:
+            schema = schema.append(pa.field(name, pa.string()))
+        super().__init__(schema, layout)
+        self.slots += rows
+        self.columns_read: set[str] = set()
+
+    def read(self, slots: Integers, columns: Any) -> pa.Table:
+        if len(slots):
+            self.columns_read.update(columns)
+        return super().read(slots, columns)
+
+
+def shape_of(layout: Layout) -> EventShape:
+    return EventShape(ENTRIES, layout, computed=True)
+
+
+def entry(row: Row) -> dict[str, Any]:
+    key, value, created, revision, operation = row
+    return {
+        "key": key,
+        "value": value,
+        "revision": revision,
+        "created": revision,
+        "operation": operation.removesuffix("*"),
+        "stream_created": created,
+    }
+
+
+def table_of(deletes: Deletes, *rows: Row, own: tuple[str, ...] = ()) -> CountingTable:
+    layout = Layout.of_entries(ENTRIES.names, deletes)
+    marked = [
+        {**entry(row), **({"deleted": row[4].endswith("*")} if deletes == "mark" else {})}
+        for row in rows
+    ]
+    return CountingTable(layout, [{**row, **dict.fromkeys(own, "mine")} for row in marked], *own)
+
+
+def merge(table: CountingTable, *rows: Row) -> RowChanges:
+    shape = shape_of(table.layout).fitted(table.schema, None)
+    batch = pa.Table.from_pylist([entry(row) for row in rows], ENTRIES)
+    events = shape.events(batch, "fleet")
+    require_valid(events, table.layout)
+    changes = changes_of(events, table.layout, (), table, None)
+    assert not len(changes.state)
+    assert not changes.contradictions
+    table.apply(changes)
+    return changes
+
+
+def content(table: CountingTable) -> list[Row]:
+    def micros(time: Any) -> int:
+        return time if isinstance(time, int) else round(time.timestamp() * 1e6)
+
+    return sorted(
+        (
+            row["key"],
+            row["value"],
+            micros(row["stream_created"]),
+            row["revision"],
+            row["operation"] + ("*" if row.get("deleted") else ""),
+        )
+        for row in table.rows
+    )
+
+
+OLD: Row = ("k", "old", 1, 5, "PUT")
+
+CASES: dict[str, tuple[list[Row], list[Row], list[Row], list[Row]]] = {
+    # rows of the table, entries, rows after with removed deletes, rows after with marked ones
+    "new_key": (
+        [],
+        [("k", "a", 1, 1, "PUT")],
+        [("k", "a", 1, 1, "PUT")],
+        [("k", "a", 1, 1, "PUT")],
+    ),
+    "newer_put": (
+        [OLD],
+        [("k", "new", 1, 6, "PUT")],
+        [("k", "new", 1, 6, "PUT")],
+        [("k", "new", 1, 6, "PUT")],
+    ),
+    "older_put": ([OLD], [("k", "x", 1, 4, "PUT")], [OLD], [OLD]),
+    "same_put": ([OLD], [OLD], [OLD], [OLD]),
+    "re_created_bucket": (
+        [OLD],
+        [("k", "new", 2, 1, "PUT")],
+        [("k", "new", 2, 1, "PUT")],
+        [("k", "new", 2, 1, "PUT")],
+    ),
+    "older_bucket": ([("k", "x", 2, 1, "PUT")], [OLD], *[[("k", "x", 2, 1, "PUT")]] * 2),
+    "newer_delete": ([OLD], [("k", None, 1, 6, "DEL")], [], [("k", None, 1, 6, "DEL*")]),
+    "older_delete": ([OLD], [("k", None, 1, 4, "PURGE")], [OLD], [OLD]),
+    "delete_with_sequence_of_row": (
+        [OLD],
+        [("k", None, 1, 5, "PURGE")],
+        [],
+        [("k", None, 1, 5, "PURGE*")],
+    ),
+    "delete_of_missing_key": ([], [("k", None, 1, 6, "DEL")], [], [("k", None, 1, 6, "DEL*")]),
+    "put_then_delete_in_batch": (
+        [OLD],
+        [("k", None, 1, 7, "DEL"), ("k", "x", 1, 6, "PUT")],
+        [],
+        [("k", None, 1, 7, "DEL*")],
+    ),
+    "delete_then_put_in_batch": (
+        [OLD],
+        [("k", "x", 1, 7, "PUT"), ("k", None, 1, 6, "DEL")],
+        *[[("k", "x", 1, 7, "PUT")]] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("deletes", ["remove", "mark"])
+@pytest.mark.parametrize("case", CASES)
+def test_entry_decides_by_sequence(case: str, deletes: Deletes) -> None:
+    rows, batch, removed, marked = CASES[case]
+    table = table_of(deletes, *rows)
+    merge(table, *batch)
+    assert content(table) == (removed if deletes == "remove" else marked)
+    assert len(merge(table, *batch)) == 0
+
+
+def test_marked_row_keeps_older_put_out() -> None:
+    table = table_of("mark", ("k", None, 1, 5, "DEL*"))
+    assert len(merge(table, ("k", "old", 1, 4, "PUT"))) == 0
+    assert len(merge(table, ("k", None, 1, 5, "DEL"))) == 0
+    merge(table, ("k", "new", 1, 6, "PUT"))
+    assert content(table) == [("k", "new", 1, 6, "PUT")]
+
+
+def test_row_with_null_sequence_is_older() -> None:
+    table = table_of("remove", OLD)
+    table.rows[0]["revision"] = None
+    merge(table, ("k", "x", 1, 1, "PUT"))
+    assert content(table) == [("k", "x", 1, 1, "PUT")]
+
+
+def test_repeated_batch_reads_order_only() -> None:
+    rows: list[Row] = [(f"k{number}", "x", 1, number, "PUT") for number in range(9)]
+    for deletes in ("remove", "mark"):
+        table = table_of(deletes, *rows)
+        assert len(merge(table, *rows)) == 0
+        assert table.columns_read == {"stream_created", "revision"}
+
+
+def test_column_deleted_read_for_tied_deletes_only() -> None:
+    table = table_of("mark", OLD, ("l", "x", 1, 6, "PUT"))
+    merge(table, ("k", "new", 1, 7, "PUT"), ("l", None, 1, 8, "DEL"))
+    assert table.columns_read == {"stream_created", "revision"}
+    merge(table, ("l", None, 1, 8, "DEL"))
+    assert "deleted" in table.columns_read
+
+
+def test_mark_keeps_columns_that_batch_lacks() -> None:
+    table = table_of("mark", OLD, own=("note",))
+    merge(table, ("k", None, 1, 6, "DEL"))
+    assert [row["note"] for row in table.rows] == ["mine"]
+
+
+def test_replaced_row_named_by_slot() -> None:
+    table = table_of("remove", ("a", "x", 1, 1, "PUT"), OLD)
+    changes = merge(table, ("k", "new", 1, 6, "PUT"), ("z", "new", 1, 7, "PUT"))
+    assert sorted(changes.replaced.tolist()) == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("key", None), ("revision", None), ("stream_created", None), ("operation", "put")],
+)
+def test_entry_without_order_or_operation_refused(name: str, value: Any) -> None:
+    layout = Layout.of_entries(ENTRIES.names, "remove")
+    rows = [entry(OLD), {**entry(OLD), name: value}, {**entry(OLD), "operation": None}]
+    events = shape_of(layout).events(pa.Table.from_pylist(rows, ENTRIES), "fleet")
+    with pytest.raises(ConfigurationError, match="2 entries have a null in one of key, stream_c"):
+        require_valid(events, layout)
+
+
+@pytest.mark.parametrize("deletes", ["remove", "mark"])
+@pytest.mark.parametrize(("revision", "changed"), [(4, 0), (5, 1), (9, 1)])
+def test_delete_of_missing_key_decides_by_sequence(
+    deletes: Deletes, revision: int, changed: int
+) -> None:
+    table = table_of(deletes, OLD, own=("note",))
+    missing = pa.table(
+        {
+            "key": ["k"],
+            "stream_created": pa.array([1], TIME),
+            "revision": [revision],
+            "created": pa.array([8], TIME),
+            "operation": ["PURGE"],
+        }
+    )
+    batch = deletes_of(missing, "fleet", table.layout, table.schema)
+    shape = batch.shape.fitted(table.schema, None)
+    (rows,) = batch.source.parts(shape)
+    changes = changes_of(shape.events(rows, "fleet"), table.layout, (), table, None)
+    assert len(changes) == changed
+    table.apply(changes)
+    if changed and deletes == "mark":
+        assert content(table) == [("k", None, 1, revision, "PURGE*")]
+        assert [row["note"] for row in table.rows] == ["mine"]
+    else:
+        assert content(table) == ([] if changed else [OLD])
+
+
+def test_removed_row_returns_with_replay_that_ends_before_marker() -> None:
+    """The example in docs/delta.md: a removed row leaves no record of its revision."""
+    first: Row = ("k", "old", 1, 1, "PUT")
+    marker: Row = ("k", None, 1, 3, "DEL")
+    table = table_of("remove", first)
+    for row, expected in ((marker, []), (first, [first]), (marker, [])):
+        merge(table, row)
+        assert content(table) == expected

@@ -1,0 +1,159 @@
+"""Columns as Arrow types: how a batch's and a table's are united, named and compared."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from nats_stream_source.delta.schema import (
+    TIMESTAMP,
+    conform,
+    is_opaque,
+    opaque_type,
+    require_not_null,
+    require_storable_names,
+    sql_type,
+    stored_field,
+    validate_names,
+    widened_columns,
+    with_new_columns,
+)
+from nats_stream_source.errors import ConfigurationError
+
+I8, I16, I32, I64 = pa.int8(), pa.int16(), pa.int32(), pa.int64()
+
+
+def struct(**fields: pa.DataType) -> pa.DataType:
+    return pa.struct(list(fields.items()))
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "united"),
+    [
+        (I64, I64, I64),
+        (I64, I32, I64),
+        (I32, I64, I64),
+        (I8, pa.float64(), pa.float64()),
+        (pa.float64(), I32, pa.float64()),
+        (pa.float64(), pa.float32(), pa.float64()),
+        (pa.timestamp("us"), pa.date32(), pa.timestamp("us")),
+        (TIMESTAMP, pa.timestamp("us", tz="Europe/Berlin"), TIMESTAMP),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), pa.decimal128(12, 4)),
+        (pa.decimal128(12, 2), I32, pa.decimal128(12, 2)),
+        (pa.decimal128(10, 2), I64, pa.decimal128(21, 2)),
+        (pa.string(), pa.null(), pa.string()),
+        (pa.string(), pa.large_string(), pa.string()),
+        (struct(x=I8), struct(x=I16, y=I8), struct(x=I16, y=I8)),
+        (struct(x=I8, y=I8), struct(y=I8), struct(x=I8, y=I8)),
+        (pa.list_(I8), pa.list_(I16), pa.list_(I16)),
+        (pa.map_(pa.string(), I8), pa.map_(pa.string(), I16), pa.map_(pa.string(), I16)),
+        (I64, pa.float64(), None),
+        (pa.string(), I64, None),
+        (pa.timestamp("us"), TIMESTAMP, None),
+        (pa.decimal128(38, 2), pa.decimal128(38, 4), None),
+        (struct(x=I8), struct(X=I8), None),
+    ],
+)
+def test_types_of_table_and_batch_united(
+    own: pa.DataType, given: pa.DataType, united: pa.DataType | None
+) -> None:
+    schema = pa.schema([("c", own)])
+    if united is None:
+        with pytest.raises(ConfigurationError, match=r"column 'c' is .* in the batch"):
+            with_new_columns("lake", schema, [pa.field("c", given)])
+        return
+    new = with_new_columns("lake", schema, [pa.field("c", given)])
+    assert sql_type(new.field("c").type) == sql_type(united)
+    assert (new is schema) == (sql_type(own) == sql_type(united))
+
+
+def test_new_column_nullable_with_comment_only() -> None:
+    field = pa.field(
+        "s",
+        pa.struct([pa.field("x", I8, False), pa.field("v", pa.null())]),
+        False,
+        {"comment": "speed", "delta.invariants": "x > 0"},
+    )
+    stored = with_new_columns("lake", pa.schema([]), [field, pa.field("v", pa.null())])
+    assert stored == pa.schema([pa.field("s", pa.struct([pa.field("x", I8)]))])
+    assert stored.field("s").metadata == {b"comment": b"speed"}
+    assert stored_field(field).equals(stored.field("s"), check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        (pa.field("KEY", I8), "'KEY' and the table's column 'key' differ in case only"),
+        (pa.field("s", struct(x=I8, X=I8)), "the fields 'x' and 'X'"),
+        (pa.field("a", pa.list_(pa.null())), "does not store VOID"),
+        (pa.field("s", struct(v=pa.null())), "a struct without fields of a type"),
+        (pa.field("v", opaque_type("variant")), "column 'v' is VARIANT in the batch, cast"),
+    ],
+)
+def test_column_that_table_cannot_store_refused(field: pa.Field, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        with_new_columns("lake", pa.schema([("key", pa.string())]), [field])
+
+
+def test_only_added_fields_outside_of_maps_leave_files_as_they_are() -> None:
+    own = pa.schema(
+        [
+            ("s", struct(x=I8)),
+            ("a", pa.list_(struct(x=I8))),
+            ("m", pa.map_(pa.string(), struct(x=I8))),
+            ("n", I8),
+        ]
+    )
+    more = struct(x=I8, y=I8)
+    new = pa.schema(
+        [("s", more), ("a", pa.list_(more)), ("m", pa.map_(pa.string(), more)), ("n", I16)]
+    )
+    assert widened_columns(own, new) == ["m", "n"]
+
+
+def test_rows_conformed_by_name() -> None:
+    rows = pa.table({"s": [{"y": 1, "x": 2}], "n": pa.array([7], I32), "other": [0]})
+    schema = pa.schema([("n", I64), ("s", struct(x=I64, y=I64, z=I8)), ("v", pa.string())])
+    assert conform(rows, schema, "lake").to_pylist() == [
+        {"n": 7, "s": {"x": 2, "y": 1, "z": None}, "v": None}
+    ]
+
+
+def test_null_in_not_null_column_named() -> None:
+    schema = pa.schema([pa.field("k", I64), pa.field("n", I64, nullable=False)])
+    rows = conform(pa.table({"k": [1]}), schema, "lake")
+    with pytest.raises(ConfigurationError, match="column 'n', or a part of it, is NOT NULL"):
+        require_not_null("lake", rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a", "A"], "'a' and 'A', whose names"),
+        (["_Row_Dropped_"], "has a column of this name while it merges"),
+        (["_nats_stream_source_x"], "are reserved"),
+    ],
+)
+def test_names_side_by_side_refused(names: list[str], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        validate_names(names)
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (pa.schema([("a b", I8)]), "column 'a b' has ' ' in its name"),
+        (pa.schema([("m", pa.map_(pa.string(), struct(**{"x=y": I8})))]), "'x=y' has '='"),
+        (pa.schema([("", I8)]), "has an empty name"),
+    ],
+)
+def test_characters_in_names_refused(schema: pa.Schema, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        require_storable_names("lake", schema)
+
+
+def test_opaque_type_found_in_parts() -> None:
+    kind = pa.list_(struct(v=opaque_type("variant")))
+    assert is_opaque(kind)
+    assert sql_type(kind) == "array<struct<v:variant>>"
+    assert not is_opaque(pa.list_(struct(v=I8)))
