@@ -25,7 +25,20 @@ from typing import Literal, NamedTuple, get_args
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    FloatType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from nats_stream_source.delta.spark.columns import quote
 from nats_stream_source.errors import ConfigurationError
@@ -40,6 +53,7 @@ CHANGE_COLUMNS = ("_operation", "_lsn", "_sequence", "_unavailable")
 _REQUIRED_COLUMNS = ("subject", "data", "sequence")
 _REASON = "_reason"
 _EVENT, _KIND, _MISSING = "_debezium_event", "_debezium_kind", "_debezium_missing"
+_TEXTS = "_debezium_texts"
 _CORRUPT_RECORD = "_corrupt_record"
 
 _CHANGE, _SKIPPED, _TRUNCATE = "change", "skipped", "truncate"
@@ -49,6 +63,14 @@ _FORMATS = {
     "dateFormat": "yyyy-MM-dd[XXX]",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]['Z']",
 }
+
+
+# Debezium's default for times is a number (of microseconds, of days), for decimals the Base64 of
+# their bytes, which can consist of digits.
+_TIME = r"^[+-]?\d{4,}-\d\d-\d\d[T ]\d\d:\d\d"
+_DATE = r"^[+-]?\d{4,}-\d\d-\d\d"
+_DECIMAL = r"^(?!(\d{4})+$)"
+_FINITE = r"(?i)inf"  # of an infinite FLOAT: other numbers are too large
 
 
 class DebeziumChanges(NamedTuple):
@@ -109,12 +131,16 @@ def debezium_changes(
     _validate(messages, columns, keys, truncate)
     text = sf.col("data").cast("string")
     placeholders = _placeholders(unavailable_value)
+    # A placeholder is not a value of a DECIMAL. As a whole value it follows a colon; inside of
+    # another string its quotes are escaped.
+    values = sf.regexp_replace(text, rf':\s*"{re.escape(unavailable_value)}"', ":null")
     events = messages.select(
         "*",
-        _event(text, columns, keys, unavailable_value).alias(_EVENT),
+        _event(values, columns, keys).alias(_EVENT),
         _unavailable(text, columns, keys, placeholders).alias(_MISSING),
+        _texts(values, columns).alias(_TEXTS),
     )
-    kinds = events.select("*", _kind(keys, truncate).alias(_KIND))
+    kinds = events.select("*", _kind(columns, keys, truncate).alias(_KIND))
     observed = kinds.observe(
         "debezium_changes",
         sf.count_if(_kind_is(_CHANGE)).alias("changes"),
@@ -172,7 +198,7 @@ def _validate(
             )
 
 
-def _event(text: Column, columns: StructType, keys: Sequence[str], unavailable: str) -> Column:
+def _event(text: Column, columns: StructType, keys: Sequence[str]) -> Column:
     """The envelope of a message; null if the message is not an object."""
     envelope = [
         # Of an old row only the key is used: without REPLICA IDENTITY FULL the rest is made up.
@@ -189,14 +215,7 @@ def _event(text: Column, columns: StructType, keys: Sequence[str], unavailable: 
             StructField(_CORRUPT_RECORD, StringType()),
         ]
     )
-    # A placeholder is not a value of a DECIMAL. As a whole value it follows a colon; inside of
-    # another string its quotes are escaped.
-    placeholder = rf':\s*"{re.escape(unavailable)}"'
-    return sf.from_json(
-        sf.regexp_replace(text, placeholder, ":null"),
-        schema,
-        {"columnNameOfCorruptRecord": _CORRUPT_RECORD, **_FORMATS},
-    )
+    return sf.from_json(text, schema, {"columnNameOfCorruptRecord": _CORRUPT_RECORD, **_FORMATS})
 
 
 def _nullable(columns: StructType, names: Sequence[str]) -> StructType:
@@ -209,7 +228,56 @@ def _field(name: str) -> Column:
     return sf.coalesce(event["payload"][name], event[name])
 
 
-def _kind(keys: Sequence[str], truncate: Truncate) -> Column:
+def _texts(text: Column, columns: StructType) -> Column:
+    """The values of the new and of the old row as texts; null if no type is checked."""
+    texts = [StructField(row, MapType(StringType(), StringType())) for row in ("before", "after")]
+    if not any(_pattern(field.dataType) for field in columns.fields):
+        return sf.lit(None).cast(StructType(texts))
+    parsed = sf.from_json(text, StructType([*texts, StructField("payload", StructType(texts))]))
+    return sf.struct(
+        *(sf.coalesce(parsed["payload"][f.name], parsed[f.name]).alias(f.name) for f in texts)
+    )
+
+
+def _pattern(kind: DataType) -> str | None:
+    """What the text of a value is like; None for a type whose values Spark does not misread."""
+    if isinstance(kind, ArrayType):
+        return _pattern(kind.elementType)
+    if isinstance(kind, (TimestampType, TimestampNTZType)):
+        return _TIME  # Spark reads a number as seconds, and a time as one of today
+    if isinstance(kind, DateType):
+        return _DATE
+    if isinstance(kind, DecimalType) and kind.scale:
+        return _DECIMAL
+    return _FINITE if isinstance(kind, FloatType) else None
+
+
+def _misread(columns: StructType, keys: Sequence[str]) -> Column:
+    """The name of a column whose text Spark reads as another value; null if there is none."""
+    found: list[Column] = []
+    for field in columns.fields:
+        pattern = _pattern(field.dataType)
+        if pattern is None:
+            continue
+        rows = ["after", *(["before"] if field.name in keys else [])]
+        for row in rows:
+            text = sf.try_element_at(sf.col(_TEXTS)[row], sf.lit(field.name))
+            wrong = _unlike(text, pattern, in_array=isinstance(field.dataType, ArrayType))
+            if isinstance(field.dataType, FloatType):
+                wrong &= sf.abs(_field(row)[field.name]) == float("inf")
+            used = (_field("op") == "d") if row == "before" else (_field("op") != "d")
+            known = ~sf.array_contains(sf.col(_MISSING), field.name)
+            found.append(sf.when(used & known & wrong, sf.lit(field.name)))
+    return sf.coalesce(*found) if found else sf.lit(None).cast("string")
+
+
+def _unlike(text: Column, pattern: str, *, in_array: bool) -> Column:
+    if not in_array:
+        return ~text.rlike(pattern)
+    return sf.exists(sf.from_json(text, "array<string>"), lambda value: ~value.rlike(pattern))
+
+
+def _kind(columns: StructType, keys: Sequence[str], truncate: Truncate) -> Column:
     """What a message is: a change, something to skip, or else the reason why it is corrupt."""
     event, op = sf.col(_EVENT), _field("op")
     row = sf.when(op == "d", sf.lit("before")).otherwise(sf.lit("after"))
@@ -235,6 +303,11 @@ def _kind(keys: Sequence[str], truncate: Truncate) -> Column:
     kind = kind.when(op == "t", truncated).when(op == "m", _SKIPPED)
     kind = kind.when(~op.isin("c", "u", "r", "d"), sf.concat(sf.lit("unknown 'op': "), op))
     kind = kind.when((op != "r") & _field("source")["lsn"].isNull(), "the event has no source.lsn")
+    misread = _misread(columns, keys)
+    kind = kind.when(
+        misread.isNotNull(),
+        sf.concat(sf.lit("the value of '"), misread, sf.lit("' is not of the declared type")),
+    )
     for key in keys:
         kind = kind.when(
             _value(key).isNull(),

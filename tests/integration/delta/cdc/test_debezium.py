@@ -113,6 +113,46 @@ def test_values_have_declared_types(messages: Any) -> None:
     assert bytes(row.bt) == b"\x05"
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        ("TIMESTAMP", 1769940000123456, None),
+        ("TIMESTAMP", "10:20:30Z", None),
+        ("TIMESTAMP", "2026-02-01T10:00:00.5Z", "2026-02-01 10:00:00.5"),
+        ("TIMESTAMP_NTZ", 1769940000, None),
+        ("TIMESTAMP_NTZ", "2026-02-01T10:00:00Z", "2026-02-01 10:00:00"),
+        ("DATE", 20485, None),
+        ("DATE", "2026-02-01Z", "2026-02-01"),
+        ("DECIMAL(12,2)", "1234", None),
+        ("DECIMAL(12,2)", "12341234", None),
+        ("DECIMAL(12,2)", "1234.00", "1234.00"),
+        ("DECIMAL(12,2)", 12.5, "12.50"),
+        ("DECIMAL(12,2)", "12", "12.00"),
+        ("DECIMAL(12,0)", "1234", "1234"),
+        ("FLOAT", 1e300, None),
+        ("FLOAT", "Infinity", "Infinity"),
+        ("FLOAT", 1.5, "1.5"),
+        ("ARRAY<TIMESTAMP>", ["2026-02-01T10:00:00Z", 5], None),
+        ("ARRAY<TIMESTAMP>", ["2026-02-01T10:00:00Z", None], "[2026-02-01 10:00:00, null]"),
+        ("ARRAY<DECIMAL(12,2)>", ["1.00", "1234"], None),
+        ("BIGINT", 1769940000123456, "1769940000123456"),
+    ],
+)
+def test_value_that_spark_reads_as_another_is_corrupt(
+    messages: Any, kind: str, value: Any, read: str | None
+) -> None:
+    rows = messages([("db.t", event("c", after={"id": 1, "v": value}), 1)])
+    changes, corrupt = debezium_changes(rows, f"id INT, v {kind}", keys=["id"])
+    if read is None:
+        assert changes.count() == 0
+        (row,) = corrupt.collect()
+        assert "not of the declared type" in row._reason
+        return
+    assert corrupt.count() == 0
+    (row,) = changes.selectExpr("CAST(v AS STRING) AS text").collect()
+    assert row.text == read
+
+
 def test_unavailable_values_named_and_null(messages: Any) -> None:
     schema = (
         "id INT, x INT, n DECIMAL(38,0), j STRING, by BINARY, ai ARRAY<INT>, at ARRAY<STRING>, "
