@@ -36,34 +36,30 @@ class DecidingEvents:
 
     Args:
         schema: of the batches.
-        layout: of the table.
-        max_bytes: limit of the events that are returned, None for no limit.
+        layout: the layout of the table.
     """
 
-    def __init__(self, schema: pa.Schema, layout: Layout, max_bytes: int | None = None) -> None:
+    def __init__(self, schema: pa.Schema, layout: Layout) -> None:
         self.schema = schema
         self._layout = layout
-        self._max_bytes = max_bytes
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._next_rows, self._next_bytes = _FIRST_ROWS, _FIRST_BYTES
 
-    def add(self, batch: pa.RecordBatch) -> bool:
-        """Add a batch; returns False if the events exceed the limit."""
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add a batch."""
         self._batches.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
-        if self._rows <= self._next_rows and self._bytes <= self._next_bytes:
-            return True
-        self._reduce()
-        self._next_rows = max(_FIRST_ROWS, 2 * self._rows)
-        self._next_bytes = max(_FIRST_BYTES, 2 * self._bytes)
-        return not self._exceeds()
+        if self._rows > self._next_rows or self._bytes > self._next_bytes:
+            self._reduce()
+            self._next_rows = max(_FIRST_ROWS, 2 * self._rows)
+            self._next_bytes = max(_FIRST_BYTES, 2 * self._bytes)
 
-    def table(self) -> pa.Table | None:
-        """The events that decide, in no particular order; None if they exceed the limit."""
+    def table(self) -> pa.Table:
+        """The events that decide, in no particular order."""
         self._reduce()
-        return None if self._exceeds() else self._concatenated()
+        return self._concatenated()
 
     def _reduce(self) -> None:
         if self._layout.scd_type == 2:
@@ -81,9 +77,6 @@ class DecidingEvents:
 
     def _concatenated(self) -> pa.Table:
         return pa.Table.from_batches(self._batches, self.schema)
-
-    def _exceeds(self) -> bool:
-        return self._max_bytes is not None and self._bytes > self._max_bytes
 
 
 def newest_per_key(

@@ -6,19 +6,22 @@ of a batch of some hundred rows. The limit follows the size of the rows. A batch
 read again, and the rows of the first attempt, which can be a part of the batch, are dropped.
 
 **A batch** is reduced by the executors to the events that decide (``mapInArrow``), without a
-shuffle, and read once. A partition stops at its share of the bound.
+shuffle, and read once. A partition stops at its share of what is collected at once.
 
-**A batch beyond the bound** is reduced, persisted, measured and collected part by part. A hash of
-the key decides on the part: all events of a key are merged together, since a PUT that is merged
-after its key's delete would revive the row. The measurement also finds invalid events: of an
-invalid batch, no part is returned.
+**A larger batch** is reduced, persisted, measured and collected part by part. A hash of the key
+decides on the part: all events of a key are merged together, since a PUT that is merged after its
+key's delete would revive the row. A part is collected in steps, since the driver's JVM holds what
+is on its way to this process. The measurement also finds invalid events: of an invalid batch, no
+part is returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
@@ -40,12 +43,16 @@ MAX_ROWS = 1_000_000
 MAX_BYTES = 256 << 20
 """The bound of a part, in rows and in bytes of Arrow."""
 
+_ONCE_BYTES = 64 << 20  # that the JVM of the driver holds, twice, while they are collected
 _GROUP_BYTES = 64 << 20  # an executor holds twice as much
 _MANY_PARTITIONS = 32  # assumed of a query's first batch
 
 # Columns that user tables do not have. The first row of each group has the rows that were read for
 # it, or _EXCEEDED, and its bytes.
 _READ, _BYTES = OWN_PREFIX + "read", OWN_PREFIX + "bytes"
+_SLOT = OWN_PREFIX + "slot"  # of the key, by its hash
+_SLOTS = 4096
+_OWN = (_READ, _BYTES, _SLOT)
 _EXCEEDED = -1
 
 _Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -57,7 +64,7 @@ class Collector:
     Attributes:
         few: rows up to which the next batch is collected as it is.
         partitions: into how many partitions the last batch was divided; 0 before the first.
-        large: whether the last batch exceeded the bound.
+        large: whether the last batch was more than what is collected at once.
     """
 
     def __init__(self) -> None:
@@ -97,7 +104,7 @@ class Collector:
         if not partitions:
             shuffled = frame.sparkSession.conf.get("spark.sql.shuffle.partitions", None)
             partitions = max(_MANY_PARTITIONS, int(shuffled or 0))
-        share = MAX_ROWS // partitions, MAX_BYTES // partitions
+        share = MAX_ROWS // partitions, _ONCE_BYTES // partitions
         collected = _reducing(frame, layout, share).toArrow()
         read = collected[_READ]
         if pc.any(pc.equal(read, _EXCEEDED)).as_py():
@@ -109,33 +116,37 @@ class Collector:
 
     def _parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
         """The events that decide, of a batch of any size."""
-        persisted = _reducing(frame, shape.layout, None).persist()
+        reduced = _reducing(frame, shape.layout, None)
+        hashed = F.xxhash64(*key_columns(reduced.schema, shape.layout.keys))
+        slot = F.pmod(hashed, F.lit(_SLOTS)).cast("int").alias(_SLOT)
+        # Sorted, so that a part is read from its own blocks of the cache only.
+        persisted = reduced.select("*", slot).sortWithinPartitions(_SLOT).persist()
         try:
             measured = persisted.agg(
                 F.count(F.lit(1)).alias("rows"),
-                F.sum(_BYTES).alias("bytes"),
-                F.sum(_READ).alias("read"),
+                F.coalesce(F.sum(_BYTES), F.lit(0)).alias("bytes"),
+                F.coalesce(F.sum(_READ), F.lit(0)).alias("read"),
                 F.count(_READ).alias("partitions"),
                 F.count_if(invalid_rows(frame.schema, shape)).alias("invalid"),
             ).first()
             assert measured is not None  # an aggregate without GROUP BY has one row
-            rows = persisted.drop(_READ, _BYTES)
             if measured.invalid:
-                require_valid_rows(rows, shape)
-            count = max(-(-measured.rows // MAX_ROWS), -(-(measured.bytes or 0) // MAX_BYTES), 1)
-            self.large = count > 1
+                require_valid_rows(persisted.drop(*_OWN), shape)
+            count = max(1, -(-measured.rows // MAX_ROWS), -(-measured.bytes // MAX_BYTES))
+            steps = -(-measured.bytes // (count * _ONCE_BYTES)) or 1  # of a part
+            edges = np.linspace(0, _SLOTS, min(count, _SLOTS) * steps + 1).astype(int).tolist()
+            slices = [
+                persisted.where(F.col(_SLOT).between(start, end - 1)).drop(*_OWN)
+                for start, end in pairwise(edges)
+            ]
+            self.large = len(slices) > 1
             self.partitions = max(1, measured.partitions)
-            if count == 1:
-                part = rows.toArrow()
-                self._learn(part, measured.read or 0)
-                yield part
-                return
             self.few = 0
-            part_of_key = F.pmod(
-                F.xxhash64(*key_columns(rows.schema, shape.layout.keys)), F.lit(count)
-            )
-            for number in range(count):
-                yield rows.where(part_of_key == number).toArrow()
+            for first in range(0, len(slices), steps):
+                part = pa.concat_tables([one.toArrow() for one in slices[first : first + steps]])
+                if not self.large:
+                    self._learn(part, measured.read)
+                yield part
         finally:
             persisted.unpersist()
 
