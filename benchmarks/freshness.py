@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
-from nats_stream_source.delta.follow import ASYNC_PROGRESS
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.bucket_data import entries, fill_bucket
@@ -40,6 +39,7 @@ from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
 from nats_stream_source.delta import configure, configure_delta, merge_changes
+from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
 WAYS: dict[str, dict[str, Any]] = {

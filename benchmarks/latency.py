@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nats_stream_source.delta.follow import ASYNC_PROGRESS
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
@@ -45,6 +44,7 @@ from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
 from nats_stream_source.delta import configure, follow, merge_changes
+from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
 RATES = (100, 1_000, 20_000)

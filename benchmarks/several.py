@@ -130,8 +130,8 @@ def planned(
                 raise RuntimeError(f"read {rows} rows, expected {touched}")
     finally:
         query.close()
-    p50, requests = statistics.median(took), asked // rounds
-    return {"touched": touched, "p50": p50, "worst": max(took), "requests": requests}
+    p50 = statistics.median(took)
+    return {"touched": touched, "p50": p50, "worst": max(took), "requests": asked // rounds}
 
 
 def first_read(options: KvOptions, rows: int) -> float:

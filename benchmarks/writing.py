@@ -44,7 +44,7 @@ from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
 from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import MessageIds, Position
+from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
 
 SIZES = (16, 128, 1024, 16384)
 WAYS = BARE, BATCH, SINK = WRITERS
@@ -175,7 +175,7 @@ class _Task:
         return KvRowEncoder(bucket, f"$KV.{bucket}.", MessageIds(self._job, self._ids), None)
 
     def _columns(self, bucket: str) -> list[MessageColumns]:
-        encoder, position = self._encoder(bucket), Position(0)
+        encoder, position = self._encoder(bucket), BatchPosition(0)
         columns = []
         for batch in self._batches:
             columns.append(encoder.encode(batch, position))
@@ -183,7 +183,7 @@ class _Task:
         return columns
 
     async def _sink(self) -> int:
-        encoder, position = self._encoder("bench"), Position(0)
+        encoder, position = self._encoder("bench"), BatchPosition(0)
         bucket = Bucket.from_stream_config("bench", bucket_config("bench", 64))
         async with KvBatchWriter(self._jetstream, bucket) as writer:
             for batch in self._batches:

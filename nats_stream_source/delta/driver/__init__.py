@@ -1,1 +1,1 @@
-"""Engine ``"delta-rs"``: tables that the driver's process changes, without a Spark job."""
+"""Engine ``"driver"``: tables that this process changes, without Spark."""

@@ -127,9 +127,10 @@ class OpenedTable:
             )
         if (exceeded, True) > self._warned:
             self._warned = exceeded, True
-            text = "exceeds" if exceeded else "is near"
             _log.warning(
-                f"the index of keys {text} its limit", table=self.storage.name, reason=reason
+                "the index of keys is near or beyond its limit",
+                table=self.storage.name,
+                reason=reason,
             )
         return self.snapshot
 

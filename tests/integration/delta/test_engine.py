@@ -37,7 +37,7 @@ def test_engine_is_chosen_once_by_size_of_index(
     follow = merge_changes(str(table), limits=limits)
     for revision in (2, 3):
         follow(frame(put("a", revision)), revision)
-    near = [one for one in caplog.messages if "is near its limit" in one]
+    near = [one for one in caplog.messages if "beyond its limit" in one]
     assert len(near) == 1
     assert sum("the driver changes the table" in one for one in caplog.messages) == 2
     follow(frame(*(put(f"k{n}", n) for n in range(10, 1000))), 4)

@@ -189,7 +189,7 @@ def test_limit_that_is_not_enforced_is_warning(
     with caplog.at_level(logging.WARNING):
         for revision in range(1, 4):
             assert table.merge(*[put(f"k{n}", 10 * revision + n) for n in range(8)]) == 8
-    assert len([one for one in caplog.records if "exceeds its limit" in one.message]) == 1
+    assert len([one for one in caplog.records if "beyond its limit" in one.message]) == 1
 
 
 # -- without Spark ----------------------------------------------------------------------------
