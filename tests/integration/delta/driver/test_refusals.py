@@ -172,7 +172,7 @@ def test_index_that_grows_beyond_its_limit_is_error_with_restart_as_action(
     with caplog.at_level(logging.WARNING):
         for revision in (40, 41):
             table.merge(put("k1", revision))  # near the limit: one warning
-        assert len([one for one in caplog.records if "near its limit" in one.message]) == 1
+        assert len([one for one in caplog.records if "beyond its limit" in one.message]) == 1
         table.merge(*[put(f"m{number}", 50 + number) for number in range(8)])
         with pytest.raises(ConfigurationError, match="; restart the query: it then takes Spark"):
             table.merge(put("k1", 90))
