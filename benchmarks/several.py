@@ -28,7 +28,7 @@ from benchmarks.support.planner_bucket import Requests
 from benchmarks.support.raw_connection import fill
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.options import KvOptions, Mode, kv_options
-from nats_stream_source.spark.formats.kv import KvFormat
+from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.stream_reader_v42 import AdmissionReader

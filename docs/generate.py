@@ -18,7 +18,7 @@ from nats_stream_source.metrics.table import markdown_table as metrics_table
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, markdown_table
 from nats_stream_source.options.lookup import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
-from nats_stream_source.spark.formats.columns import COLUMNS, ignored_columns, written_columns
+from nats_stream_source.rows.columns import COLUMNS, ignored_columns, written_columns
 
 DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"

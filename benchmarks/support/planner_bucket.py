@@ -18,8 +18,8 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import bucket_stream_info
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
-from nats_stream_source.spark.formats.kv import KvFormat
-from nats_stream_source.spark.formats.offsets import Offset, Position
+from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.offsets import Offset, Position
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 BUCKET = "big"

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nats_stream_source.errors import NatsSourceError, OffsetError
-from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, Position
+from nats_stream_source.rows.offsets import ONE_STREAM, Offset, Position
 
 
 class CheckpointError(NatsSourceError):

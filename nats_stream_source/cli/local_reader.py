@@ -33,10 +33,10 @@ from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.kv import KvFormat
-from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.formats.stream import StreamFormat
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.stream import StreamFormat
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:

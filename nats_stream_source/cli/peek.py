@@ -32,7 +32,7 @@ from nats_stream_source.cli.output import (
     text_width,
 )
 from nats_stream_source.errors import OptionError
-from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter
 
 _GROWTH = 8
 _MIN_LENGTH = 256

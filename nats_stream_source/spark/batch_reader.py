@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nats_stream_source.extras import defer_aiohttp
-from nats_stream_source.spark.formats.splits import BatchReadKind, BatchSplit
+from nats_stream_source.rows.splits import BatchReadKind, BatchSplit
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.spark.formats.base import FormatAdapter
+    from nats_stream_source.rows.base import FormatAdapter
 
 
 class BatchReader(DataSourceReader):

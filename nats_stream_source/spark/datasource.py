@@ -34,13 +34,13 @@ from nats_stream_source.options.writing import (
     stream_write_options,
     without_query_options,
 )
+from nats_stream_source.rows.columns import ddl, declared
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
-from nats_stream_source.spark.formats.columns import ddl, declared
 from nats_stream_source.spark.stream_reader import StreamReader
 from nats_stream_source.spark.writing.columns import validate_columns
 
 if TYPE_CHECKING:
-    from nats_stream_source.spark.formats.base import FormatAdapter
+    from nats_stream_source.rows.base import FormatAdapter
     from nats_stream_source.spark.task_counts import TaskCounts
 
 
@@ -159,7 +159,7 @@ class NatsKvDataSource(NatsFormat):
 
     def _adapter(self, mode: Mode) -> FormatAdapter:
         # Deferred import: each process that Spark starts to find the formats would load Arrow.
-        from nats_stream_source.spark.formats.kv import KvFormat
+        from nats_stream_source.rows.kv import KvFormat
 
         return KvFormat(self.parse_options(mode))
 
@@ -182,7 +182,7 @@ class NatsStreamDataSource(NatsFormat):
         return stream_options(self.options, mode)
 
     def _adapter(self, mode: Mode) -> FormatAdapter:
-        from nats_stream_source.spark.formats.stream import StreamFormat  # deferred, as above
+        from nats_stream_source.rows.stream import StreamFormat  # deferred, as above
 
         return StreamFormat(self.parse_options(mode))
 

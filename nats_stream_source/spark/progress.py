@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.formats.offsets import Position, range_between
-from nats_stream_source.spark.formats.reported_offsets import lag, positions
+from nats_stream_source.rows.offsets import Position, range_between
+from nats_stream_source.spark.reported_offsets import lag, positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

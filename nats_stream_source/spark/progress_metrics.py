@@ -25,7 +25,7 @@ from nats_stream_source.metrics.table import (
     STEP_SECONDS,
     TOTAL_BYTES_BEHIND,
 )
-from nats_stream_source.spark.formats.reported_offsets import PlannerReport, lag, positions
+from nats_stream_source.spark.reported_offsets import PlannerReport, lag, positions
 
 IsActive = Callable[[str, str], bool]
 """Whether Spark reports that this run, of a query and run id, is active."""

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nats_stream_source.extras import defer_aiohttp
-from nats_stream_source.spark.formats.offsets import Offset
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.offsets import Offset
+from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules, paused_collection
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nats_stream_source.spark.formats.base import FormatAdapter
+    from nats_stream_source.rows.base import FormatAdapter
     from nats_stream_source.spark.planning.query_planner import QueryPlanner
     from nats_stream_source.spark.runner import Runner
     from nats_stream_source.spark.task_counts import TaskCounts

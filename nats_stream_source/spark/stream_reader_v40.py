@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from nats_stream_source.errors import OffsetError
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.rows.offsets import Offset
 from nats_stream_source.spark.stream_reader import StreamReader
 
 if TYPE_CHECKING:
-    from nats_stream_source.spark.formats.base import FormatAdapter
+    from nats_stream_source.rows.base import FormatAdapter
     from nats_stream_source.spark.task_counts import TaskCounts
 
 

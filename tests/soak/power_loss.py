@@ -3,7 +3,7 @@
 All queries have read beyond that store before, and writers are paused until all queries have
 stopped: a stream that was rolled back, then grew past the checkpoint and superseded the message at
 the checkpoint, cannot be distinguished from one that was not rolled back
-(``spark.planning.data_loss``).
+(``rows.data_loss``).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import Mode, kv_options, stream_options
-from nats_stream_source.spark.formats import base
+from nats_stream_source.rows import base
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.columns import payloads
 from tests.support.nats.buckets import create_bucket, put_many

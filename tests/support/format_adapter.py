@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nats_stream_source.options import KvOptions, StreamOptions
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.kv import KvFormat
-from nats_stream_source.spark.formats.stream import StreamFormat
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.stream import StreamFormat
 
 
 def format_adapter(options: KvOptions | StreamOptions) -> FormatAdapter:

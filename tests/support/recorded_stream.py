@@ -32,7 +32,7 @@ from nats_stream_source.jetstream import reusable_connection
 from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import kv_options, stream_options
-from nats_stream_source.spark.formats import base
+from nats_stream_source.rows import base
 from tests.support.background_writer import Writing
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options.lookup import ENTRY_COLUMNS, lookup_options
-from nats_stream_source.spark.formats.columns import ddl
+from nats_stream_source.rows.columns import ddl
 
 if TYPE_CHECKING:
     import pyarrow as pa

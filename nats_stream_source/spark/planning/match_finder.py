@@ -21,7 +21,7 @@ from nats_stream_source.errors import RequestTimeoutError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.subjects import overlap
-from nats_stream_source.spark.planning.stream_view import StreamView
+from nats_stream_source.rows.stream_view import StreamView
 
 _MAX_REQUESTS = 8  # per poll, after the first poll has requested all filters
 _MAX_PARALLEL = 64

@@ -31,15 +31,17 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
-from nats_stream_source.spark.data_loss_report import report_data_loss
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.offsets import (
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.data_loss_report import report_data_loss
+from nats_stream_source.rows.offsets import (
     NO_STREAM_YET,
     ONE_STREAM,
     Offset,
     Position,
 )
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.start_position import report_ignored_start
+from nats_stream_source.rows.stream_view import StreamView
 from nats_stream_source.spark.planning.limits import RangeLimit
 from nats_stream_source.spark.planning.range_shares import (
     NOTHING,
@@ -47,7 +49,6 @@ from nats_stream_source.spark.planning.range_shares import (
     next_first,
     share_limits,
 )
-from nats_stream_source.spark.planning.start_position import report_ignored_start
 from nats_stream_source.spark.planning.stream_planner import (
     PlannedRange,
     StreamPlanner,
@@ -58,7 +59,6 @@ from nats_stream_source.spark.planning.stream_states import (
     StreamStates,
     verify_filters,
 )
-from nats_stream_source.spark.planning.stream_view import StreamView
 from nats_stream_source.spark.planning.task_groups import plan_tasks
 from nats_stream_source.spark.planning.triggers import PollBackoff, TriggerDelay
 

@@ -26,7 +26,7 @@ micro-batch with one split, regardless of limits and ``minPartitions``. With his
 range like any other.
 
 Before it plans, the planner compares the stream with the offset to detect data loss
-(``spark.planning.data_loss``).
+(``rows.data_loss``).
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import StartPosition
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.offsets import Position, range_between
-from nats_stream_source.spark.formats.splits import Split
-from nats_stream_source.spark.planning.data_loss import DataLossCheck, timestamp_at
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
+from nats_stream_source.rows.offsets import Position, range_between
+from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.start_position import resolve_start
+from nats_stream_source.rows.stream_view import StreamView
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
 from nats_stream_source.spark.planning.match_finder import MatchFinder, should_advance
 from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
-from nats_stream_source.spark.planning.start_position import resolve_start
-from nats_stream_source.spark.planning.stream_view import StreamView
 
 log = field_logger(__name__)
 

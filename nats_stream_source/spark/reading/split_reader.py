@@ -23,9 +23,9 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
-from nats_stream_source.spark.data_loss_report import report_aged_out, report_data_loss
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.data_loss_report import report_aged_out, report_data_loss
+from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.reading.loss import (
     SequenceGapTracker,
     range_frames,

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.spark.formats.columns import ignored_columns, written_columns
+from nats_stream_source.rows.columns import ignored_columns, written_columns
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 

@@ -20,7 +20,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.spark.formats import base
+from nats_stream_source.rows import base
 from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy, is_delivery, stream_seq
 from tests.support.recorded_stream import DEADLINE, use_long_deadlines

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from nats_stream_source.options import Mode, kv_options, stream_options
-from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from tests.support.format_adapter import format_adapter

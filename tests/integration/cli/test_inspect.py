@@ -14,7 +14,7 @@ import pytest
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.formats.offsets import Offset
+from nats_stream_source.rows.offsets import Offset
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.tasks import NatsInputPartition

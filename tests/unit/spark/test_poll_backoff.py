@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.spark.formats.offsets import Position
+from nats_stream_source.rows.offsets import Position
 from nats_stream_source.spark.planning.triggers import PollBackoff
 
 START = Position("2026-01-01T00:00:00Z", 0, 0, 7, None, 7, 7)

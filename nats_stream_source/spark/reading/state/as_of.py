@@ -50,8 +50,8 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.splits import MESSAGE_TTLS, BatchSplit
 from nats_stream_source.spark.reading.loss import range_frames
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.state.state_loss import (

@@ -18,7 +18,7 @@ from dataclasses import replace
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.spark.formats.splits import BatchSplit
+from nats_stream_source.rows.splits import BatchSplit
 from nats_stream_source.spark.reading.loss import range_frames
 from nats_stream_source.spark.runner import Runner
 from nats_stream_source.wire.consumer.deliveries import Deliveries

@@ -38,8 +38,8 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.splits import BatchSplit
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.splits import BatchSplit
 from nats_stream_source.spark.reading.loss import range_frames
 from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
 from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen

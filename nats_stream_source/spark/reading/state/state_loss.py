@@ -16,8 +16,8 @@ from nats_stream_source.jetstream.stream_identity import has_older_messages
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.splits import MESSAGE_TTLS, BatchSplit, removal_settings
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.splits import MESSAGE_TTLS, BatchSplit, removal_settings
 
 _MAX_NAMED = 10
 

@@ -20,8 +20,8 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
+from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning import batch_planner
-from nats_stream_source.spark.planning.start_position import resolve_start
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream

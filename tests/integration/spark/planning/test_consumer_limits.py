@@ -13,7 +13,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.ordered import small_range
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.spark.formats import base
+from nats_stream_source.rows import base
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query, sequences

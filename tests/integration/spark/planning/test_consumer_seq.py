@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.formats.offsets import Position
+from nats_stream_source.rows.offsets import Position
 from tests.integration.spark.planning.planners import planning
 from tests.support.nats.buckets import create_bucket, put_many
 

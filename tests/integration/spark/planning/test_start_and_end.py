@@ -13,7 +13,7 @@ from nats_stream_source.errors import (
     OffsetError,
     UnsupportedStreamError,
 )
-from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset
+from nats_stream_source.rows.offsets import ONE_STREAM, Offset
 from tests.integration.spark.planning.planners import ends, go_on, planning, read_all
 from tests.support.nats.buckets import api, create_bucket, put, put_many, skip_before
 

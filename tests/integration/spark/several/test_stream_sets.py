@@ -16,8 +16,8 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
+from nats_stream_source.rows.stream_view import StreamView
 from nats_stream_source.spark.planning.stream_states import StreamStates
-from nats_stream_source.spark.planning.stream_view import StreamView
 from tests.support.nats.buckets import (
     create_bucket,
     delete_bucket,

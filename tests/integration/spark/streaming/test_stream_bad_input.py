@@ -24,7 +24,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.options import Mode, stream_options
-from nats_stream_source.spark.formats.offsets import ONE_STREAM, Offset, Position
+from nats_stream_source.rows.offsets import ONE_STREAM, Offset, Position
 from tests.support.nats.buckets import publish
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import OffsetJson, new_query, sequences

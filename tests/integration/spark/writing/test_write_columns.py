@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.spark.formats.columns import ddl as columns_read
+from nats_stream_source.rows.columns import ddl as columns_read
 from nats_stream_source.spark.writing.columns import validate_columns
 
 GOOD = [

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nats_stream_source.jetstream.api import JetStream
     from nats_stream_source.jetstream.stream_identity import KnownStream
     from nats_stream_source.jetstream.stream_info import StreamInfo
-    from nats_stream_source.spark.formats.splits import Split
+    from nats_stream_source.rows.splits import Split
     from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 

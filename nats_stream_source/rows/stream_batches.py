@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 
 from nats_stream_source.options import StreamOptions
-from nats_stream_source.spark.formats.rows import (
+from nats_stream_source.rows.arrow import (
     arrow_schema,
     constant_column,
     created_column,
     integer_column,
     timestamp_column,
 )
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.splits import Split
 from nats_stream_source.wire.columns import header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.header_columns import header_maps, origins

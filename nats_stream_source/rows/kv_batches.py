@@ -11,7 +11,7 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.options import KvOptions
-from nats_stream_source.spark.formats.rows import (
+from nats_stream_source.rows.arrow import (
     arrow_schema,
     constant_column,
     created_column,
@@ -19,7 +19,7 @@ from nats_stream_source.spark.formats.rows import (
     integer_column,
     timestamp_column,
 )
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.splits import Split
 from nats_stream_source.wire.codec.columns import decode_keys, decode_values
 from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.spark.formats.columns import read_columns
+from nats_stream_source.rows.columns import read_columns
 from nats_stream_source.wire.header_columns import HEADERS
 
 _INT64 = pa.int64()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.spark.formats.base import ReadScope
+from nats_stream_source.rows.base import ReadScope
 
 
 @dataclass(frozen=True, slots=True)

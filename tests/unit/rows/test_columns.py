@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nats_stream_source.spark.formats.columns import COLUMNS, ddl
-from nats_stream_source.spark.formats.rows import arrow_schema
+from nats_stream_source.rows.arrow import arrow_schema
+from nats_stream_source.rows.columns import COLUMNS, ddl
 
 
 @pytest.mark.parametrize(

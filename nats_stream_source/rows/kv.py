@@ -9,14 +9,14 @@ from nats_stream_source.jetstream.kv.codec import SkippedEntries
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions, StartPosition
-from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
+from nats_stream_source.rows.base import FormatAdapter, ReadScope, UserTerms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
-    from nats_stream_source.spark.formats.splits import Split
+    from nats_stream_source.rows.splits import Split
     from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _START_OPTIONS = {
@@ -104,7 +104,7 @@ class KvFormat(FormatAdapter):
             ProtocolError: a subject does not start with ``split.prefix``.
         """
         # Deferred import: the planner's process would load modules of Arrow that only rows need.
-        from nats_stream_source.spark.formats.kv_batches import record_batch
+        from nats_stream_source.rows.kv_batches import record_batch
 
         return record_batch(frames, split, self.options, self._skipped)
 

@@ -24,14 +24,14 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.options import DeliverPolicy, StreamOptions
-from nats_stream_source.spark.formats.base import FormatAdapter, ReadScope, UserTerms
+from nats_stream_source.rows.base import FormatAdapter, ReadScope, UserTerms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
-    from nats_stream_source.spark.formats.splits import Split
+    from nats_stream_source.rows.splits import Split
     from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _START_OPTIONS = {
@@ -138,7 +138,7 @@ class StreamFormat(FormatAdapter):
 
     def record_batch(self, frames: Deliveries, split: Split) -> pa.RecordBatch:
         """Rows of ``nats_stream``, in the order of ``frames``."""
-        from nats_stream_source.spark.formats.stream_batches import record_batch  # as in KvFormat
+        from nats_stream_source.rows.stream_batches import record_batch  # as in KvFormat
 
         return record_batch(frames, split, self.options)
 

@@ -37,10 +37,10 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
-from nats_stream_source.spark.data_loss_report import report_aged_out, report_data_loss
-from nats_stream_source.spark.formats.base import FormatAdapter
-from nats_stream_source.spark.formats.offsets import Position
-from nats_stream_source.spark.planning.start_position import seq_before_time
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.data_loss_report import report_aged_out, report_data_loss
+from nats_stream_source.rows.offsets import Position
+from nats_stream_source.rows.start_position import seq_before_time
 
 log = field_logger(__name__)
 

@@ -12,9 +12,9 @@ from nats_stream_source.errors import ProtocolError, UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
-from nats_stream_source.spark.formats.kv import KvFormat
-from nats_stream_source.spark.formats.rows import arrow_schema
-from nats_stream_source.spark.formats.splits import Split
+from nats_stream_source.rows.arrow import arrow_schema
+from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.splits import Split
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.metrics.counts import Counts
-from nats_stream_source.spark.formats.offsets import Offset, Position, lag_between
+from nats_stream_source.rows.offsets import Offset, Position, lag_between
 
 REPORT = "report"
 

@@ -14,7 +14,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import DATA_LOSSES
-from nats_stream_source.spark.formats.base import FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter
 
 if TYPE_CHECKING:
     from nats_stream_source.jetstream.api import JetStream

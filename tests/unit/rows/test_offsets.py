@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.errors import OffsetError
-from nats_stream_source.spark.formats.offsets import (
+from nats_stream_source.rows.offsets import (
     ONE_STREAM,
     Offset,
     Position,
