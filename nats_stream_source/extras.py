@@ -12,6 +12,7 @@ from nats_stream_source.errors import MissingPackageError
 _PACKAGES = {
     "spark": ("pyspark", "py4j"),
     "metrics": ("prometheus_client", "opentelemetry"),
+    "follow": ("deltalake", "obstore", "pyroaring", "tenacity"),
     "delta": ("delta", "deltalake", "tenacity", "pyspark", "py4j"),
 }
 
@@ -21,7 +22,7 @@ def import_failure(error: ModuleNotFoundError, extra: str) -> ImportError:
 
     Args:
         error: what the import raised.
-        extra: an extra of this package, ``"spark"``, ``"delta"`` or ``"metrics"``.
+        extra: an extra of this package, such as ``"delta"``.
 
     Returns:
         A :class:`MissingPackageError` that names the extra to install. ``error`` itself if the

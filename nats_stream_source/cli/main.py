@@ -1,10 +1,10 @@
 """The command line: subcommands, exit status, errors in one line.
 
 Exit status: 0 for success; 1 for a failure, or if ``inspect`` found a difference or too much lag; 2
-if the command line, an option or a name is invalid; 3 for data loss; 130 after Ctrl-C. Results go
-to standard output, everything else to standard error. An error is one line that names the flags,
-variables or fields of a context that can change it. A subcommand's module is imported when the
-subcommand is used.
+if the command line, an option, the bucket, the table or an installed package must be changed; 3 for
+data loss; 130 after Ctrl-C. Results go to standard output, everything else to standard error. An
+error is one line that names the flags, variables or fields of a context that can change it. A
+subcommand's module is imported when the subcommand is used.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from nats_stream_source import __version__
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
-    InvalidNameError,
     NatsSourceError,
-    OptionError,
+    StreamNotFoundError,
 )
 
 FAILED, USAGE, DATA_LOSS, INTERRUPTED = 1, 2, 3, 130
@@ -33,7 +32,7 @@ _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
     "inspect": "show a query's checkpoint, and its lag behind the live stream",
     "peek": "show the first or last rows of a bucket or stream, or follow it",
-    "follow": "keep a Delta table equal to a bucket, with Spark; requires the extra 'delta'",
+    "follow": "keep a Delta table equal to a bucket; requires the extra 'follow'",
 }
 
 
@@ -67,10 +66,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except DataLossError as error:
         return _fail(error, DATA_LOSS, arguments.origins)
     except (NatsSourceError, OSError) as error:
-        # Of the subclasses of ConfigurationError, these two are about the command line; the others
-        # are about a stream, a server or a missing package.
-        usage = isinstance(error, (OptionError, InvalidNameError))
-        usage = usage or type(error) is ConfigurationError
+        usage = isinstance(error, (ConfigurationError, StreamNotFoundError))
         return _fail(error, USAGE if usage else FAILED, arguments.origins)
 
 
@@ -111,7 +107,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=summary,
-            description=f"{summary.capitalize()}.",
+            description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=_Formatter,
         )
         if name in argv[:1]:

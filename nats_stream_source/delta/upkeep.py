@@ -34,6 +34,9 @@ SAFE_RETENTION_HOURS = 168
 VECTORS_RETENTION_HOURS = 1
 """The default of a new table with deletion vectors, to which several commits a second are made."""
 
+COMMIT_INTERVAL = 0.02
+"""The shortest time between two commits of a follower without Spark, in seconds."""
+
 _HOURS = {"hour": 1, "day": 24, "week": 168}
 
 

@@ -78,6 +78,13 @@ class Exporters:
         return recorder
 
 
+def served_address(exporters: Exporters) -> str | None:
+    """Host and port of the endpoint; None if there is none, or it could not listen."""
+    with _lock:
+        server = _servers.get(exporters.address) if exporters.address else None
+    return None if server is None else f"{server[0].server_name}:{server[0].server_port}"
+
+
 def close_endpoints() -> None:
     """Close the endpoints of this process."""
     with _lock:

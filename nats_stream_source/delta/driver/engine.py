@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from nats_stream_source.delta.driver.log import DeltaLog
 from nats_stream_source.delta.driver.objects import UnsupportedStoreError
+from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.driver.table import DriverTable, OpenedTable
 from nats_stream_source.delta.limits import IndexLimit
@@ -59,12 +60,18 @@ class DriverEngine(BaseEngine[DriverTable]):
         opened: see :func:`opened_table`.
         deletion_vectors: see :func:`nats_stream_source.delta.merge`.
         limit: of the index.
+        position: adds the position of a follower to each commit of the table.
     """
 
     def __init__(
-        self, opened: OpenedTable, deletion_vectors: bool | None, limit: IndexLimit
+        self,
+        opened: OpenedTable,
+        deletion_vectors: bool | None,
+        limit: IndexLimit,
+        position: PositionLog | None = None,
     ) -> None:
         super().__init__(opened.storage.name)
+        self._position = position
         self._opened = opened
         self._storage = opened.storage
         self._deletion_vectors = deletion_vectors
@@ -89,7 +96,7 @@ class DriverEngine(BaseEngine[DriverTable]):
             # Invalid events are refused before there is a table with their layout.
             require_valid(events, found.shape.layout)
             tables = tables or self._created(found, upkeep)
-            merged = _merged(events, found.shape, *tables, upkeep)
+            merged = _merged(events, found.shape, *tables, upkeep, self._position)
             result = merged if result is None else result + merged
         assert result is not None  # also an empty batch is a part
         return result
@@ -145,6 +152,7 @@ def _merged(
     table: DriverTable,
     state: DriverTable | None,
     upkeep: Upkeep | None,
+    position: PositionLog | None,
 ) -> MergeResult:
     layout = shape.layout
 
@@ -156,7 +164,7 @@ def _merged(
             state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
         return changes
 
-    result = table.change(select, upkeep)
+    result = table.change(select, upkeep, position)
     return replace(result, newest=newest_created(events)) if result.changed else result
 
 

@@ -38,6 +38,7 @@ _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
 _ADD_FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags")
+_CHECKPOINT_COLUMNS = ["add", "remove", "txn"]
 _MAPS = ("partitionValues", "tags")
 
 
@@ -83,6 +84,15 @@ class DeltaLog:
         removed += [a["remove"] for commit in commits for a in commit.actions if "remove" in a]
         late = [action for action in removed if (action.get("deletionTimestamp") or 0) >= since]
         return [*_live_files(checkpoint, commits).values(), *late]
+
+    def transactions(self, version: int) -> Mapping[str, int]:
+        """The ``version`` of each ``txn`` action of a version of the table, by its id."""
+        start, checkpoint = self._checkpoint(version)
+        found = {row["appId"]: row["version"] for row in _rows(checkpoint, "txn")}
+        for commit in self._commits(start, version):
+            named = [action["txn"] for action in commit.actions if "txn" in action]
+            found |= {one["appId"]: one["version"] for one in named}
+        return found
 
     def commits_after(self, version: int) -> list[Commit]:
         """The commits that follow a version; one request if there are none."""
@@ -173,7 +183,9 @@ class DeltaLog:
         for path in parts:
             try:
                 content = self._objects.get(path)
-                tables.append(pq.read_table(pa.BufferReader(content), columns=["add", "remove"]))
+                tables.append(
+                    pq.read_table(pa.BufferReader(content), columns=["add", "remove", "txn"])
+                )
             except FileNotFoundError as error:
                 raise DamagedLogError(f"{path} is missing") from error
             except pa.ArrowInvalid as error:
@@ -282,7 +294,12 @@ def _live_files(
 
 
 def _rows(checkpoint: Iterable[pa.Table], action: str) -> list[Action]:
-    return [row for table in checkpoint for row in table[action].drop_null().to_pylist()]
+    return [
+        row
+        for table in checkpoint
+        if action in table.column_names  # a checkpoint can lack a column without a value
+        for row in table[action].drop_null().to_pylist()
+    ]
 
 
 def _commit_path(version: int) -> str:

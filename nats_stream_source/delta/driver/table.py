@@ -40,6 +40,7 @@ from nats_stream_source.delta.driver.data_files import (
 )
 from nats_stream_source.delta.driver.index import NO_FILE
 from nats_stream_source.delta.driver.log import Action, DeltaLog, VersionExistsError, removal
+from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage, changed_metadata, schema_of
 from nats_stream_source.delta.driver.upkeep import BackgroundUpkeep, maintain
@@ -232,12 +233,21 @@ class DriverTable:
 
         return self._run("read", read)
 
-    def change(self, select: Callable[[Reader], RowChanges], upkeep: Upkeep | None) -> MergeResult:
+    def change(
+        self,
+        select: Callable[[Reader], RowChanges],
+        upkeep: Upkeep | None,
+        position: PositionLog | None = None,
+    ) -> MergeResult:
         """Commit the changes that ``select`` returns for the newest version.
 
         Args:
             select: reads the version; it is called again if another writer commits first.
             upkeep: what is due after the commit.
+            position: adds the position of a follower to the commit.
+
+        Raises:
+            PositionVoidError: the position does not describe the table any more.
         """
         target_bytes = upkeep.target_file_bytes if upkeep else _TARGET_BYTES
 
@@ -246,8 +256,12 @@ class DriverTable:
                 snapshot.refresh()
                 changes = select(snapshot)
                 rows = _full_rows(snapshot, changes)
-                if len(changes) or changes.state_only:
-                    _commit(snapshot, changes, rows, target_bytes)
+                changed = bool(len(changes)) or changes.state_only
+                moved = position.actions(snapshot, changed=changed) if position else []
+                if changed or moved:
+                    _commit(snapshot, changes, rows, target_bytes, moved)
+                if position is not None and moved:
+                    position.committed(snapshot.version)
             inserted = int((changes.replaced < 0).sum())
             return MergeResult(
                 "driver",
@@ -344,7 +358,13 @@ def _full_rows(snapshot: Snapshot, changes: RowChanges) -> pa.Table:
     return pa.table(rows.columns, schema=snapshot.stored_schema)
 
 
-def _commit(snapshot: Snapshot, changes: RowChanges, rows: pa.Table, target_bytes: int) -> None:
+def _commit(
+    snapshot: Snapshot,
+    changes: RowChanges,
+    rows: pa.Table,
+    target_bytes: int,
+    others: Sequence[Action],
+) -> None:
     index = snapshot.index
     old = np.concatenate([changes.replaced[changes.replaced >= 0], changes.removed])
     numbers, old_rows = index.file[old], index.row[old]
@@ -358,7 +378,7 @@ def _commit(snapshot: Snapshot, changes: RowChanges, rows: pa.Table, target_byte
         actions = [removal(snapshot.files[n].add, data_change=True) for n in touched]
         replaced = [(number, None) for number in touched]
         written = _write(snapshot, rows, touched, target_bytes)
-    actions += [{"add": add} for add, _ in written.files]
+    actions += [*({"add": add} for add, _ in written.files), *others]
     moves = Moves(snapshot, written.sources) if written.sources else None
     counts = [count for _, count in written.files]
 

@@ -10,27 +10,33 @@ Where these follow from a bucket's entries, they are computed here; else the row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nats_stream_source.delta.rules.arguments import ChangeRules, is_entries
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     DELETED_COLUMN,
+    DELIVERY_COLUMNS,
     END,
     ENTRY_SEQUENCE,
     EVENT_COLUMNS,
     ORDER_COLUMNS,
+    REQUIRED_COLUMNS,
     SEQUENCE,
     START,
     TIME,
     Layout,
+    entry_keys,
 )
-from nats_stream_source.delta.schema import conform, stored_field
+from nats_stream_source.delta.schema import conform, sql_type, stored_field
 from nats_stream_source.errors import ConfigurationError
+
+_ENTRY = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
 
 Where = Mapping[str, tuple[object, ...]]
 """Rows whose column has one of these values, by column; None is null."""
@@ -107,6 +113,49 @@ class EventShape:
         if self.computed:
             rows = _with_event_columns(rows, self.layout)
         return rows if self.target is None else conform(rows, self.target, table)
+
+
+def event_shape(
+    rows: pa.Schema,
+    rules: ChangeRules,
+    columns: Sequence[str],
+    order: tuple[str, ...],
+    in_sequence: Iterable[str] = ORDER_COLUMNS,
+    *,
+    computed: bool = True,
+) -> EventShape:
+    """The shape of a batch's events, by the rules.
+
+    Args:
+        rows: the selected columns, with those of the events unless these are computed.
+        rules: how the events change the table.
+        columns: of the batch.
+        order: the columns of an event with its sequence.
+        in_sequence: the columns of the batch that are a part of the sequence.
+        computed: whether the event columns are computed from those of a bucket's entries.
+
+    Raises:
+        ConfigurationError: the table cannot have these events.
+    """
+    selected, entries = rules.selected(columns), is_entries(columns)
+    if rules.of_entries(columns):
+        layout = Layout.of_entries(selected, rules.deletes)
+    else:
+        keys = rules.keys or entry_keys(selected)
+        times = rules.scd_type == 2 and entries and "created" in columns
+        layout = Layout(rules.scd_type, keys, "", order, rules.deletes, times)
+    shape = EventShape(rows, layout, rules.track_list or (), computed=computed)
+    layout.validate_events(shape.schema, selected)
+    if not layout.entries:
+        kinds = (sql_type(shape.schema.field(name).type) for name in order)
+        shape = replace(shape, layout=replace(layout, sequence=", ".join(kinds)))
+    if rules.scd_type == 2 and not rules.track_list:
+        # Each entry has its own of these columns, so that each put would be a version.
+        untracked = {*layout.keys, *in_sequence, *(_ENTRY if entries else ())}
+        untracked.update(rules.track_except_list or ())
+        tracked = tuple(name for name in selected if name not in untracked)
+        shape = replace(shape, tracked=tracked, untracked=frozenset(untracked))
+    return shape
 
 
 class EventSource(Protocol):

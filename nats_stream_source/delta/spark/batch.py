@@ -9,7 +9,6 @@ compiled again for each batch. Else Spark computes them in one select.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -18,24 +17,17 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.rules.arguments import PUT, ChangeRules, is_entries
-from nats_stream_source.delta.rules.events import EventBatch, EventShape
+from nats_stream_source.delta.rules.events import EventBatch, event_shape
 from nats_stream_source.delta.rules.layout import (
     DELETE,
-    DELIVERY_COLUMNS,
     ORDER_COLUMNS,
-    REQUIRED_COLUMNS,
     SEQUENCE,
     TIME,
     UNAVAILABLE,
-    Layout,
-    entry_keys,
 )
-from nats_stream_source.delta.schema import sql_type
 from nats_stream_source.delta.spark.collect import Collector, DataFrameSource
 from nats_stream_source.delta.spark.columns import arrow_schema, quote
 from nats_stream_source.errors import ConfigurationError
-
-_ENTRY = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
 
 
 def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> EventBatch:
@@ -68,23 +60,11 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
     else:
         own = _event_columns(rules, columns, order, times)
         rows = _selected(frame, selected, own)
-    schema = arrow_schema(rows.schema)
-    if rules.of_entries(columns):
-        layout = Layout.of_entries(selected, rules.deletes)
-    else:
-        keys = rules.keys or entry_keys(selected)
-        layout = Layout(rules.scd_type, keys, "", order, rules.deletes, times)
-    shape = EventShape(schema, layout, rules.track_list or (), computed=computed)
-    layout.validate_events(shape.schema, selected)
-    if not layout.entries:
-        kinds = (sql_type(shape.schema.field(name).type) for name in order)
-        shape = replace(shape, layout=replace(layout, sequence=", ".join(kinds)))
-    if rules.scd_type == 2 and not rules.track_list:
-        # Each entry has its own of these columns, so that each put would be a version.
-        untracked = {*layout.keys, *_in_sequence(frame, parts), *(_ENTRY if entries else ())}
-        untracked.update(rules.track_except_list or ())
-        tracked = tuple(name for name in selected if name not in untracked)
-        shape = replace(shape, tracked=tracked, untracked=frozenset(untracked))
+    tracks_all = rules.scd_type == 2 and not rules.track_list
+    in_sequence = _in_sequence(frame, parts) if tracks_all else ()
+    shape = event_shape(
+        arrow_schema(rows.schema), rules, columns, order, in_sequence, computed=computed
+    )
     return EventBatch(shape, DataFrameSource(rows, collector))
 
 

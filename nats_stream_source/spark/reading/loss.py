@@ -94,6 +94,11 @@ class SequenceGapTracker:
         self._gaps: list[NDArray[np.int64]] = []  # rows of (first, last, number of sequences)
         self._gap_count = 0
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether a sequence before a received one was not received."""
+        return self._gap_count > 0
+
     def add(self, sequences: NDArray[np.int64]) -> None:
         """Record the next sequences: increasing, and higher than all recorded ones."""
         ahead = sequences[np.searchsorted(sequences, self._next) :]

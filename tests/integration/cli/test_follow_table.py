@@ -1,36 +1,77 @@
-"""`follow BUCKET TABLE`: refused command lines, errors and exit status."""
+"""`follow BUCKET TABLE`: what it prints, refused command lines, errors and exit status."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from nats_stream_source.cli.follow import _error_of
 from nats_stream_source.cli.main import main
-from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ConfigurationError, DataLossError, NatsSourceError
-from tests.integration.cli.command import COMMAND
+from nats_stream_source.embedded import NatsServer, free_port
+from tests.integration.cli.command import COMMAND, command
+from tests.integration.follower.table import rows
+from tests.support.nats import buckets
 from tests.support.paths import ROOT
-from tests.support.spark.session import program_environment
+from tests.support.wait import DEADLINE, wait_until
 
 
-def test_missing_bucket_is_failure_after_once(nats_server: NatsServer, tmp_path: Path) -> None:
+def test_once_ends_with_rows_and_keys(nats_server: NatsServer, tmp_path: Path) -> None:
+    buckets.create_bucket(nats_server.url, "fleet", 3)
+    for key in "abc":
+        buckets.put(nats_server.url, "fleet", key, b"1")
+    buckets.delete(nats_server.url, "fleet", "a")
     words = ("fleet", str(tmp_path / "fleet"), "--servers", nats_server.url, "--once")
-    done = subprocess.run(
-        [*COMMAND, "follow", *words],
-        capture_output=True,
+    assert command("follow", *words) == ("3 rows read, up to date, 2 keys\n", "")
+    assert command("follow", *words) == ("0 rows read, up to date, 2 keys\n", "")
+    assert os.listdir(tmp_path) == ["fleet"]
+
+
+def test_metrics_and_signal(nats_server: NatsServer, tmp_path: Path) -> None:
+    buckets.create_bucket(nats_server.url, "fleet")
+    buckets.put(nats_server.url, "fleet", "a", b"1")
+    prometheus = ("--prometheus", "127.0.0.1:0")
+    process = subprocess.Popen(
+        [*COMMAND, "follow", "fleet", "fleet", *("--servers", nats_server.url), *prometheus],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
-        env=program_environment(tmp_path / "conf"),
-        timeout=240,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == ""
-    (line,) = (one for one in done.stderr.splitlines() if one.startswith("nats-stream-source: "))
-    assert "fleet" in line
+    try:
+        assert process.stderr is not None
+        match = re.search(r"http://\S+/metrics", process.stderr.readline())
+        assert match is not None
+        url = match[0]
+
+        def text() -> str:
+            with urllib.request.urlopen(url) as response:
+                return response.read().decode()
+
+        label = 'query="follow fleet"'
+        wait_until(
+            lambda: f'nats_stream_source_input_rows_total{{{label},source="0"}} 1.0' in text(),
+            "the row is counted",
+        )
+        assert f"nats_stream_source_query_active{{{label}}} 1.0" in text()
+        wait_until(
+            lambda: f'offsets_behind_latest{{{label},source="0",stream="KV_fleet"}} 0.0' in text(),
+            "the lag is reported",
+        )
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, errors) == (0, "")
+        assert output == "1 rows read, up to date, 1 keys\n"
+    finally:
+        process.kill()
+        process.communicate()
+    assert [row["key"] for row in rows(tmp_path / "fleet")] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +79,15 @@ def test_missing_bucket_is_failure_after_once(nats_server: NatsServer, tmp_path:
     [
         (("fleet", "lake", "--option", "keyz=a"), "keyz"),
         (("fleet", "lake", "--option", "keys"), "'keys' is not NAME=VALUE"),
-        (("fleet", "s3://lake/fleet"), "--checkpoint is missing"),
         (("fleet", "lake", "--option", "maxRowsPerTrigger=many"), "option 'maxRowsPerTrigger'"),
+        (("fleet", "lake", "--option", "minPartitions=2"), "'minPartitions' is not one of a"),
+        (("fleet", "lake", "--option", "bucket=b"), "the bucket is named twice"),
         (("fleet",), "TABLE"),
+        (("fleet", "lake", "--commit-interval", "-1"), "'-1' is not a number of seconds"),
         (("fleet", "lake", "--prometheus", "x"), "prometheus is 'x', expected a port"),
     ],
 )
-def test_wrong_command_line_is_reported_before_spark_starts(
+def test_wrong_command_line_has_status_2(
     words: tuple[str, ...], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.suppress(SystemExit):
@@ -52,24 +95,29 @@ def test_wrong_command_line_is_reported_before_spark_starts(
     assert reported in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "x\nnats_stream_source.errors.DataLossError: messages 3 to 9 are lost\n\tat org.a",
-            DataLossError("messages 3 to 9 are lost"),
-        ),
-        (
-            "x: nats_stream_source.errors.OptionError: option 'keys' is wrong",
-            ConfigurationError("option 'keys' is wrong"),
-        ),
-        (
-            "nats_stream_source.errors.ConnectError: a\nnats_stream_source.errors.ApiError: b\n",
-            NatsSourceError("b"),
-        ),
-        ("disk full\nJVM stacktrace:\n at x", NatsSourceError("the query failed: disk full\n")),
-    ],
-)
-def test_error_of_query_has_exit_status(text: str, expected: Exception) -> None:
-    error = _error_of(text)
-    assert (type(error), str(error)) == (type(expected), str(expected))
+def test_misspelt_bucket_has_status_2_and_leaves_no_directory(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    buckets.create_bucket(nats_server.url, "fleet")
+    table = tmp_path / "lake" / "fleet"
+    words = ("flet", str(table), "--servers", nats_server.url)
+    output, errors = command("follow", *words, status=2)
+    assert (output, "flet" in errors) == ("", True)
+    assert not table.parent.exists()
+
+
+def test_absent_server_is_named_at_once(tmp_path: Path) -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+    _, errors = command("follow", "fleet", str(tmp_path / "fleet"), "--servers", url, status=1)
+    assert url.removeprefix("nats://") in errors
+    assert "connectTimeout" not in errors
+
+
+def test_marks_for_table_of_removals_are_refused_at_start(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    buckets.create_bucket(nats_server.url, "fleet")
+    words = ("fleet", str(tmp_path / "fleet"), "--servers", nats_server.url, "--once")
+    command("follow", *words)
+    _, errors = command("follow", *words, "--deletes", "mark", status=2)
+    assert "deletes='mark'" in errors

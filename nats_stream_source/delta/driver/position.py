@@ -1,0 +1,164 @@
+"""The position of a follower in the log of its table: ``txn`` actions in the commit of the rows.
+
+Rows and position are one commit, so a follower that ends at any point continues exactly there. A
+position has three actions of int64, whose ids begin with the stream's name and a digest of the
+query (keys, codecs, history)::
+
+    nats-stream-source/KV_fleet/6f0d2c1b9e57/sequence   the last stream sequence that was seen
+    nats-stream-source/KV_fleet/6f0d2c1b9e57/created    creation time of the stream, in ns
+    nats-stream-source/KV_fleet/6f0d2c1b9e57/time       time of the message there; 0 if unknown
+
+They lack ``lastUpdated``, without which Delta Lake keeps them until
+``delta.setTransactionRetentionDuration`` says otherwise: a table with that property is refused.
+
+**When a position is void.** RESTORE takes rows back and keeps ``txn`` (measured with deltalake
+1.6.6). Therefore a position counts only if the log still has its commit and each one since, and
+none of these is a RESTORE. Without a position, the follower reads the initial values.
+
+**Two followers** of one table write the greater one of their own position and the stored one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nats_stream_source.delta.driver.log import Action
+from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.errors import ConfigurationError
+
+_RETENTION = "delta.setTransactionRetentionDuration"
+_PARTS = ("sequence", "created", "time")
+
+
+class PositionVoidError(Exception):
+    """The table is not the one that the position describes; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """A position in a stream.
+
+    Attributes:
+        created: creation time of the stream, in nanoseconds since 1970.
+        sequence: the last stream sequence that was seen.
+        time: time of the message at ``sequence``, in nanoseconds since 1970; 0 if it is unknown.
+    """
+
+    created: int
+    sequence: int
+    time: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The greater one of two positions is the newer one."""
+        return self.created, self.sequence
+
+
+class PositionLog:
+    """Reads the position of one query from the log of its table, and adds it to commits.
+
+    Args:
+        stream: the stream's name.
+        query: digest of what the query reads.
+
+    Attributes:
+        stored: the position in the log; None without a valid one.
+        next: the position that the next commit of rows takes; None if it takes none.
+        required: whether the next change makes a commit if only the position changes.
+    """
+
+    def __init__(self, stream: str, query: str) -> None:
+        self._stream = f"nats-stream-source/{stream}/"
+        self._ids = [f"{self._stream}{query}/{part}" for part in _PARTS]
+        self._version = -1  # the log is known up to this version
+        self.stored: StreamPosition | None = None
+        self.next: StreamPosition | None = None
+        self.required = False
+
+    def read(self, table: Snapshot) -> None:
+        """Set ``stored`` from the newest version of a table.
+
+        Raises:
+            ConfigurationError: the table has a position of another query of the stream, or does not
+                keep positions.
+        """
+        _require_kept(table)
+        self._version, self.stored = table.version, None
+        transactions = table.log.transactions(table.version)
+        if self._ids[0] not in transactions:
+            if any(one.startswith(self._stream) for one in transactions):
+                raise ConfigurationError(
+                    f"could not follow into table {table.name!r}: it has the position of a "
+                    f"follower with other keys, codecs or history; use these, or name a new table"
+                )
+            return
+        for version in range(table.version, -1, -1):
+            commit = table.log.commit(version)
+            if commit is None or _restores(commit.actions):
+                return
+            if (found := self._position(commit.actions)) is not None:
+                self.stored = found
+                return
+
+    def forget(self) -> None:
+        """Let the next position count, also if it is lower: the stream has changed."""
+        self.stored = None
+
+    def actions(self, table: Snapshot, *, changed: bool) -> list[Action]:
+        """The actions of the position in the next commit of a table; none if it has no position.
+
+        Args:
+            table: after its refresh.
+            changed: whether the commit changes rows.
+
+        Raises:
+            PositionVoidError: another writer has restored a version of the table, or the log lacks
+                a commit since the last one that was read.
+        """
+        _require_kept(table)
+        for version in range(self._version + 1, table.version + 1):
+            commit = table.log.commit(version)
+            if commit is None or _restores(commit.actions):
+                cause = "the log lacks" if commit is None else "RESTORE made"
+                raise PositionVoidError(f"{cause} version {version} of table {table.name!r}")
+            found = self._position(commit.actions)
+            if found is not None and (self.stored is None or found.order > self.stored.order):
+                self.stored = found
+            self._version = version
+        if self.next is None or not (changed or self.required):
+            return []
+        if self.stored is not None and self.stored.order >= self.next.order:
+            return []
+        values = (self.next.sequence, self.next.created, self.next.time)
+        return [
+            {"txn": {"appId": one, "version": value}}
+            for one, value in zip(self._ids, values, strict=True)
+        ]
+
+    def committed(self, version: int) -> None:
+        """A commit has the actions of :meth:`actions`."""
+        self._version, self.stored = version, self.next
+
+    def _position(self, actions: Sequence[Action]) -> StreamPosition | None:
+        found = {
+            action["txn"]["appId"]: int(action["txn"]["version"])
+            for action in actions
+            if "txn" in action
+        }
+        if not all(one in found for one in self._ids):
+            return None
+        sequence, created, time = (found[one] for one in self._ids)
+        return StreamPosition(created, sequence, time)
+
+
+def _restores(actions: Sequence[Action]) -> bool:
+    return any(action.get("commitInfo", {}).get("operation") == "RESTORE" for action in actions)
+
+
+def _require_kept(table: Snapshot) -> None:
+    if _RETENTION in table.properties:
+        raise ConfigurationError(
+            f"could not follow into table {table.name!r}: with its property {_RETENTION}, Delta "
+            f"Lake drops the follower's position; unset the property, or follow with Spark"
+        )

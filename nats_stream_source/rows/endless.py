@@ -1,0 +1,141 @@
+"""The rows of a bucket or stream from a position on, as they arrive, without an end.
+
+One ordered consumer reads them. With ``at_leader`` the stream leader serves it: another replica may
+lag, or lack messages. A consumer outlives the leadership of its server, so the owner passes the
+stream info that it requests from time to time to :meth:`EndlessRead.update`, and the read moves to
+the new leader, from the position on.
+
+**Initial values** of ``last_per_subject`` are read by a consumer of that policy. If it moves before
+they are complete, they begin again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import ENDLESS
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
+from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.splits import Split
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rows that have arrived.
+
+    Attributes:
+        rows: with the columns of the format.
+        messages: the messages of the rows, and of those that the options leave out.
+    """
+
+    rows: pa.RecordBatch
+    messages: Deliveries
+
+
+class EndlessRead:
+    """Reads the rows after ``start``.
+
+    Args:
+        adapter: the query.
+        connection: of the read.
+        info: the stream as its leader reports it.
+        start: a sequence; rows after it are read.
+        initial_through: rows up to this sequence are initial values.
+        last_per_subject: whether they are the last message of each subject only; ``start`` is 0.
+        at_leader: whether only the stream leader serves the consumer.
+    """
+
+    def __init__(
+        self,
+        adapter: FormatAdapter,
+        connection: ReusableConnection,
+        info: StreamInfo,
+        start: int,
+        *,
+        initial_through: int = 0,
+        last_per_subject: bool = False,
+        at_leader: bool = False,
+    ) -> None:
+        scope = adapter.read_scope(info)
+        known = KnownStream.of(info)
+        request = adapter.range_request(
+            scope, info.name, known, start, ENDLESS, last_per_subject=last_per_subject
+        )
+        self._request = replace(
+            request,
+            eager=True,
+            at_leader=at_leader,
+            min_last_seq=initial_through if initial_through > start else None,
+        )
+        self._adapter = adapter
+        self._connection = connection
+        self._split = Split(request, scope.prefix, initial_through)
+        self._position = start  # the last sequence that was yielded
+        self._leader = info.leader if at_leader else None
+        self._moved = asyncio.Event()
+        self._reader = OrderedReader(connection, self._request)
+
+    @property
+    def through(self) -> int:
+        """The sequence up to which all rows were yielded."""
+        cursor = self._reader.cursor
+        # The cursor may be ahead: the reader yields the kept messages batch by batch.
+        return cursor.seen_through if cursor.position <= self._position else self._position
+
+    @property
+    def complete(self) -> bool:
+        """Whether all initial values were yielded."""
+        return self.through >= self._split.initial_through
+
+    def update(self, info: StreamInfo) -> None:
+        """Move the read to the stream leader, if ``info`` shows another one."""
+        if self._leader is not None and info.leader not in (None, self._leader):
+            self._leader = info.leader
+            self._moved.set()
+
+    async def batches(self) -> AsyncIterator[Arrived]:
+        """Yield rows as they arrive.
+
+        Raises:
+            StreamChangedError, ConsumerLostError, ConnectError, …: see
+                :meth:`OrderedReader.batches`.
+        """
+        while True:
+            async with contextlib.aclosing(self._reader.batches()) as batches:
+                while (messages := await self._next(batches)) is not None:
+                    if len(messages):
+                        rows = self._adapter.record_batch(messages, self._split)
+                        self._position = int(messages.stream_seq[-1])
+                        yield Arrived(rows, messages)
+            self._moved.clear()
+            if self.complete:
+                start = self.through
+                self._request = replace(
+                    self._request, start=start, last_per_subject=False, min_last_seq=None
+                )
+            else:
+                self._position = self._request.start
+            self._reader = OrderedReader(self._connection, self._request)
+
+    async def _next(self, batches: AsyncGenerator[Deliveries, None]) -> Deliveries | None:
+        """The next messages; None if the read moves to another leader."""
+        if self._leader is None:
+            return await batches.__anext__()
+        arrived = asyncio.ensure_future(batches.__anext__())
+        moved = asyncio.ensure_future(self._moved.wait())
+        try:
+            await asyncio.wait({arrived, moved}, return_when=asyncio.FIRST_COMPLETED)
+            return arrived.result() if arrived.done() else None
+        finally:
+            for task in (arrived, moved):
+                task.cancel()
+            await asyncio.gather(arrived, moved, return_exceptions=True)
