@@ -52,6 +52,9 @@ class EndlessRead:
         initial_through: rows up to this sequence are initial values.
         last_per_subject: whether they are the last message of each subject only; ``start`` is 0.
         at_leader: whether only the stream leader serves the consumer.
+
+    Attributes:
+        position: the last sequence that was yielded; ``start`` before the first one.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class EndlessRead:
         self._adapter = adapter
         self._connection = connection
         self._split = Split(request, scope.prefix, initial_through)
-        self._position = start  # the last sequence that was yielded
+        self.position = start
         self._leader = info.leader if at_leader else None
         self._moved = asyncio.Event()
         self._reader = OrderedReader(connection, self._request)
@@ -89,7 +92,7 @@ class EndlessRead:
         """The sequence up to which all rows were yielded."""
         cursor = self._reader.cursor
         # The cursor may be ahead: the reader yields the kept messages batch by batch.
-        return cursor.seen_through if cursor.position <= self._position else self._position
+        return cursor.seen_through if cursor.position <= self.position else self.position
 
     @property
     def complete(self) -> bool:
@@ -114,7 +117,7 @@ class EndlessRead:
                 while (messages := await self._next(batches)) is not None:
                     if len(messages):
                         rows = self._adapter.record_batch(messages, self._split)
-                        self._position = int(messages.stream_seq[-1])
+                        self.position = int(messages.stream_seq[-1])
                         yield Arrived(rows, messages)
             self._moved.clear()
             if self.complete:
@@ -123,7 +126,7 @@ class EndlessRead:
                     self._request, start=start, last_per_subject=False, min_last_seq=None
                 )
             else:
-                self._position = self._request.start
+                self.position = self._request.start
             self._reader = OrderedReader(self._connection, self._request)
 
     async def _next(self, batches: AsyncGenerator[Deliveries, None]) -> Deliveries | None:

@@ -6,7 +6,7 @@ query (keys, codecs, history)::
 
     nats-stream-source/KV_fleet/6f0d2c1b9e57/sequence   the last stream sequence that was seen
     nats-stream-source/KV_fleet/6f0d2c1b9e57/created    creation time of the stream, in ns
-    nats-stream-source/KV_fleet/6f0d2c1b9e57/time       time of the message there; 0 if unknown
+    nats-stream-source/KV_fleet/6f0d2c1b9e57/time       time of the message there; 0 without one
 
 They lack ``lastUpdated``, without which Delta Lake keeps them until
 ``delta.setTransactionRetentionDuration`` says otherwise: a table with that property is refused.
@@ -42,7 +42,8 @@ class StreamPosition:
     Attributes:
         created: creation time of the stream, in nanoseconds since 1970.
         sequence: the last stream sequence that was seen.
-        time: time of the message at ``sequence``, in nanoseconds since 1970; 0 if it is unknown.
+        time: time of the message at ``sequence``, in nanoseconds since 1970; 0 if the stream did
+            not have one.
     """
 
     created: int
@@ -71,7 +72,7 @@ class PositionLog:
     def __init__(self, stream: str, query: str) -> None:
         self._stream = f"nats-stream-source/{stream}/"
         self._ids = [f"{self._stream}{query}/{part}" for part in _PARTS]
-        self._version = -1  # the log is known up to this version
+        self._version: int | None = None  # the log is known up to this version
         self.stored: StreamPosition | None = None
         self.next: StreamPosition | None = None
         self.required = False
@@ -105,6 +106,11 @@ class PositionLog:
         """Let the next position count, also if it is lower: the stream has changed."""
         self.stored = None
 
+    def restart(self) -> None:
+        """Let the next version that is seen be the first one: rows are read again."""
+        self._version = self.stored = self.next = None
+        self.required = False
+
     def actions(self, table: Snapshot, *, changed: bool) -> list[Action]:
         """The actions of the position in the next commit of a table; none if it has no position.
 
@@ -117,6 +123,8 @@ class PositionLog:
                 a commit since the last one that was read.
         """
         _require_kept(table)
+        if self._version is None:
+            self._version = table.version
         for version in range(self._version + 1, table.version + 1):
             commit = table.log.commit(version)
             if commit is None or _restores(commit.actions):

@@ -32,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from nats_stream_source.aio.retry import Outage
@@ -63,7 +64,7 @@ from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, Mode, kv_options
 from nats_stream_source.rows.arrow import arrow_schema
-from nats_stream_source.rows.data_loss import DataLossCheck
+from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.rows.data_loss_report import report_aged_out
 from nats_stream_source.rows.endless import Arrived, EndlessRead
 from nats_stream_source.rows.kv import KvFormat
@@ -257,23 +258,23 @@ class _Buffer:
 
     Attributes:
         sequence: the last stream sequence of the entries that were taken.
-        time: its time in nanoseconds since 1970; 0 if it is unknown.
+        time: its time in nanoseconds since 1970; None if it is not known.
+        nbytes: size of the entries that wait.
     """
 
     max_rows: int | None
     max_bytes: int | None
     sequence: int = 0
-    time: int = 0
+    time: int | None = None
     nbytes: int = 0
-    _waiting: deque[tuple[pa.RecordBatch, int, int]] = field(default_factory=deque)
+    _waiting: deque[Arrived] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, arrived: Arrived) -> None:
         """Add entries that have arrived."""
-        messages = arrived.messages
-        self._waiting.append((arrived.rows, int(messages.stream_seq[-1]), int(messages.time[-1])))
+        self._waiting.append(arrived)
         self.nbytes += arrived.rows.nbytes
 
     def take(self) -> list[pa.RecordBatch]:
@@ -281,7 +282,7 @@ class _Buffer:
         taken: list[pa.RecordBatch] = []
         rows = nbytes = 0
         while self._waiting:
-            batch, sequence, time = self._waiting[0]
+            batch, messages = self._waiting[0].rows, self._waiting[0].messages
             left = batch.num_rows if self.max_rows is None else self.max_rows - rows
             if self.max_bytes is not None and batch.nbytes:
                 share = (self.max_bytes - nbytes) * batch.num_rows // batch.nbytes
@@ -289,15 +290,17 @@ class _Buffer:
             if left <= 0 and batch.num_rows:
                 break
             if left < batch.num_rows:
-                self._waiting[0] = (batch.slice(left), sequence, time)
+                self._waiting[0] = Arrived(batch.slice(left), messages)
                 batch = batch.slice(0, left)
-                sequence, time = batch["revision"][-1].as_py(), 0
+                last = int(np.searchsorted(messages.stream_seq, batch["revision"][-1].as_py()))
             else:
                 self._waiting.popleft()
+                last = -1
             taken.append(batch)
             rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
             self.nbytes -= batch.nbytes
-            self.sequence, self.time = sequence, time
+            self.sequence = int(messages.stream_seq[last])
+            self.time = int(messages.time[last])
         return taken
 
 
@@ -319,6 +322,7 @@ class _Run:
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
         self._complete = True  # the initial values, and the deletes that follow from them
         self._committed = time.monotonic()  # the last position
+        self._done = 0  # the table has the entries up to this sequence
 
     async def run(self) -> None:
         """Follow until the end."""
@@ -346,9 +350,8 @@ class _Run:
             last_per_subject=last_per_subject,
             at_leader=True,
         )
-        self._buffer.sequence = at.stream_seq
-        self._buffer.time = nanoseconds(at.time) if at.time else 0
-        self._done = self._position(self._buffer.sequence, self._buffer.time)
+        self._buffer.sequence = self._done = at.stream_seq
+        self._buffer.time = nanoseconds(at.time) if at.time else None
         _log.info(
             "follower reads the bucket",
             stream=info.name,
@@ -369,8 +372,8 @@ class _Run:
                 began = time.monotonic()
                 await self._commit()
                 await self._wait(began + self._follower._interval)
-            if self._complete and self._is_ahead():
-                await self._merge([], self._done, required=True)
+            if self._complete and self._is_ahead(self._done):
+                await self._merge([], await self._position(), required=True)
             self._report()
         finally:
             await cancel_and_wait({*tasks, stop}, 10.0)
@@ -486,10 +489,10 @@ class _Run:
         ends = not self._complete and self._read.complete
         batches = self._buffer.take()
         self._room.set()
-        self._done = self._position(self._buffer.sequence, self._buffer.time)
-        if not len(self._buffer) and self._read.through > self._done.sequence:
+        if not batches and self._read.through > self._buffer.sequence:
             # Messages that the filter leaves out follow the last entry.
-            self._done = self._position(self._read.through, 0)
+            self._buffer.sequence, self._buffer.time = self._read.through, None
+        sequence = self._buffer.sequence
         if batches and self._gaps is not None:
             await self._verify_gaps()
         if ends and not len(self._buffer):
@@ -498,10 +501,25 @@ class _Run:
                 await self._delete_unseen(self._seen)
                 batches = []
             self._complete, self._seen = True, None
-            await self._merge(batches, self._done, required=True)
-        elif batches or (self._complete and self._position_is_due()):
-            await self._merge(batches, self._done if self._complete else None, required=not batches)
+            await self._merge(batches, await self._position(), required=True)
+        elif batches or (self._complete and self._position_is_due(sequence)):
+            position = await self._position() if self._complete else None
+            await self._merge(batches, position, required=not batches)
+        self._done = sequence
         self._report()
+
+    async def _position(self) -> StreamPosition:
+        """The position behind the entries that were taken."""
+        buffer, created = self._buffer, nanoseconds(self._info.created)
+        if buffer.time is None:
+
+            async def stored_time() -> str | None:
+                jetstream = await self._connection.jetstream()
+                return await timestamp_at(jetstream, self._info, buffer.sequence)
+
+            time = await self._retry(stored_time)
+            buffer.time = nanoseconds(time) if time else 0
+        return StreamPosition(created, buffer.sequence, buffer.time)
 
     async def _merge(
         self,
@@ -541,35 +559,35 @@ class _Run:
         if not self._gaps.has_gaps:
             return
         info = await self._retry(self._leaders_info)
-        lost = self._gaps.aged_out(info.first_seq, self._done.sequence)
-        self._gaps = SequenceGapTracker(self._done.sequence + 1)
+        received = self._read.position
+        lost = self._gaps.aged_out(info.first_seq, received)
+        self._gaps = SequenceGapTracker(received + 1)
         if lost is not None:
             first, last, number = lost
             jetstream = await self._connection.jetstream()
             await report_aged_out(self._adapter, jetstream, info, first, last, number)
 
-    def _position(self, sequence: int, time: int) -> StreamPosition:
-        return StreamPosition(nanoseconds(self._info.created), sequence, time)
-
-    def _is_ahead(self) -> bool:
+    def _is_ahead(self, sequence: int) -> bool:
+        """Whether a sequence is beyond the stored position."""
         stored = self._stored.stored
-        return stored is None or stored.order < self._done.order
+        if stored is None:
+            return True
+        return (stored.created, stored.sequence) < (nanoseconds(self._info.created), sequence)
 
-    def _position_is_due(self) -> bool:
-        """Whether the position is committed without a row."""
+    def _position_is_due(self, sequence: int) -> bool:
+        """Whether a position is committed without a row."""
         stored = self._stored.stored
-        if stored is None or not self._is_ahead():
+        if stored is None or not self._is_ahead(sequence):
             return stored is None
-        passed = self._done.sequence - stored.sequence
-        # Where all messages are required, the stream can remove those after the position before
-        # the read advances as far again.
-        first = self._info.first_seq
+        # Where all messages are required, the stream can remove those after the stored position
+        # before the read advances as far again.
+        first, passed = self._info.first_seq, sequence - stored.sequence
         nearly_removed = self._gaps is not None and first > 1 and stored.sequence - first < passed
         return nearly_removed or time.monotonic() - self._committed >= _POSITION_LAG
 
     def _ended(self) -> bool:
         """Whether ``once`` is fulfilled."""
-        done = self._complete and not len(self._buffer) and self._done.sequence >= self._target
+        done = self._complete and not len(self._buffer) and self._done >= self._target
         return self._once and done
 
     # -- figures --------------------------------------------------------------------------------
@@ -588,13 +606,14 @@ class _Run:
 
     def _report(self) -> None:
         info, done = self._info, self._done
-        behind = max(0, info.last_seq - done.sequence)
-        seconds = 0.0 if not behind else None
-        if behind and done.time and info.last_time:
-            seconds = max(0, nanoseconds(info.last_time) - done.time) / 1e9
+        behind, seconds = max(0, info.last_seq - done), None
+        if not behind:
+            seconds = 0.0
+        elif self._buffer.time and info.last_time:
+            seconds = max(0, nanoseconds(info.last_time) - self._buffer.time) / 1e9
         self._follower.progress = replace(
             self._follower.progress,
-            revision=done.sequence,
+            revision=done,
             behind=behind,
             seconds_behind=seconds,
             keys=self._table.keys,

@@ -83,7 +83,7 @@ class FollowedTable:
                 changed without Spark.
             TableError: the storage failed, or a file is damaged.
         """
-        self._position.next, self._position.required = None, False
+        self._position.restart()
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
         self._table().read(lambda _: None)

@@ -1,0 +1,362 @@
+"""A follower without Spark: what its table has, where it continues, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from nats_stream_source.delta.follower import follower as module
+from nats_stream_source.errors import (
+    BucketNotFoundError,
+    ConfigurationError,
+    DataLossError,
+    OptionError,
+    UnsupportedStreamError,
+)
+from tests.integration.follower.conftest import Followed, reaches
+from tests.integration.follower.table import rows, values
+from tests.support.nats import buckets
+from tests.support.nats.backup import back_up
+from tests.support.wait import wait_until_async
+
+
+def log(table: Path) -> list[list[dict[str, Any]]]:
+    """The actions of each entry of the log."""
+    entries = sorted((table / "_delta_log").glob("*.json"))
+    return [[json.loads(line) for line in entry.read_text().splitlines()] for entry in entries]
+
+
+def sequences(table: Path) -> list[int | None]:
+    """The sequence of the position in each entry of the log; None where there is none."""
+    found = []
+    for actions in log(table):
+        positions = [a["txn"] for a in actions if "txn" in a]
+        at = [one["version"] for one in positions if one["appId"].endswith("/sequence")]
+        found.append(at[0] if at else None)
+    return found
+
+
+# -- what the table has -------------------------------------------------------------------------
+
+
+async def test_table_has_columns_and_rows_of_nats_kv(followed: Followed) -> None:
+    followed.create(3)
+    followed.put("a=1", "b=1", "a=2")
+    followed.delete("b")
+    progress = await followed.once()
+    assert (progress.rows, progress.keys, progress.caught_up) == (2, 1, True)
+    (row,) = rows(followed.table)
+    assert list(row) == [
+        "bucket",
+        "key",
+        "value",
+        "revision",
+        "created",
+        "operation",
+        "stream_created",
+    ]
+    assert (row["bucket"], row["key"], row["value"], row["revision"]) == ("fleet", "a", b"2", 3)
+
+
+async def test_empty_bucket_makes_table(followed: Followed) -> None:
+    followed.create()
+    assert (await followed.once()).caught_up
+    assert rows(followed.table) == []
+
+
+async def test_deleted_key_is_marked_with_mark(followed: Followed) -> None:
+    followed.create()
+    async with followed.following(deletes="mark") as follower:
+        followed.put("a=1")
+        followed.delete("a")
+        await reaches(follower, 2)
+    (row,) = rows(followed.table)
+    assert (row["revision"], row["deleted"], row["value"]) == (2, True, None)
+
+
+async def test_history_has_versions_of_all_revisions(followed: Followed) -> None:
+    followed.create(5)
+    followed.put("a=1", "a=2")
+    followed.delete("a")
+    async with followed.following(history=True) as follower:
+        followed.put("a=3")
+        await reaches(follower, 4)
+    found = rows(followed.table)
+    assert [(row["value"], row["revision"]) for row in found] == [(b"1", 1), (b"2", 2), (b"3", 4)]
+    assert [row["__END_AT"] and row["__END_AT"]["revision"] for row in found] == [2, 3, None]
+    assert [row["valid_to"] is None for row in found] == [False, False, True]
+    state = log(Path(f"{followed.table}__cdc_state"))
+    assert not any("txn" in action for actions in state for action in actions)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"keys": "a.*"}, {"a.x": b"1"}),
+        ({"startSequence": "2"}, {"b.x": b"1", "c": b"2"}),
+        ({"metaOnly": "true"}, {"a.x": None, "b.x": None, "c": None}),
+        ({"maxRowsPerTrigger": "1"}, {"a.x": b"1", "b.x": b"1", "c": b"2"}),
+        ({"maxBytesPerTrigger": "1"}, {"a.x": b"1", "b.x": b"1", "c": b"2"}),
+    ],
+)
+async def test_option_has_meaning_of_nats_kv(
+    followed: Followed, options: dict[str, str], expected: dict[str, bytes]
+) -> None:
+    followed.create()
+    followed.put("a.x=1", "b.x=1", "c=1", "c=2")
+    progress = await followed.once(**options)
+    assert values(followed.table) == expected
+    if "maxRowsPerTrigger" in options:
+        assert progress.commits == 3
+
+
+async def test_updates_only_starts_with_next_put_also_after_crash(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    await followed.once(updatesOnly="true")
+    followed.put("b=1")
+    await followed.once(updatesOnly="true")
+    assert values(followed.table) == {"b": b"1"}
+
+
+async def test_key_codec_decodes_keys(followed: Followed) -> None:
+    followed.create()
+    followed.put("YQ=1", "Yg=1")
+    await followed.once(keyCodec="base64")
+    assert set(values(followed.table)) == {"a", "b"}
+
+
+# -- where it continues -------------------------------------------------------------------------
+
+
+async def test_restart_continues_after_position(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1", "b=1")
+    await followed.once()
+    followed.put("c=1")
+    progress = await followed.once()
+    assert (progress.rows, set(values(followed.table))) == (1, {"a", "b", "c"})
+    assert sequences(followed.table) == [None, 2, 3]
+
+
+async def test_idle_follower_makes_no_commit(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    async with followed.following():
+        await asyncio.sleep(1.5)  # three heartbeats
+    assert sequences(followed.table) == [None, 1]
+
+
+async def test_position_without_rows_is_committed_when_late(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_POSITION_LAG", 1.0)
+    followed.create()
+    followed.put("a=1")
+    async with followed.following(keys="a"):
+        followed.put("b=1", "b=2")
+        await wait_until_async(lambda: sequences(followed.table)[-1] == 3, "the position is 3")
+    assert sequences(followed.table) == [None, 1, 3]
+
+
+async def test_position_without_rows_is_committed_at_stop(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    async with followed.following(keys="a") as follower:
+        followed.put("b=1")
+        await reaches(follower, 2)
+        assert sequences(followed.table) == [None, 1]
+    assert sequences(followed.table) == [None, 1, 2]
+
+
+async def test_compaction_has_no_position(followed: Followed) -> None:
+    followed.create()
+    async with followed.following() as follower:
+        for number in range(110):
+            (last,) = followed.put(f"k{number}=1")
+            await reaches(follower, last)
+    names = [actions[0]["commitInfo"]["operation"] for actions in log(followed.table)]
+    assert "OPTIMIZE" in names
+    positions = sequences(followed.table)
+    assert positions[names.index("OPTIMIZE")] is None
+    assert positions[-1] == 110
+
+
+async def test_restart_after_checkpoint_continues(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1", "b=1")
+    await followed.once()
+    DeltaTable(followed.table).create_checkpoint()
+    followed.put("c=1")
+    assert (await followed.once()).rows == 1
+
+
+@pytest.mark.parametrize("arguments", [{}, {"deletes": "mark"}, {"history": True}])
+async def test_start_without_position_removes_rows_that_bucket_lacks(
+    followed: Followed, arguments: dict[str, Any]
+) -> None:
+    followed.create(5)
+    followed.put("a=1", "b=1", "c=1")
+    await followed.once(**arguments)
+    version = DeltaTable(followed.table).version()
+    followed.put("a=2")
+    # As if the position had been lost: RESTORE makes it void.
+    await followed.once(**arguments)
+    DeltaTable(followed.table).restore(version)
+    buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"filter": "$KV.fleet.b"})
+    progress = await followed.once(**arguments)
+    found = rows(followed.table)
+    live = [row for row in found if not row.get("deleted") and row.get("__END_AT") is None]
+    assert {row["key"]: row["value"] for row in live} == {"a": b"2", "c": b"1"}
+    assert progress.keys == len(found)
+
+
+async def test_start_without_position_keeps_rows_of_other_keys(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1", "b.x=1", "b.y=1")
+    await followed.once()
+    for entry in (followed.table / "_delta_log").glob("*.json"):  # as if Spark had followed all
+        lines = [line for line in entry.read_text().splitlines() if '"txn"' not in line]
+        entry.write_text("\n".join(lines))
+    buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"filter": "$KV.fleet.>"})
+    await followed.once(keys="b.*")
+    assert set(values(followed.table)) == {"a"}
+
+
+async def test_restore_by_another_writer_is_undone(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    async with followed.following() as follower:
+        (last,) = followed.put("a=2")
+        await reaches(follower, last)
+        DeltaTable(followed.table).restore(1)
+        (last,) = followed.put("b=1")
+        await reaches(follower, last)
+        assert values(followed.table) == {"a": b"2", "b": b"1"}
+
+
+async def test_two_followers_make_one_table(followed: Followed) -> None:
+    followed.create()
+    async with followed.following() as one, followed.following() as other:
+        for number in range(30):
+            (last,) = followed.put(f"k{number % 7}={number}")
+        await reaches(one, last)
+        await reaches(other, last)
+    expected = {f"k{n % 7}": b"%d" % n for n in range(30)}
+    assert values(followed.table) == expected
+    assert max(at for at in sequences(followed.table) if at is not None) == 30
+
+
+async def test_restored_stream_is_continued(followed: Followed) -> None:
+    followed.create(5)
+    followed.put("a=1", "b=1")
+    await followed.once()
+    restore = back_up(followed.url, "KV_fleet")
+    restore()
+    followed.put("c=1")
+    assert (await followed.once()).rows == 1
+    assert set(values(followed.table)) == {"a", "b", "c"}
+    assert (await followed.once()).rows == 0
+
+
+async def test_rolled_back_stream_is_data_loss(followed: Followed) -> None:
+    followed.create(5)
+    followed.put("a=1")
+    restore = back_up(followed.url, "KV_fleet")
+    followed.put("a=2", "b=2")
+    await followed.once()
+    restore()
+    with pytest.raises(DataLossError, match="rolled back"):
+        await followed.once()
+    followed.put("c=3")
+    assert (await followed.once(failOnDataLoss="false")).rows == 1
+    assert (await followed.once()).rows == 0
+    assert values(followed.table)["c"] == b"3"
+
+
+async def test_recreated_bucket_is_data_loss_or_replaces_rows(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1", "b=1")
+    await followed.once()
+    buckets.delete_bucket(followed.url, "fleet")
+    followed.create()
+    followed.put("b=2")
+    with pytest.raises(DataLossError, match="re-created"):
+        await followed.once()
+    await followed.once(failOnDataLoss="false")
+    assert values(followed.table) == {"b": b"2"}
+    assert (await followed.once()).rows == 0
+
+
+async def test_history_that_aged_out_is_data_loss(followed: Followed) -> None:
+    followed.create(5)
+    followed.put("a=1")
+    await followed.once(history=True)
+    followed.put("a=2", "a=3", "b=1")
+    buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"seq": 4})
+    with pytest.raises(DataLossError, match="aged out"):
+        await followed.once(history=True)
+    await followed.once(history=True, failOnDataLoss="false")
+    assert [row["value"] for row in rows(followed.table)] == [b"1", b"1"]
+
+
+async def test_server_restart_is_waited_out(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    async with followed.following() as follower:
+        followed.server.kill()
+        followed.server.start()
+        (last,) = followed.put("b=1")
+        await reaches(follower, last)
+    assert set(values(followed.table)) == {"a", "b"}
+
+
+async def test_no_consumer_is_left(followed: Followed) -> None:
+    followed.create()
+    async with followed.following():
+        await wait_until_async(lambda: buckets.consumers(followed.url, "fleet"), "it reads")
+    assert buckets.consumers(followed.url, "fleet") == []
+
+
+# -- what it refuses ----------------------------------------------------------------------------
+
+
+async def test_position_of_other_keys_is_refused(followed: Followed) -> None:
+    followed.create()
+    await followed.once()
+    with pytest.raises(ConfigurationError, match="other keys, codecs or history"):
+        await followed.once(keys="a")
+
+
+async def test_table_that_drops_positions_is_refused(followed: Followed) -> None:
+    followed.create()
+    await followed.once()
+    table = DeltaTable(followed.table)
+    table.alter.set_table_properties(
+        {"delta.setTransactionRetentionDuration": "interval 1 day"}, raise_if_not_exists=False
+    )
+    with pytest.raises(ConfigurationError, match="setTransactionRetentionDuration"):
+        await followed.once()
+
+
+@pytest.mark.parametrize("name", sorted(module._NOT_OF_A_FOLLOWER))
+def test_option_of_queries_only_is_refused(followed: Followed, name: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}' is not one of a follower"):
+        followed.follower(**{name.upper(): "x"})
+
+
+async def test_absent_bucket_is_refused_before_table_exists(followed: Followed) -> None:
+    with pytest.raises(BucketNotFoundError):
+        await followed.once()
+    assert not followed.table.exists()
+
+
+async def test_work_queue_is_refused(followed: Followed) -> None:
+    followed.create(retention="workqueue")
+    with pytest.raises(UnsupportedStreamError):
+        await followed.once()
