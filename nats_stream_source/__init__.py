@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from nats_stream_source.arrow import read_bucket
     from nats_stream_source.spark.enrichment.lookup import lookup
     from nats_stream_source.spark.progress import watch_progress
     from nats_stream_source.spark.session import configure
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "configure", "lookup", "register", "watch_progress"]
+__all__ = ["__version__", "configure", "lookup", "read_bucket", "register", "watch_progress"]
 
 # Deferred imports: Spark starts processes that only find the formats.
 _MODULES = {
     "configure": "nats_stream_source.spark.session",
     "lookup": "nats_stream_source.spark.enrichment.lookup",
+    "read_bucket": "nats_stream_source.arrow",
     "watch_progress": "nats_stream_source.spark.progress",
 }
 

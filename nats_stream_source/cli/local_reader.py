@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -28,12 +27,12 @@ from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import OptionError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.endless import EndlessRead
 from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.rows.stream import StreamFormat
@@ -93,15 +92,12 @@ class StreamRange:
 
     async def follow(self, start: int) -> AsyncIterator[pa.RecordBatch]:
         """The rows after ``start``, as they arrive, until the caller stops."""
-        split = self._split(start, ENDLESS)
         # As a watch: on any replica, since a consumer that runs on outlives its stream's leader.
-        request = replace(split.range, eager=True, at_leader=False)
-        reader = OrderedReader(self._connection, request)
+        read = EndlessRead(self._adapter, self._connection, self.info, start)
         try:
-            async with contextlib.aclosing(reader.batches()) as batches:
-                async for frames in batches:
-                    if len(frames):
-                        yield self._adapter.record_batch(frames, split)
+            async with contextlib.aclosing(read.batches()) as batches:  # type: ignore[type-var]
+                async for arrived in batches:
+                    yield arrived.rows
         except StreamNotFoundError:
             raise StreamNotFoundError(
                 f"could not follow stream {self.info.name!r}: it was deleted"

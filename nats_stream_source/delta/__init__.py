@@ -1,6 +1,7 @@
 """CDC into Delta Lake: a table that follows a key-value bucket.
 
 - ``follow``: starts the query that does it
+- ``Follower``: does it in this process, without Spark
 - ``merge_changes``: a function for ``foreachBatch``
 - ``merge``: merges one batch
 - ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
@@ -9,7 +10,8 @@
 - ``configure``: configures a session for small micro-batches
 - ``configure_delta``: configures a session for ``engine="spark"``
 
-Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``).
+Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``), ``Follower`` the extra
+``follow``.
 
 A name is imported when it is used. Only :mod:`spark` imports Spark: the rule (:mod:`rules`) and the
 writer (:mod:`driver`) run without it.
@@ -23,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 from nats_stream_source.extras import import_failure
 
 if TYPE_CHECKING:
+    from nats_stream_source.delta.follower.follower import Follower
+    from nats_stream_source.delta.follower.run import FollowProgress
     from nats_stream_source.delta.limits import AutoLimits
     from nats_stream_source.delta.location import Engine
     from nats_stream_source.delta.rules.layout import Deletes
@@ -40,6 +44,8 @@ __all__ = [
     "DebeziumChanges",
     "Deletes",
     "Engine",
+    "FollowProgress",
+    "Follower",
     "MaintenanceResult",
     "MergeArguments",
     "ReconcileResult",
@@ -59,6 +65,8 @@ MODULES = {
     "DebeziumChanges": "nats_stream_source.delta.spark.debezium",
     "Deletes": "nats_stream_source.delta.rules.layout",
     "Engine": "nats_stream_source.delta.location",
+    "FollowProgress": "nats_stream_source.delta.follower.run",
+    "Follower": "nats_stream_source.delta.follower.follower",
     "MaintenanceResult": "nats_stream_source.delta.upkeep",
     "MergeArguments": "nats_stream_source.delta.spark.merge",
     "Upkeep": "nats_stream_source.delta.upkeep",
@@ -81,7 +89,10 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(MODULES[name])
     except ModuleNotFoundError as error:
-        raise import_failure(error, "delta") from error
+        extra = (
+            "follow" if MODULES[name].startswith("nats_stream_source.delta.follower") else "delta"
+        )
+        raise import_failure(error, extra) from error
     value = getattr(module, name)
     globals()[name] = value
     return value

@@ -15,13 +15,12 @@ queries without the filter too, without a call of Python in between
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nats_stream_source.extras import defer_aiohttp
-from nats_stream_source.rows.splits import BatchReadKind, BatchSplit
+from nats_stream_source.rows.splits import BatchSplit
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:
@@ -52,17 +51,11 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
         defer_aiohttp()
-        from nats_stream_source.spark.reading.split_reader import read_splits
-        from nats_stream_source.spark.reading.state.as_of import read_as_of
-        from nats_stream_source.spark.reading.state.latest_values import read_latest_values
+        from nats_stream_source.spark.reading.batch import batch_rows
 
         exempt_modules()
         if not isinstance(partition, NatsInputPartition):
             return iter(())  # Spark replaces an empty list by a partition of its own
-        splits = [split for split in partition.splits if isinstance(split, BatchSplit)]
-        if splits[0].kind is BatchReadKind.RANGE:  # all splits of a batch are of one kind
-            rows = read_splits([split.split for split in splits], self._adapter)
-        else:
-            read = read_latest_values if splits[0].kind is BatchReadKind.CURRENT else read_as_of
-            rows = chain.from_iterable(read(split, self._adapter) for split in splits)
-        return self._adapter.reported(rows)
+        return batch_rows(
+            [split for split in partition.splits if isinstance(split, BatchSplit)], self._adapter
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -120,23 +121,24 @@ async def _next(items: AsyncIterator[T]) -> T:
     return await items.__anext__()
 
 
-_cached: dict[tuple[int, ConnectionSettings], Runner] = {}
+_cached: dict[tuple[int, int, ConnectionSettings], Runner] = {}
 
 
 def cached_runner(settings: ConnectionSettings) -> Runner:
-    """The runner of this process for ``settings``: Spark runs many tasks in a Python worker.
+    """The runner of this thread for ``settings``: Spark runs many tasks in a Python worker.
 
     The process id is part of the key, since a forked process must not share its parent's socket.
     """
-    key = (os.getpid(), settings)
+    key = (os.getpid(), threading.get_ident(), settings)
     if key not in _cached:
         _cached[key] = Runner(settings)
     return _cached[key]
 
 
-def close_cached_runners() -> None:
-    """Close all cached runners of this process."""
+def close_cached_runners(thread: int | None = None) -> None:
+    """Close the cached runners of this process, or of one of its threads."""
     for key in list(_cached):
-        runner = _cached.pop(key)
-        if key[0] == os.getpid():
-            runner.close()
+        if thread in (None, key[1]):
+            runner = _cached.pop(key)
+            if key[0] == os.getpid():
+                runner.close()

@@ -1,22 +1,8 @@
 """Keeps a Delta table equal to a bucket: one process, asyncio, without Spark.
 
-**Reading.** One endless ordered consumer at the stream leader
-(:mod:`nats_stream_source.rows.endless`) delivers entries, which wait in a buffer. A buffer of 64
-MiB is full: the reader pauses, and the server's flow control stops the deliveries.
-
-**Commits.** A thread merges what has arrived since the last commit, at most one commit in
-``commit_interval`` seconds, and commits the position behind it. Reading goes on meanwhile. Entries
-that change no row make no commit. The position is then committed alone once it is 60 s behind,
-before the stream removes the messages after it, and at the end.
-
-**Start.** With a position in the table, the stream is compared with it
-(:mod:`nats_stream_source.rows.data_loss`), and reading goes on exactly there. Without one, the
-initial values are read. When they are complete, the rows of keys that were not among them are
-compared with the bucket, as ``reconcile`` does, and the first position is committed: until then a
-restart begins again, and merges the same rows without a change.
-
-**Begin again.** If a version of the table was restored, or the stream was re-created, rolled back
-or restored while it was read, the follower starts again as a new process would.
+A follower is a sequence of runs (:mod:`nats_stream_source.delta.follower.run`), most often of one.
+If a version of the table was restored, or the stream was re-created, rolled back or restored while
+it was read, the next run starts as a new process would.
 """
 
 from __future__ import annotations
@@ -25,24 +11,16 @@ import asyncio
 import hashlib
 import json
 import os
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
-
-import numpy as np
-import pyarrow as pa
 
 from nats_stream_source.aio.retry import Outage
-from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.driver.position import (
     PositionLog,
     PositionVoidError,
-    StreamPosition,
 )
+from nats_stream_source.delta.follower.run import FollowProgress, Run
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
@@ -50,36 +28,18 @@ from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.kv.bucket import stream_info_with_revision
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
-    Identity,
-    KnownStream,
     StreamChangedError,
-    compare,
 )
-from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import stream_of
-from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, Mode, kv_options
 from nats_stream_source.rows.arrow import arrow_schema
-from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
-from nats_stream_source.rows.data_loss_report import report_aged_out
-from nats_stream_source.rows.endless import Arrived, EndlessRead
 from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.offsets import Position
-from nats_stream_source.rows.start_position import resolve_start
-from nats_stream_source.rows.stream_view import StreamView
-from nats_stream_source.spark.reading.loss import SequenceGapTracker
-
-_T = TypeVar("_T")
 
 _log = field_logger(__name__)
 
-_BUFFER_BYTES = 64 << 20
-_POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
-_POSITION_LAG = 60.0  # seconds until a position without rows is committed
 _RESTARTS = 10  # in a row without progress
 _NOT_OF_A_FOLLOWER = {
     "buckets": "a follower has one bucket; start one for each, or use Spark",
@@ -90,33 +50,6 @@ _NOT_OF_A_FOLLOWER = {
     "minPartitions": "a follower reads with one consumer",
     "discoveryInterval": "a follower has one bucket",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class FollowProgress:
-    """How far a follower is.
-
-    Attributes:
-        rows: entries that were read since the start.
-        changed: rows of the table that they inserted, updated or deleted.
-        commits: merges that changed the table.
-        revision: the stream sequence up to which the table has the bucket's entries.
-        behind: sequences of the stream after it, as of the last look at the stream, which is at
-            most two seconds old; None before the first look.
-        seconds_behind: time between the message at ``revision`` and the stream's last one; None if
-            it is unknown.
-        keys: rows of the table.
-        caught_up: whether the table had all that the bucket had at the last look.
-    """
-
-    rows: int = 0
-    changed: int = 0
-    commits: int = 0
-    revision: int = 0
-    behind: int | None = None
-    seconds_behind: float | None = None
-    keys: int = 0
-    caught_up: bool = False
 
 
 class Follower:
@@ -141,7 +74,6 @@ class Follower:
     Attributes:
         location: of the table.
         bucket, stream: the names of the bucket and of its stream.
-        progress: how far it is.
 
     Raises:
         OptionError: an option is unknown, invalid, or not one of a follower.
@@ -172,15 +104,19 @@ class Follower:
         self.stream = stream_of(self.bucket)
         position = PositionLog(self.stream, _digest(self._options, history=history))
         self._table = FollowedTable(self.location, rules, columns, position, upkeep)
-        self._stored = position
+        self._position = position
         self._interval = commit_interval
         self._on_merge = on_merge
         self._stop = asyncio.Event()
-        self._thread: ThreadPoolExecutor | None = None
-        self.progress = FollowProgress()
+        self._run: Run | None = None
 
     def __repr__(self) -> str:
         return f"<Follower of {self.bucket} into {self.location.name!r} {self.progress}>"
+
+    @property
+    def progress(self) -> FollowProgress:
+        """How far the follower is."""
+        return FollowProgress() if self._run is None else self._run.progress
 
     def stop(self) -> None:
         """Make :meth:`run` commit the position and return."""
@@ -208,31 +144,34 @@ class Follower:
             connection = SharedConnection(opened)
             if timeout:
                 connection.outage = Outage(timeout, settings.server_list)
-            with ThreadPoolExecutor(1, "follower") as self._thread:
+            with ThreadPoolExecutor(1, "follower") as thread:
+                restarts = 0
                 try:
-                    restarts = 0
                     while True:
-                        before = self.progress.rows
+                        before = self.progress
+                        self._run = Run(
+                            self._adapter,
+                            self._table,
+                            self._position,
+                            connection,
+                            thread,
+                            self._stop,
+                            interval=self._interval,
+                            once=once,
+                            progress=before,
+                            on_merge=self._on_merge,
+                        )
                         try:
-                            await _Run(self, connection, once=once).run()
+                            await self._run.run()
                             return self.progress
                         except (PositionVoidError, StreamChangedError) as change:
-                            restarts = restarts + 1 if self.progress.rows == before else 0
+                            restarts = restarts + 1 if self.progress.rows == before.rows else 0
                             if restarts > _RESTARTS:
                                 raise
                             _log.warning("the follower starts again", reason=change)
                 finally:
                     self._adapter.finish()
-                    await self._in_thread(self._table.close)
-
-    async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
-        """Call ``work`` in the thread of the table, to its end also if the caller is cancelled."""
-
-        async def call() -> _T:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, work, *arguments)
-
-        return await run_to_completion(call())
+                    await asyncio.to_thread(self._table.close)
 
 
 def _parsed(options: dict[str, str], *, history: bool) -> KvOptions:
@@ -250,372 +189,3 @@ def _digest(options: KvOptions, *, history: bool) -> str:
     """What the position of a follower depends on beside the stream: keys, codecs, history."""
     parts = [options.keys, options.codec.key, options.codec.value, history]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """Entries that were read and not merged yet.
-
-    Attributes:
-        sequence: the last stream sequence of the entries that were taken.
-        time: its time in nanoseconds since 1970; None if it is not known.
-        nbytes: size of the entries that wait.
-    """
-
-    max_rows: int | None
-    max_bytes: int | None
-    sequence: int = 0
-    time: int | None = None
-    nbytes: int = 0
-    _waiting: deque[Arrived] = field(default_factory=deque)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, arrived: Arrived) -> None:
-        """Add entries that have arrived."""
-        self._waiting.append(arrived)
-        self.nbytes += arrived.rows.nbytes
-
-    def take(self) -> list[pa.RecordBatch]:
-        """The next entries, within the limits of a commit; at least one if there are any."""
-        taken: list[pa.RecordBatch] = []
-        rows = nbytes = 0
-        while self._waiting:
-            batch, messages = self._waiting[0].rows, self._waiting[0].messages
-            left = batch.num_rows if self.max_rows is None else self.max_rows - rows
-            if self.max_bytes is not None and batch.nbytes:
-                share = (self.max_bytes - nbytes) * batch.num_rows // batch.nbytes
-                left = min(left, max(share, 0 if rows else 1))
-            if left <= 0 and batch.num_rows:
-                break
-            if left < batch.num_rows:
-                self._waiting[0] = Arrived(batch.slice(left), messages)
-                batch = batch.slice(0, left)
-                last = int(np.searchsorted(messages.stream_seq, batch["revision"][-1].as_py()))
-            else:
-                self._waiting.popleft()
-                last = -1
-            taken.append(batch)
-            rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-            self.nbytes -= batch.nbytes
-            self.sequence = int(messages.stream_seq[last])
-            self.time = int(messages.time[last])
-        return taken
-
-
-class _Run:
-    """The follower from one start to its end, or until it begins again."""
-
-    def __init__(self, follower: Follower, connection: SharedConnection, *, once: bool) -> None:
-        self._follower = follower
-        self._connection = connection
-        self._once = once
-        self._adapter, self._options = follower._adapter, follower._options
-        self._table, self._stored = follower._table, follower._stored
-        common = follower._options.common
-        self._buffer = _Buffer(common.max_rows, common.max_bytes)
-        self._changed = asyncio.Event()  # entries have arrived
-        self._room = asyncio.Event()  # the buffer was emptied
-        self._check = DataLossCheck(self._adapter, connection, time.monotonic)
-        self._gaps: SequenceGapTracker | None = None
-        self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
-        self._complete = True  # the initial values, and the deletes that follow from them
-        self._committed = time.monotonic()  # the last position
-        self._done = 0  # the table has the entries up to this sequence
-
-    async def run(self) -> None:
-        """Follow until the end."""
-        info = await self._retry(self._first_info)
-        self._scope = self._adapter.read_scope(info)
-        stored = await self._follower._in_thread(self._table.open)
-        self._info, at = await self._start(info, stored)
-        info = self._info
-        self._target = info.last_seq
-        last_per_subject = (
-            self._adapter.last_per_subject
-            and not self._complete
-            and self._scope.history != 1
-            and at.stream_seq == 0
-        )
-        if self._adapter.missing_is_loss(self._scope) and not last_per_subject:
-            allowed = self._check.expiry_allowed_through(info.name, at.stream_seq, at)
-            self._gaps = SequenceGapTracker(at.stream_seq + 1, allowed)
-        self._read = EndlessRead(
-            self._adapter,
-            self._connection,
-            info,
-            at.stream_seq,
-            initial_through=at.initial_through,
-            last_per_subject=last_per_subject,
-            at_leader=True,
-        )
-        self._buffer.sequence = self._done = at.stream_seq
-        self._buffer.time = nanoseconds(at.time) if at.time else None
-        _log.info(
-            "follower reads the bucket",
-            stream=info.name,
-            table=self._table.name,
-            after=at.stream_seq,
-            last=info.last_seq,
-        )
-        tasks = {asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._poll())}
-        for task in tasks:
-            task.add_done_callback(lambda _: self._changed.set())
-        stop = asyncio.ensure_future(self._follower._stop.wait())
-        stop.add_done_callback(lambda _: self._changed.set())
-        try:
-            while not (self._follower._stop.is_set() or self._ended()):
-                for task in tasks:
-                    if task.done():
-                        task.result()
-                began = time.monotonic()
-                await self._commit()
-                await self._wait(began + self._follower._interval)
-            if self._complete and self._is_ahead(self._done):
-                await self._merge([], await self._position(), required=True)
-            self._report()
-        finally:
-            await cancel_and_wait({*tasks, stop}, 10.0)
-
-    # -- start ----------------------------------------------------------------------------------
-
-    async def _first_info(self) -> StreamInfo:
-        jetstream = await self._connection.jetstream()
-        bucket, minimum = self._follower.bucket, self._options.min_last_revision
-        info = await stream_info_with_revision(jetstream, bucket, minimum)
-        info = await self._adapter.completed(jetstream, info)
-        await self._adapter.verify_filters(jetstream, info)
-        return info
-
-    async def _start(
-        self, info: StreamInfo, stored: StreamPosition | None
-    ) -> tuple[StreamInfo, Position]:
-        """The stream, and where reading begins."""
-        if stored is not None:
-            known = Position(
-                created=rfc3339(stored.created),
-                epoch=0,
-                origin=0,
-                stream_seq=stored.sequence,
-                time=rfc3339(stored.time) if stored.time else None,
-                consumer_seq=0,
-                initial_through=stored.sequence,
-            )
-            info = await self._check.caught_up(known, info)
-            resumed = await self._retry(lambda: self._check.resume_from(known, info))
-            assert resumed is not None  # a mirror has caught up, or does not lag any more
-            if resumed.epoch:
-                self._stored.forget()
-            read = KnownStream(known.created, known.stream_seq, known.time)
-            if not resumed.epoch or compare(read, info) is not Identity.RECREATED:
-                await self._verify_retained(info, resumed)
-                return info, resumed
-        self._complete = False
-        if self._table.keys:
-            self._seen = []
-        jetstream = await self._connection.jetstream()
-        view = StreamView(jetstream, info, self._scope)
-        origin = await resolve_start(view, self._options.start_position)
-        if origin:
-            self._seen = None  # rows of keys before the start are not known to be missing
-        return info, Position(
-            created=info.created,
-            epoch=0,
-            origin=origin,
-            stream_seq=origin,
-            time=None,
-            consumer_seq=0,
-            initial_through=max(origin, info.last_seq),
-        )
-
-    async def _verify_retained(self, info: StreamInfo, at: Position) -> None:
-        """Verify that no message after the position aged out, where all are required.
-
-        Another follower, by Spark, may have gone on: the rows up to the table's newest revision
-        are merged again without the check.
-        """
-        start = at.stream_seq
-        if info.first_seq > start + 1 and self._adapter.missing_is_loss(self._scope):
-            created = nanoseconds(info.created) // 1000
-            newest = await self._follower._in_thread(self._table.newest_revision, created)
-            start = max(start, newest)
-        await self._retry(lambda: self._check.verify_retained(info, start, at))
-
-    # -- reading --------------------------------------------------------------------------------
-
-    async def _receive(self) -> None:
-        """Read into the buffer, while it has room."""
-        async for arrived in self._read.batches():
-            if self._seen is not None:
-                self._seen.append(arrived.rows["key"])
-            if self._gaps is not None:
-                self._gaps.add(arrived.messages.stream_seq)
-            self._buffer.add(arrived)
-            self._changed.set()
-            if self._buffer.nbytes > _BUFFER_BYTES:
-                self._room.clear()
-                await self._room.wait()
-
-    async def _poll(self) -> None:
-        """Look at the stream from time to time: its leader, its ends."""
-        while True:
-            self._info = await self._retry(self._leaders_info)
-            self._read.update(self._info)
-            self._report()
-            await asyncio.sleep(_POLL_INTERVAL)
-
-    async def _leaders_info(self) -> StreamInfo:
-        return await (await self._connection.jetstream()).stream_info(self._info.name)
-
-    async def _retry(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        return await self._connection.retry_transient(work)
-
-    # -- commits --------------------------------------------------------------------------------
-
-    async def _wait(self, until: float) -> None:
-        """Wait for entries, and until the time of the next commit; at most a second."""
-        self._changed.clear()
-        if not len(self._buffer) and not self._ended():
-            try:
-                await asyncio.wait_for(self._changed.wait(), 1.0)
-            except asyncio.TimeoutError:
-                return
-        if (seconds := until - time.monotonic()) > 0 and not self._follower._stop.is_set():
-            await asyncio.sleep(seconds)
-
-    async def _commit(self) -> None:
-        """Merge what has arrived, and the position if it is due."""
-        ends = not self._complete and self._read.complete
-        batches = self._buffer.take()
-        self._room.set()
-        if not batches and self._read.through > self._buffer.sequence:
-            # Messages that the filter leaves out follow the last entry.
-            self._buffer.sequence, self._buffer.time = self._read.through, None
-        sequence = self._buffer.sequence
-        if batches and self._gaps is not None:
-            await self._verify_gaps()
-        if ends and not len(self._buffer):
-            if self._seen is not None:
-                await self._merge(batches, None)
-                await self._delete_unseen(self._seen)
-                batches = []
-            self._complete, self._seen = True, None
-            await self._merge(batches, await self._position(), required=True)
-        elif batches or (self._complete and self._position_is_due(sequence)):
-            position = await self._position() if self._complete else None
-            await self._merge(batches, position, required=not batches)
-        self._done = sequence
-        self._report()
-
-    async def _position(self) -> StreamPosition:
-        """The position behind the entries that were taken."""
-        buffer, created = self._buffer, nanoseconds(self._info.created)
-        if buffer.time is None:
-
-            async def stored_time() -> str | None:
-                jetstream = await self._connection.jetstream()
-                return await timestamp_at(jetstream, self._info, buffer.sequence)
-
-            time = await self._retry(stored_time)
-            buffer.time = nanoseconds(time) if time else 0
-        return StreamPosition(created, buffer.sequence, buffer.time)
-
-    async def _merge(
-        self,
-        batches: list[pa.RecordBatch],
-        position: StreamPosition | None,
-        *,
-        required: bool = False,
-    ) -> None:
-        follower, stored = self._follower, self._stored.stored
-        result = await follower._in_thread(self._merge_now, batches, position, required)
-        if self._stored.stored != stored:
-            self._committed = time.monotonic()
-        self._count(result, sum(batch.num_rows for batch in batches))
-
-    def _merge_now(
-        self, batches: list[pa.RecordBatch], position: StreamPosition | None, required: bool
-    ) -> MergeResult:
-        return self._table.merge(batches, position, required=required)
-
-    async def _delete_unseen(self, seen: list[pa.Array]) -> None:
-        filters = self._scope.filters if self._options.keys else ()
-        prefix = self._scope.prefix
-        keys = [one.removeprefix(prefix) for one in filters]
-        result = await self._follower._in_thread(
-            self._table.delete_unseen,
-            pa.chunked_array(seen, pa.string()),
-            self._follower.bucket,
-            keys,
-            self._options.connection,
-            self._options.codec,
-        )
-        self._count(result, 0)
-
-    async def _verify_gaps(self) -> None:
-        """Report messages that aged out before they were read, where all are required."""
-        assert self._gaps is not None
-        if not self._gaps.has_gaps:
-            return
-        info = await self._retry(self._leaders_info)
-        received = self._read.position
-        lost = self._gaps.aged_out(info.first_seq, received)
-        self._gaps = SequenceGapTracker(received + 1)
-        if lost is not None:
-            first, last, number = lost
-            jetstream = await self._connection.jetstream()
-            await report_aged_out(self._adapter, jetstream, info, first, last, number)
-
-    def _is_ahead(self, sequence: int) -> bool:
-        """Whether a sequence is beyond the stored position."""
-        stored = self._stored.stored
-        if stored is None:
-            return True
-        return (stored.created, stored.sequence) < (nanoseconds(self._info.created), sequence)
-
-    def _position_is_due(self, sequence: int) -> bool:
-        """Whether a position is committed without a row."""
-        stored = self._stored.stored
-        if stored is None or not self._is_ahead(sequence):
-            return stored is None
-        # Where all messages are required, the stream can remove those after the stored position
-        # before the read advances as far again.
-        first, passed = self._info.first_seq, sequence - stored.sequence
-        nearly_removed = self._gaps is not None and first > 1 and stored.sequence - first < passed
-        return nearly_removed or time.monotonic() - self._committed >= _POSITION_LAG
-
-    def _ended(self) -> bool:
-        """Whether ``once`` is fulfilled."""
-        done = self._complete and not len(self._buffer) and self._done >= self._target
-        return self._once and done
-
-    # -- figures --------------------------------------------------------------------------------
-
-    def _count(self, result: MergeResult, rows: int) -> None:
-        before = self._follower.progress
-        self._follower.progress = replace(
-            before,
-            rows=before.rows + rows,
-            changed=before.changed + result.changed,
-            commits=before.commits + (result.changed > 0),
-            keys=self._table.keys,
-        )
-        if self._follower._on_merge is not None:
-            self._follower._on_merge(result)
-
-    def _report(self) -> None:
-        info, done = self._info, self._done
-        behind, seconds = max(0, info.last_seq - done), None
-        if not behind:
-            seconds = 0.0
-        elif self._buffer.time and info.last_time:
-            seconds = max(0, nanoseconds(info.last_time) - self._buffer.time) / 1e9
-        self._follower.progress = replace(
-            self._follower.progress,
-            revision=done,
-            behind=behind,
-            seconds_behind=seconds,
-            keys=self._table.keys,
-            caught_up=self._complete and not behind,
-        )

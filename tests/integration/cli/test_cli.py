@@ -211,8 +211,8 @@ def test_entry_point_is_command() -> None:
         (["peek", "a", "--bucket", "b"], 2, "named twice"),
         (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
         (["peek", "--bucket", "plant", "-n", "0", "@"], 2, "at least 1"),
-        (["peek", "--bucket", "none", "@"], 1, "bucket 'none' does not exist"),
-        (["peek", "--stream", "NONE", "@"], 1, "could not read stream 'NONE': it does not exist"),
+        (["peek", "--bucket", "none", "@"], 2, "bucket 'none' does not exist"),
+        (["peek", "--stream", "NONE", "@"], 2, "could not read stream 'NONE': it does not exist"),
         (
             ["peek", "--bucket", "plant", "--connect-timeout", "soon", "@"],
             2,
@@ -226,8 +226,8 @@ def test_entry_point_is_command() -> None:
             1,
             "connection refused; check 'servers' (--servers)",
         ),
-        (["peek", "--stream", "NONE", "@"], 1, "; check --stream, --servers and --domain"),
-        (["peek", "--subject", "no.such", "@"], 1, "with --stream and its subjects with --filter-"),
+        (["peek", "--stream", "NONE", "@"], 2, "; check --stream, --servers and --domain"),
+        (["peek", "--subject", "no.such", "@"], 2, "with --stream and its subjects with --filter-"),
         (
             ["peek", "--bucket", "plant", "--keys", "a,a", "@"],
             2,
@@ -276,7 +276,7 @@ def test_secrets_come_from_environment_and_are_not_shown(tmp_path: Path) -> None
     config.write_text("authorization { user: reader, password: s3cr3t-word }\n")
     with NatsServer(config=config) as server:
         words = ("peek", "--stream", "NONE", "--servers", server.url, "--user", "reader")
-        said = command(*words, status=1, NATS_PASSWORD="s3cr3t-word")[1]
+        said = command(*words, status=2, NATS_PASSWORD="s3cr3t-word")[1]
         assert "does not exist" in said  # the connection was made
         said = command(*words, status=1, NATS_PASSWORD="wr0ng-word")[1]
         assert "refused" in said

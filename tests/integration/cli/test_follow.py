@@ -170,7 +170,7 @@ def test_bucket_deleted(shared_server: NatsServer, bucket: str) -> None:
         peek.line()
         wait_until(lambda: buckets.consumers(url, bucket), "the command has a consumer")
         buckets.delete_bucket(url, bucket)
-        assert peek.process.wait(DEADLINE) == 1
+        assert peek.process.wait(DEADLINE) == 2
         assert peek.process.stderr is not None
         said = peek.process.stderr.read().splitlines()[-1]
     assert said == (f"nats-stream-source: could not follow stream 'KV_{bucket}': it was deleted")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.delta.follower.follower import Follower, FollowProgress
+from nats_stream_source.delta import Follower, FollowProgress
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats import buckets
 from tests.support.wait import wait_until_async

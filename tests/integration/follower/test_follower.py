@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from nats_stream_source.delta.follower import follower as module
+from nats_stream_source.delta.follower import follower, run
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -155,7 +155,7 @@ async def test_idle_follower_makes_no_commit(followed: Followed) -> None:
 async def test_position_without_rows_is_committed_when_late(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_POSITION_LAG", 1.0)
+    monkeypatch.setattr(run, "_POSITION_LAG", 1.0)
     followed.create()
     followed.put("a=1")
     async with followed.following(keys="a"):
@@ -344,7 +344,7 @@ async def test_table_that_drops_positions_is_refused(followed: Followed) -> None
         await followed.once()
 
 
-@pytest.mark.parametrize("name", sorted(module._NOT_OF_A_FOLLOWER))
+@pytest.mark.parametrize("name", sorted(follower._NOT_OF_A_FOLLOWER))
 def test_option_of_queries_only_is_refused(followed: Followed, name: str) -> None:
     with pytest.raises(OptionError, match=f"option '{name}' is not one of a follower"):
         followed.follower(**{name.upper(): "x"})
