@@ -32,7 +32,7 @@ def log(table: Path) -> list[list[dict[str, Any]]]:
 
 
 def sequences(table: Path) -> list[int | None]:
-    """The sequence of the position in each entry of the log; None where there is none."""
+    """The sequence of the position in each entry of the log; None without one."""
     found = []
     for actions in log(table):
         positions = [a["txn"] for a in actions if "txn" in a]

@@ -32,7 +32,7 @@ def url(shared_server: NatsServer) -> str:
         ({"keys": "c"}, set()),
     ],
 )
-def test_rows_are_those_of_a_batch(
+def test_bucket_as_arrow_has_rows_of_batch(
     url: str, options: dict[str, str], expected: set[tuple[str, int]]
 ) -> None:
     rows = read_bucket("arrow", servers=url, **options).read_all().to_pylist()
@@ -58,7 +58,7 @@ async def test_read_in_running_event_loop_and_closed_early(url: str) -> None:
     assert threading.active_count() <= threads
 
 
-def test_errors_come_with_the_call(url: str) -> None:
+def test_bucket_as_arrow_absent_is_error_of_call(url: str) -> None:
     with pytest.raises(BucketNotFoundError):
         read_bucket("none", servers=url)
     with pytest.raises(OptionError, match="updatesOnly"):

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,17 +17,19 @@ import yaml
 
 from nats_stream_source.embedded import NatsServer, server_binary
 from nats_stream_source.wire.framing import scanner
+from tests.integration.cli.command import COMMAND
+from tests.integration.follower.table import rows
 from tests.support.event_loop import run
 from tests.support.nats.buckets import connected, flushed
 from tests.support.nats.topology import with_user
 from tests.support.paths import ROOT
-from tests.support.spark.session import program_environment
 
 DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 ours = pytest.mark.parametrize("name", [name for name in SERVICES if "build" in SERVICES[name]])
+scripts = pytest.mark.parametrize("name", ["bucket", "writer"])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_image_can_be_built(name: str) -> None:
     assert all((context / path).exists() for paths in copied for path in paths)
 
 
-@ours
+@scripts
 def test_command_exists_in_image(name: str) -> None:
     program, script, *_ = SERVICES[name]["command"]
     assert program == "python"
@@ -101,7 +102,7 @@ def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> Non
         assert done.returncode == status, done.stderr
 
 
-@ours
+@scripts
 def test_environment_has_variables_of_command(name: str) -> None:
     service = SERVICES[name]
     script = (ROOT / service["command"][1]).read_text()
@@ -152,15 +153,15 @@ def test_writer_reads_and_writes(server: NatsServer) -> None:
         ("$JS.API.STREAM.DELETE.KV_fleet", False),
     ],
 )
-def test_spark_container_permissions(subject: str, allowed: bool, server: NatsServer) -> None:
+def test_follower_permissions(subject: str, allowed: bool, server: NatsServer) -> None:
     async def refusals() -> list[str]:
         refused: list[str] = []
 
         async def remember(error: Exception) -> None:
             refused.append(str(error).lower())
 
-        spark = with_user(server.url, "spark")
-        async with connected(spark, error_cb=remember, allow_reconnect=False) as client:
+        follower = with_user(server.url, "follower")
+        async with connected(follower, error_cb=remember, allow_reconnect=False) as client:
             await client.publish(subject, b"")
             await flushed(client)
         return refused
@@ -172,37 +173,27 @@ def test_spark_container_permissions(subject: str, allowed: bool, server: NatsSe
 
 def test_services_work_together(server: NatsServer, tmp_path: Path) -> None:
     """The commands of compose.yaml, one after the other, as processes of this machine."""
-    rows = {"ROWS": "2000"}
+    limit = {"ROWS": "2000"}
     for name in ("bucket", "writer"):
-        environment = {**os.environ, **rows, "NATS_URL": with_user(server.url, "writer")}
+        environment = {**os.environ, **limit, "NATS_URL": with_user(server.url, "writer")}
         done = subprocess.run(
             command(name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
-    written = int(done.stdout.splitlines()[-1].split()[0])
-    settings = {
-        **SERVICES["spark"]["environment"],
-        "NATS_URL": server.url,
-        "LAKE": str(tmp_path),
-        "SINK": "parquet",
-    }
-    following = subprocess.Popen(
-        command("spark"),
+    assert done.stdout.splitlines()[-1].split()[0].isdecimal()
+    words = [*COMMAND, *SERVICES["follower"]["command"], "--once"]
+    table = tmp_path / "fleet"
+    following = subprocess.run(
+        [str(table) if word == "/lake/fleet" else word for word in words],
         cwd=ROOT,
-        env={**program_environment(tmp_path / "conf"), **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        env={**os.environ, **SERVICES["follower"]["environment"], "NATS_URL": server.url},
+        capture_output=True,
         text=True,
+        timeout=120,
     )
-    try:
-        assert following.stdout is not None
-        printed = following.stdout.readline()
-    finally:
-        following.send_signal(signal.SIGTERM)
-        rest, _ = following.communicate(timeout=120)
-    assert printed == f"the table has the bucket up to sequence {written}\n", printed + rest
-    assert following.returncode == 0, rest
-    assert rest == ""
+    keys = len(rows(table))
+    assert (following.returncode, following.stderr) == (0, "")
+    assert f" rows read, up to date, {keys:,} keys" in following.stdout
 
 
 def command(name: str) -> list[str]:
