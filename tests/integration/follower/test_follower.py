@@ -316,7 +316,7 @@ async def test_server_restart_is_waited_out(followed: Followed) -> None:
     assert set(values(followed.table)) == {"a", "b"}
 
 
-async def test_no_consumer_is_left(followed: Followed) -> None:
+async def test_consumer_deleted_after_stop(followed: Followed) -> None:
     followed.create()
     async with followed.following():
         await wait_until_async(lambda: buckets.consumers(followed.url, "fleet"), "it reads")
