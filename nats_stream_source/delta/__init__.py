@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nats_stream_source.delta.spark.follow import follow
     from nats_stream_source.delta.spark.maintain import maintain
     from nats_stream_source.delta.spark.merge import MergeArguments, merge, merge_changes
-    from nats_stream_source.delta.spark.reconcile import ReconcileResult, reconcile
+    from nats_stream_source.delta.spark.reconcile import reconcile
     from nats_stream_source.delta.spark.session import configure_delta
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
     from nats_stream_source.spark.session import configure
@@ -62,7 +62,7 @@ MODULES = {
     "MaintenanceResult": "nats_stream_source.delta.upkeep",
     "MergeArguments": "nats_stream_source.delta.spark.merge",
     "Upkeep": "nats_stream_source.delta.upkeep",
-    "ReconcileResult": "nats_stream_source.delta.spark.reconcile",
+    "ReconcileResult": "nats_stream_source.delta.compare_with_bucket",
     "configure": "nats_stream_source.spark.session",
     "configure_delta": "nats_stream_source.delta.spark.session",
     "debezium_changes": "nats_stream_source.delta.spark.debezium",

@@ -30,10 +30,15 @@ class Bucket:
     def delete(self) -> None:
         buckets.delete_bucket(self.url, self.name)
 
-    def write(self, *entries: tuple[str, str], value: bytes = b"x") -> list[Entry]:
-        """Write (key, operation) pairs; puts have the value."""
+    def write(
+        self,
+        *entries: tuple[str, str],
+        value: bytes = b"x",
+        headers: dict[str, str] | None = None,
+    ) -> list[Entry]:
+        """Write (key, operation) pairs; puts have the value and the headers."""
         messages_of = {
-            "PUT": (value, None),
+            "PUT": (value, headers),
             "DEL": (b"", buckets.DEL),
             "PURGE": (b"", buckets.PURGE),
         }
