@@ -3,7 +3,7 @@
 - ``follow``: starts the query that does it
 - ``merge_changes``: a function for ``foreachBatch``
 - ``merge``: merges one batch
-- ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
+- ``reconcile``: corrects rows whose keys were removed from the bucket without a marker
 - ``maintain``: compacts and vacuums the table, which ``merge_changes`` also does by ``Upkeep``
 - ``debezium_changes``: turns Debezium's events of a Postgres table into rows
 - ``configure``: configures a session for small micro-batches
