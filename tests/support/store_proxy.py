@@ -17,6 +17,7 @@ class StoreProxy:
 
     Attributes:
         hold: commits are not forwarded; ``held`` is set when one has arrived.
+        delay: commits are forwarded once ``resume`` is set; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
         lost: how many were.
         unconditional: PUTs are forwarded without their condition, as by a store that ignores it.
@@ -27,6 +28,8 @@ class StoreProxy:
         self.target = target.removeprefix("http://")
         self.hold = False
         self.held = threading.Event()
+        self.delay = False
+        self.resume = threading.Event()
         self.lose = 0
         self.lost = 0
         self.unconditional = False
@@ -48,6 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.held.set()
             self.close_connection = True
             return
+        if commit and proxy.delay:
+            proxy.held.set()
+            proxy.resume.wait()
         connection = http.client.HTTPConnection(proxy.target)
         headers = dict(self.headers)
         if proxy.unconditional:
