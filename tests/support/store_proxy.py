@@ -20,6 +20,8 @@ class StoreProxy:
         delay: commits are forwarded once ``resume`` is set; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
         lost: how many were.
+        answers: statuses of the next conditional PUTs, which are stored if ``stores`` is set.
+        answered: how many were.
         unconditional: PUTs are forwarded without their condition, as by a store that ignores it.
     """
 
@@ -32,6 +34,9 @@ class StoreProxy:
         self.resume = threading.Event()
         self.lose = 0
         self.lost = 0
+        self.answers: list[int] = []
+        self.answered = 0
+        self.stores = False
         self.unconditional = False
 
 
@@ -54,6 +59,10 @@ class _Handler(BaseHTTPRequestHandler):
         if commit and proxy.delay:
             proxy.held.set()
             proxy.resume.wait()
+        answer = proxy.answers.pop(0) if proxy.answers and "if-none-match" in self.headers else None
+        if answer is not None and not proxy.stores:
+            self._answer(answer)
+            return
         connection = http.client.HTTPConnection(proxy.target)
         headers = dict(self.headers)
         if proxy.unconditional:
@@ -62,6 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
         response = connection.getresponse()
         content = response.read()
         connection.close()
+        if answer is not None:
+            self._answer(answer)
+            return
         if commit and proxy.lose and response.status == 200:
             proxy.lose -= 1
             proxy.lost += 1
@@ -75,6 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def _answer(self, status: int) -> None:
+        self.server.proxy.answered += 1
+        self.send_response_only(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
 
