@@ -200,7 +200,7 @@ def _made(known: pa.Table, source: Integers) -> Booleans:
         sequence = pc.struct_field(known[SEQUENCE], "revision")
         own = pc.fill_null(pc.equal(known["revision"], sequence), False)
         made |= (source == _START) & ~np.asarray(own.to_numpy(), bool)
-    return made
+    return np.asarray(made, bool)
 
 
 def _versions(

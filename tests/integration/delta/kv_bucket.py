@@ -65,6 +65,18 @@ class Bucket:
             request = {"filter": f"$KV.{self.name}.{key}"}
             buckets.api(self.url, f"STREAM.PURGE.KV_{self.name}", request)
 
+    def last(self, key: str) -> dict[str, Any] | None:
+        """Return the last message of a key, as the server has it; None if there is none."""
+        request = {"last_by_subj": f"$KV.{self.name}.{key}"}
+        try:
+            response = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", request)
+        except RuntimeError as error:
+            if "no message found" in str(error):
+                return None
+            raise
+        message: dict[str, Any] = response["message"]
+        return message
+
     def created(self, revision: int) -> datetime:
         """Return when the server stored a revision."""
         stored = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", {"seq": revision})
