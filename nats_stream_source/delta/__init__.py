@@ -4,7 +4,7 @@
 - ``Follower``: does it in this process, without Spark
 - ``merge_changes``: a function for ``foreachBatch``
 - ``merge``: merges one batch
-- ``reconcile``: removes or marks rows whose keys were removed from the bucket without a marker
+- ``reconcile``: corrects rows whose keys were removed from the bucket without a marker
 - ``maintain``: compacts and vacuums the table, which ``merge_changes`` also does by ``Upkeep``
 - ``debezium_changes``: turns Debezium's events of a Postgres table into rows
 - ``configure``: configures a session for small micro-batches
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nats_stream_source.delta.spark.follow import follow
     from nats_stream_source.delta.spark.maintain import maintain
     from nats_stream_source.delta.spark.merge import MergeArguments, merge, merge_changes
-    from nats_stream_source.delta.spark.reconcile import ReconcileResult, reconcile
+    from nats_stream_source.delta.spark.reconcile import reconcile
     from nats_stream_source.delta.spark.session import configure_delta
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
     from nats_stream_source.spark.session import configure
@@ -70,7 +70,7 @@ MODULES = {
     "MaintenanceResult": "nats_stream_source.delta.upkeep",
     "MergeArguments": "nats_stream_source.delta.spark.merge",
     "Upkeep": "nats_stream_source.delta.upkeep",
-    "ReconcileResult": "nats_stream_source.delta.spark.reconcile",
+    "ReconcileResult": "nats_stream_source.delta.compare_with_bucket",
     "configure": "nats_stream_source.spark.session",
     "configure_delta": "nats_stream_source.delta.spark.session",
     "debezium_changes": "nats_stream_source.delta.spark.debezium",

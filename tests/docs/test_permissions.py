@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from examples.demo import flights
 from examples.demo.writer import Writer, create_bucket
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.delta.missing_keys import TableRow, find_missing
+from nats_stream_source.delta.missing_keys import TableRow, find_differences
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyExistsError, PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
@@ -132,7 +132,7 @@ def compare(server: NatsServer, user: str) -> tuple[int, int]:
     created = nanoseconds(info["created"]) // 1000
     rows = [TableRow("a.1", created, 2), TableRow("never.there", created, 2)]
     settings = connection_settings(parse(options(server, user), CONNECTION))
-    gone, last_seq = asyncio.run(find_missing(rows, "t", "fleet", settings))
+    gone, last_seq = asyncio.run(find_differences(rows, "t", "fleet", settings))
     return len(gone), last_seq
 
 

@@ -17,8 +17,11 @@ class StoreProxy:
 
     Attributes:
         hold: commits are not forwarded; ``held`` is set when one has arrived.
+        delay: commits are forwarded once ``resume`` is set; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
         lost: how many were.
+        answers: statuses of the next conditional PUTs, which are stored if ``stores`` is set.
+        answered: how many were.
         unconditional: PUTs are forwarded without their condition, as by a store that ignores it.
     """
 
@@ -27,8 +30,13 @@ class StoreProxy:
         self.target = target.removeprefix("http://")
         self.hold = False
         self.held = threading.Event()
+        self.delay = False
+        self.resume = threading.Event()
         self.lose = 0
         self.lost = 0
+        self.answers: list[int] = []
+        self.answered = 0
+        self.stores = False
         self.unconditional = False
 
 
@@ -48,6 +56,13 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.held.set()
             self.close_connection = True
             return
+        if commit and proxy.delay:
+            proxy.held.set()
+            proxy.resume.wait()
+        answer = proxy.answers.pop(0) if proxy.answers and "if-none-match" in self.headers else None
+        if answer is not None and not proxy.stores:
+            self._answer(answer)
+            return
         connection = http.client.HTTPConnection(proxy.target)
         headers = dict(self.headers)
         if proxy.unconditional:
@@ -56,6 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
         response = connection.getresponse()
         content = response.read()
         connection.close()
+        if answer is not None:
+            self._answer(answer)
+            return
         if commit and proxy.lose and response.status == 200:
             proxy.lose -= 1
             proxy.lost += 1
@@ -69,6 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def _answer(self, status: int) -> None:
+        self.server.proxy.answered += 1
+        self.send_response_only(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
 

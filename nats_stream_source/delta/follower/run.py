@@ -360,7 +360,7 @@ class Run:
         filters = self._scope.filters if self._options.keys else ()
         prefix = self._scope.prefix
         keys = [one.removeprefix(prefix) for one in filters]
-        result = await self._in_thread(
+        await self._in_thread(
             self._table.delete_unseen,
             pa.chunked_array(seen, pa.string()),
             self._bucket,
@@ -368,7 +368,6 @@ class Run:
             self._options.connection,
             self._options.codec,
         )
-        self._count(result, 0)
 
     async def _verify_gaps(self) -> None:
         """Report messages that aged out before they were read, where all are required."""

@@ -7,14 +7,15 @@ calls them in a thread, one at a time.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.delta.compare_with_bucket import compare_with_bucket
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.driver.position import PositionLog, StreamPosition
@@ -22,16 +23,13 @@ from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.missing_keys import find_missing, missing_table, table_rows
 from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.events import (
     EventBatch,
     EventTable,
-    deletes_of,
     event_shape,
     open_row_columns,
     open_rows,
-    open_rows_where,
 )
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
 from nats_stream_source.delta.rules.newest import DecidingEvents
@@ -40,6 +38,8 @@ from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import filter_pattern
+
+_T = TypeVar("_T")
 
 
 class FollowedTable:
@@ -90,7 +90,7 @@ class FollowedTable:
         snapshot = self._opened.snapshot
         assert snapshot is not None  # it was read
         self._position.read(snapshot)
-        self.keys = len(snapshot.index.live())
+        self._count_keys()
         return self._position.stored
 
     def merge(
@@ -120,7 +120,7 @@ class FollowedTable:
         filters: Sequence[str],
         settings: ConnectionSettings,
         codec: KvCodec,
-    ) -> MergeResult:
+    ) -> None:
         """Delete the rows whose keys were not among the initial values, and that the bucket lacks.
 
         Each of these keys is requested from the stream leader: one that was written since then is
@@ -130,18 +130,23 @@ class FollowedTable:
             seen: the keys of the initial values.
             filters: of the keys that are followed; empty for all.
         """
-        table, layout = self._table(), self._shape.layout
-        columns = open_row_columns(layout, table.schema.names)
-        rows = open_rows(table.scan(columns, open_rows_where(layout, bucket)))
-        rows = rows.filter(pc.invert(pc.is_in(rows["key"], value_set=seen.combine_chunks())))
-        if filters:
-            raw = [codec.raw_key(key) if codec.key else key for key in rows["key"].to_pylist()]
-            matches = re.compile(filter_pattern(filters))
-            rows = rows.filter(pa.array([bool(matches.match(key)) for key in raw], pa.bool_()))
-        missing, _ = asyncio.run(find_missing(table_rows(rows), self.name, bucket, settings, codec))
+        matches = re.compile(filter_pattern(filters)) if filters else None
+
+        def unseen(rows: pa.Table) -> pa.Table:
+            rows = rows.filter(pc.invert(pc.is_in(rows["key"], value_set=seen.combine_chunks())))
+            if matches is None:
+                return rows
+            keys = [codec.raw_key(key) if codec.key else key for key in rows["key"].to_pylist()]
+            return rows.filter(pa.array([bool(matches.match(key)) for key in keys], pa.bool_()))
+
         self._position.next, self._position.required = None, False
-        events = deletes_of(missing_table(missing), bucket, layout, table.schema)
-        return self._merge(events)
+        deletes = self._shape.layout.deletes
+        self._changed(
+            lambda: compare_with_bucket(
+                self._engine, self.name, bucket, settings, codec, deletes, unseen
+            )
+        )
+        self._count_keys()
 
     def newest_revision(self, created: int) -> int:
         """The greatest revision of the rows of a stream; 0 if there are none.
@@ -150,7 +155,7 @@ class FollowedTable:
             created: creation time of the stream, in microseconds since 1970.
         """
         table = self._table()
-        columns = open_row_columns(self._shape.layout, table.schema.names)
+        columns = open_row_columns(table.schema.names)
         rows = open_rows(table.scan(columns, {}))
         rows = rows.filter(pc.equal(rows["stream_created"].cast(pa.int64()), created))
         return int(pc.max(rows["revision"]).as_py() or 0)
@@ -164,14 +169,19 @@ class FollowedTable:
         assert table is not None  # it is open
         return table
 
+    def _count_keys(self) -> None:
+        snapshot = self._opened.snapshot
+        self.keys = 0 if snapshot is None else len(snapshot.index.live())
+
     def _merge(self, batch: EventBatch) -> MergeResult:
+        result = self._changed(lambda: self._engine.merge(batch, self._upkeep))
+        self.keys += result.inserted - result.deleted
+        return result
+
+    def _changed(self, work: Callable[[], _T]) -> _T:
         try:
-            result = retry_conflicts(
-                lambda: self._engine.merge(batch, self._upkeep), self.name, (TableChangedError,)
-            )
+            return retry_conflicts(work, self.name, (TableChangedError,))
         except EngineRefusedError as refusal:
             raise ConfigurationError(
                 f"could not follow into table {self.name!r}: {refusal}; follow with Spark"
             ) from refusal
-        self.keys += result.inserted - result.deleted
-        return result

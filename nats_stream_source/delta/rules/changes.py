@@ -15,9 +15,15 @@ import pyarrow.compute as pc
 from nats_stream_source.delta.rules.history import events_that_count, history_changes
 from nats_stream_source.delta.rules.kept_values import with_kept_values
 from nats_stream_source.delta.rules.latest import greater_deletes, latest_changes
-from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, UNAVAILABLE, Layout
+from nats_stream_source.delta.rules.layout import (
+    ORDER_COLUMNS,
+    REPLACES,
+    UNAVAILABLE,
+    Layout,
+)
 from nats_stream_source.delta.rules.newest import has_null, sequence_parts
 from nats_stream_source.delta.rules.reading import Reader, RowChanges
+from nats_stream_source.delta.rules.reconciled import reconciled_changes
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.headers import OPERATIONS
 
@@ -25,11 +31,11 @@ from nats_stream_source.wire.headers import OPERATIONS
 def changes_of(
     events: pa.Table,
     layout: Layout,
-    tracked: Sequence[str] | None,
+    tracked: Sequence[str],
     rows: Reader,
     state: Reader | None,
 ) -> RowChanges:
-    """The changes that valid events make; see :mod:`latest` and :mod:`history`.
+    """The changes that valid events make; see :mod:`latest`, :mod:`history`, :mod:`reconciled`.
 
     Args:
         events: see :mod:`nats_stream_source.delta.rules.events`, in any order.
@@ -38,6 +44,8 @@ def changes_of(
         rows: reads the table.
         state: reads the state table; None if the layout does not have one.
     """
+    if REPLACES in events.column_names:
+        return reconciled_changes(events, layout, rows)
     if UNAVAILABLE in events.column_names:
         events = with_kept_values(events, layout, rows)
     if layout.scd_type == 2:

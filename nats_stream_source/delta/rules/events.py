@@ -4,6 +4,7 @@
 - ``__DELETE``: whether the event deletes its key; a condition that is null does not
 - ``__TIME``: with versions of a bucket's entries, the time of the entry
 - ``__UNAVAILABLE``: the columns whose value the row keeps, if the rules name a column of them
+- ``__REPLACES``: for ``reconcile``, the order of the one row that the event may change
 
 Where these follow from a bucket's entries, they are computed here; else the rows have them.
 """
@@ -26,6 +27,7 @@ from nats_stream_source.delta.rules.layout import (
     ENTRY_SEQUENCE,
     EVENT_COLUMNS,
     ORDER_COLUMNS,
+    REPLACES,
     REQUIRED_COLUMNS,
     SEQUENCE,
     START,
@@ -36,7 +38,7 @@ from nats_stream_source.delta.rules.layout import (
 from nats_stream_source.delta.schema import conform, sql_type, stored_field
 from nats_stream_source.errors import ConfigurationError
 
-_ENTRY = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
+_ENTRY_COLUMNS = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
 
 Where = Mapping[str, tuple[object, ...]]
 """Rows whose column has one of these values, by column; None is null."""
@@ -49,8 +51,7 @@ class EventShape:
     Attributes:
         rows: the columns of the rows as they are given.
         layout: of the table.
-        tracked: with SCD type 2, the columns whose changes make a version; None for deletes that
-            close the open rows, see :mod:`nats_stream_source.delta.reconcile`.
+        tracked: with SCD type 2, the columns whose changes make a version.
         untracked: the columns that do not; None if the rules name those that do.
         computed: whether the event columns are computed from those of a bucket's entries.
         target: the columns of an event with the types of a table; None before the table is known.
@@ -58,7 +59,7 @@ class EventShape:
 
     rows: pa.Schema
     layout: Layout
-    tracked: tuple[str, ...] | None = ()
+    tracked: tuple[str, ...] = ()
     untracked: frozenset[str] | None = None
     computed: bool = False
     target: pa.Schema | None = None
@@ -93,12 +94,9 @@ class EventShape:
         added = [name for name in names if name in earlier and name not in given]
         fields = [table.field(name) for name in names if name in given or name in added]
         own = [stored_field(field) for field in self.schema if field.name in EVENT_COLUMNS]
-        tracked, untracked = self.tracked, self.untracked
-        if tracked is not None:
-            known = [name for name in tracked if name in names]
-            more = [n for n in added if untracked is not None and n not in untracked]
-            tracked = (*known, *more)
-        return replace(self, tracked=tracked, target=pa.schema([*fields, *own]))
+        known = [name for name in self.tracked if name in names]
+        more = [n for n in added if self.untracked is not None and n not in self.untracked]
+        return replace(self, tracked=(*known, *more), target=pa.schema([*fields, *own]))
 
     def events(self, rows: pa.Table, table: str) -> pa.Table:
         """The events of rows of this shape.
@@ -151,7 +149,7 @@ def event_shape(
         shape = replace(shape, layout=replace(layout, sequence=", ".join(kinds)))
     if rules.scd_type == 2 and not rules.track_list:
         # Each entry has its own of these columns, so that each put would be a version.
-        untracked = {*layout.keys, *in_sequence, *(_ENTRY if entries else ())}
+        untracked = {*layout.keys, *in_sequence, *(_ENTRY_COLUMNS if entries else ())}
         untracked.update(rules.track_except_list or ())
         tracked = tuple(name for name in selected if name not in untracked)
         shape = replace(shape, tracked=tracked, untracked=frozenset(untracked))
@@ -184,7 +182,7 @@ class EventBatch:
     """A batch: the shape of its events, and their source.
 
     Attributes:
-        reconciles: whether these are deletes of keys that a bucket no longer has.
+        reconciles: whether these are the differences of a table from its bucket.
     """
 
     shape: EventShape
@@ -238,10 +236,25 @@ def open_rows_where(layout: Layout, bucket: str) -> Where:
     return where
 
 
-def open_row_columns(layout: Layout, columns: list[str]) -> list[str]:
-    """The columns that :func:`open_rows` requires."""
-    order = [name for name in ORDER_COLUMNS if name in columns]
-    return ["key", *(order if len(order) == len(ORDER_COLUMNS) else [START])]
+def open_row_columns(columns: Sequence[str]) -> list[str]:
+    """The columns that :func:`with_order` requires, of those of a table."""
+    complete = all(name in columns for name in ORDER_COLUMNS)
+    return ["key", *(ORDER_COLUMNS if complete else (START,))]
+
+
+def with_order(rows: pa.Table) -> pa.Table:
+    """Rows with ``stream_created`` and ``revision`` of the last entry of each.
+
+    Args:
+        rows: with the columns of :func:`open_row_columns`.
+    """
+    if all(name in rows.column_names for name in ORDER_COLUMNS):
+        return rows
+    # The entry that opened the row; later ones of it are not known without the columns.
+    own = rows.drop_columns([name for name in ORDER_COLUMNS if name in rows.column_names])
+    for name in ORDER_COLUMNS:
+        own = own.append_column(name, pc.struct_field(rows[START], name))
+    return own
 
 
 def open_rows(rows: pa.Table) -> pa.Table:
@@ -250,33 +263,53 @@ def open_rows(rows: pa.Table) -> pa.Table:
     Args:
         rows: with the columns of :func:`open_row_columns`.
     """
-    if START in rows.column_names:
-        # The entry that opened the row; later ones of it are not known without the columns.
-        for name in ORDER_COLUMNS:
-            rows = rows.append_column(name, pc.struct_field(rows[START], name))
-    return rows.select(["key", *ORDER_COLUMNS]).drop_null()
+    return with_order(rows).select(["key", *ORDER_COLUMNS]).drop_null()
 
 
-def deletes_of(missing: pa.Table, bucket: str, layout: Layout, table: pa.Schema) -> EventBatch:
-    """The deletes of keys that a bucket no longer has.
+def has_entries_only(layout: Layout, table: pa.Schema) -> bool:
+    """Whether a row follows from its entry: it has the columns of ``nats_kv`` as they are read.
 
     Args:
-        missing: see :func:`nats_stream_source.delta.missing_keys.missing_table`.
+        layout: of the table.
+        table: its columns.
+    """
+    kinds = {field.name: sql_type(field.type) for field in table}
+    own = layout.reserved()
+    return all(name in own or _ENTRY.get(name) == kind for name, kind in kinds.items()) and all(
+        name in kinds for name in ORDER_COLUMNS
+    )
+
+
+def differences_of(found: pa.Table, bucket: str, layout: Layout, table: pa.Schema) -> EventBatch:
+    """The events that give rows of a table what their bucket has.
+
+    Args:
+        found: see :func:`nats_stream_source.delta.missing_keys.difference_table`.
         bucket: of the keys.
         layout: of the table.
         table: its columns. A mark has null in those that ``nats_kv`` delivers, and keeps all
             others, which can be the user's own.
     """
-    columns = {"key": missing["key"], "bucket": pa.array([bucket] * len(missing), pa.string())}
-    columns |= {name: missing[name] for name in (*ORDER_COLUMNS, "operation", "created")}
-    kinds = {name: table.field(name).type for name in _VALUES if name in table.names}
-    columns |= {name: pa.nulls(len(missing), kind) for name, kind in kinds.items()}
-    names = [name for name in columns if name in table.names or name in ORDER_COLUMNS]
-    rows = pa.table({name: columns[name] for name in names})
-    if layout.times and "created" not in names:
-        rows = rows.append_column("created", missing["created"])
-    shape = EventShape(rows.schema, layout, None if layout.scd_type == 2 else (), computed=True)
-    return EventBatch(shape, EventTable(rows), reconciles=True)
+    found = found.append_column("bucket", pa.array([bucket] * len(found), pa.string()))
+    event = [DELETE, REPLACES]
+    if layout.scd_type == 2:
+        event += [SEQUENCE, *((TIME,) if layout.times else ())]
+    rows = found.select([name for name in _ENTRY if name in table.names] + event)
+    for name in ("value", "headers"):
+        if name in table.names and rows[name].null_count == len(rows):
+            nulls = pa.nulls(len(rows), table.field(name).type)
+            rows = rows.set_column(rows.column_names.index(name), name, nulls)
+    return EventBatch(EventShape(rows.schema, layout), EventTable(rows), reconciles=True)
 
 
-_VALUES = ("value", "headers")
+_ENTRY = {
+    "bucket": "string",
+    "key": "string",
+    "value": "binary",
+    "revision": "bigint",
+    "created": "timestamp",
+    "operation": "string",
+    "stream_created": "timestamp",
+    "headers": "map<string,array<string>>",
+}
+"""The columns of an entry that ``reconcile`` knows, and their types."""

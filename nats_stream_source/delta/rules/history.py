@@ -17,6 +17,9 @@ took part in the row, or a delete closed no row: the state table has these (all 
 several made, and such deletes). It has an event before a row is committed that hides it, and never
 loses one, so rows that are older than the state give back the same events. In short: whatever is
 read is a set of events that took place, and a repeat adds the rest.
+
+**Bounds of reconcile.** In a history of a bucket, ``reconcile`` ends and starts rows at a sequence
+that had no entry. If an entry of the key gets this sequence, it counts in place of the bound.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from nats_stream_source.delta.rules.comparison import (
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     END,
+    ENTRY_SEQUENCE,
     SEQUENCE,
     START,
     TIME,
@@ -54,7 +58,7 @@ _STATE, _START, _BATCH, _END = range(4)
 def history_changes(
     events: pa.Table,
     layout: Layout,
-    tracked: Sequence[str] | None,
+    tracked: Sequence[str],
     rows: Reader,
     state: Reader,
 ) -> RowChanges:
@@ -64,8 +68,7 @@ def history_changes(
         events: with the columns of :mod:`nats_stream_source.delta.rules.events`, none of their keys
             and sequences null.
         layout: of the table.
-        tracked: columns whose changes make a version. None if all events are deletes that close the
-            open row of their key, whatever the table's query tracks.
+        tracked: columns whose changes make a version.
         rows: reads the table.
         state: reads the state table.
     """
@@ -76,8 +79,6 @@ def history_changes(
     slots = rows.of_keys(since)
     known_rows = rows.read(slots, [*values, START, END, *times])
     chosen = pc.is_valid(known_rows[START])
-    if tracked is None:
-        chosen, tracked = pc.and_(chosen, pc.is_null(known_rows[END])), ()
     known_rows, slots = known_rows.filter(chosen), slots[np.asarray(chosen.to_numpy(), bool)]
     # Events of the state before the first row that is read belong to rows that are not.
     starts = known_rows.select([*keys, START]).rename_columns([*keys, SEQUENCE])
@@ -182,11 +183,24 @@ def _in_order(
     deletes = np.asarray(known[DELETE].to_numpy(), bool)
     deleted = np.bincount(groups, (source == _STATE) & deletes) > 0
     kept &= ~((source == _END) & (deleted | starts)[groups])
+    if layout.sequence == ENTRY_SEQUENCE:
+        entries = np.isin(source, (_STATE, _BATCH))
+        kept &= entries | ~_made(known, source) | (np.bincount(groups, entries) == 0)[groups]
     position = np.flatnonzero(kept)
     position = position[np.lexsort((source[position], groups[position]))]
     groups = groups[position]
     groups = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
     return known.take(pa.array(position)), source[position], groups, codes[position]
+
+
+def _made(known: pa.Table, source: Integers) -> Booleans:
+    """Whether ``reconcile`` may have made a bound: its row has the revision of another entry."""
+    made = source == _END
+    if "revision" in known.column_names:
+        sequence = pc.struct_field(known[SEQUENCE], "revision")
+        own = pc.fill_null(pc.equal(known["revision"], sequence), False)
+        made |= (source == _START) & ~np.asarray(own.to_numpy(), bool)
+    return np.asarray(made, bool)
 
 
 def _versions(

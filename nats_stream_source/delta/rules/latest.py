@@ -8,8 +8,7 @@ A delete is recorded before its row is removed. If the process ends in between, 
 an event of the key removes the row, since the recorded delete is greater.
 
 **Entries** have no state: a stream's order cannot be late. A PUT with the sequence of its row is
-the same entry, so nothing is read or written for it. A delete with the sequence of its row removes
-or marks the row: ``reconcile`` makes such events.
+the same entry, so nothing is read or written for it.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def latest_changes(
     written = puts | (removing if layout.deletes == "mark" else False)
     upserts = events.filter(pa.array(written)).drop_columns([DELETE])
     if layout.deletes == "mark":
-        upserts = _with_marks(upserts, deletes[written], layout)
+        upserts = with_marks(upserts, deletes[written], layout)
     gone = (slots >= 0) & ~written & (removing | row_outdated)
     return RowChanges(
         upserts,
@@ -140,7 +139,7 @@ def _compare(
     return np.array(wins, np.int64), different
 
 
-def _with_marks(upserts: pa.Table, deletes: Booleans, layout: Layout) -> pa.Table:
+def with_marks(upserts: pa.Table, deletes: Booleans, layout: Layout) -> pa.Table:
     """The rows with the column ``deleted``, and only the mark's own columns in a deleted one."""
     flags = pa.array(deletes)
     kept = {*layout.keys, *layout.order, *(MARK_COLUMNS if layout.entries else ())}

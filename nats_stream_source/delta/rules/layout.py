@@ -69,7 +69,8 @@ SEQUENCE = "__SEQUENCE"
 DELETE = "__DELETE"
 TIME = "__TIME"
 UNAVAILABLE = "__UNAVAILABLE"
-EVENT_COLUMNS = (SEQUENCE, DELETE, TIME, UNAVAILABLE)
+REPLACES = "__REPLACES"
+EVENT_COLUMNS = (SEQUENCE, DELETE, TIME, UNAVAILABLE, REPLACES)
 """The columns of an event that are not columns of its row."""
 START, END = "__START_AT", "__END_AT"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
@@ -237,6 +238,7 @@ class Layout:
     def state_schema(self, events: pa.Schema) -> pa.Schema:
         """The columns of the state table for events of this schema."""
         names = self.identified if self.scd_type == 1 else events.names
+        names = [name for name in names if name != REPLACES]
         return pa.schema([stored_field(events.field(name)) for name in names])
 
     def verify(

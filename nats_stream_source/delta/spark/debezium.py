@@ -71,6 +71,7 @@ _TIME = r"^[+-]?\d{4,}-\d\d-\d\d[T ]\d\d:\d\d"
 _DATE = r"^[+-]?\d{4,}-\d\d-\d\d"
 _DECIMAL = r"^(?!(\d{4})+$)"
 _FINITE = r"(?i)inf"  # of an infinite FLOAT: other numbers are too large
+_INFINITE = float("inf")
 
 
 class DebeziumChanges(NamedTuple):
@@ -263,8 +264,6 @@ def _misread(columns: StructType, keys: Sequence[str]) -> Column:
         for row in rows:
             text = sf.try_element_at(sf.col(_TEXTS)[row], sf.lit(field.name))
             wrong = _unlike(text, pattern, in_array=isinstance(field.dataType, ArrayType))
-            if isinstance(field.dataType, FloatType):
-                wrong &= sf.abs(_field(row)[field.name]) == float("inf")
             used = (_field("op") == "d") if row == "before" else (_field("op") != "d")
             known = ~sf.array_contains(sf.col(_MISSING), field.name)
             found.append(sf.when(used & known & wrong, sf.lit(field.name)))
@@ -272,9 +271,12 @@ def _misread(columns: StructType, keys: Sequence[str]) -> Column:
 
 
 def _unlike(text: Column, pattern: str, *, in_array: bool) -> Column:
-    if not in_array:
-        return ~text.rlike(pattern)
-    return sf.exists(sf.from_json(text, "array<string>"), lambda value: ~value.rlike(pattern))
+    def unlike(value: Column) -> Column:
+        other = ~value.rlike(pattern)
+        return other & (sf.abs(value.try_cast("float")) == _INFINITE) if finite else other
+
+    finite = pattern == _FINITE
+    return sf.exists(sf.from_json(text, "array<string>"), unlike) if in_array else unlike(text)
 
 
 def _kind(columns: StructType, keys: Sequence[str], truncate: Truncate) -> Column:
@@ -356,7 +358,13 @@ def _placeholders(value: str) -> list[str]:
     return [
         *scalars,
         *(json.dumps([scalar]) for scalar in [*scalars, name_uuid]),
-        json.dumps(list(data), separators=(",", ":")),  # int[], bigint[]
+        # Arrays of numbers have an element for each byte, which Java has with a sign: int[] and
+        # bigint[], and with Debezium's pull request 7815 also float8[] and numeric[]. It leaves
+        # boolean[] out of the event, as all versions do.
+        *(
+            json.dumps([kind(byte) for byte in memoryview(data).cast("b")], separators=(",", ":"))
+            for kind in (int, float, str)
+        ),
         json.dumps({value: value}, separators=(",", ":")),  # hstore
     ]
 

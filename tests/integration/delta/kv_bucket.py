@@ -30,10 +30,15 @@ class Bucket:
     def delete(self) -> None:
         buckets.delete_bucket(self.url, self.name)
 
-    def write(self, *entries: tuple[str, str], value: bytes = b"x") -> list[Entry]:
-        """Write (key, operation) pairs; puts have the value."""
+    def write(
+        self,
+        *entries: tuple[str, str],
+        value: bytes = b"x",
+        headers: dict[str, str] | None = None,
+    ) -> list[Entry]:
+        """Write (key, operation) pairs; puts have the value and the headers."""
         messages_of = {
-            "PUT": (value, None),
+            "PUT": (value, headers),
             "DEL": (b"", buckets.DEL),
             "PURGE": (b"", buckets.PURGE),
         }
@@ -59,6 +64,18 @@ class Bucket:
         for key in keys:
             request = {"filter": f"$KV.{self.name}.{key}"}
             buckets.api(self.url, f"STREAM.PURGE.KV_{self.name}", request)
+
+    def last(self, key: str) -> dict[str, Any] | None:
+        """Return the last message of a key, as the server has it; None if there is none."""
+        request = {"last_by_subj": f"$KV.{self.name}.{key}"}
+        try:
+            response = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", request)
+        except RuntimeError as error:
+            if "no message found" in str(error):
+                return None
+            raise
+        message: dict[str, Any] = response["message"]
+        return message
 
     def created(self, revision: int) -> datetime:
         """Return when the server stored a revision."""

@@ -63,7 +63,7 @@ def test_plain_session_merges(shared_server: NatsServer, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
     assert live(table) == {"b": 2}
     counts, spark, catalog = done.stdout.splitlines()[-3:]
-    assert counts == "ReconcileResult(removed=0, kept=1, changed=0, last_seq=4)"
+    assert counts == "ReconcileResult(removed=0, kept=1, changed=0, last_seq=4, replaced=0)"
     assert spark.startswith(
         "ConfigurationError could not use engine='spark': the session lacks Delta's jar "
         "(io.delta:delta-spark_"

@@ -109,8 +109,8 @@ def test_reconcile_beside_query(
     merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes=deletes)
     bucket.purge_subjects("a", "b")
     # As an attribute of the package, the name is the function.
-    module = importlib.import_module("nats_stream_source.delta.spark.reconcile")
-    compare = module.find_missing
+    module = importlib.import_module("nats_stream_source.delta.compare_with_bucket")
+    compare = module.find_differences
 
     async def compare_then_merge(*arguments: Any) -> Any:
         outcome = await compare(*arguments)
@@ -119,7 +119,7 @@ def test_reconcile_beside_query(
         )
         return outcome
 
-    monkeypatch.setattr(module, "find_missing", compare_then_merge)
+    monkeypatch.setattr(module, "find_differences", compare_then_merge)
     assert reconciled(deletes=deletes) == ReconcileResult(1, 0, changed=1, last_seq=2)
     assert live(table) == {"a": 3}
 

@@ -130,7 +130,7 @@ def test_reconcile_closes_open_rows_of_missing_keys(
     result = reconciled()
     assert (result.removed, result.kept, result.changed, result.last_seq) == (3, 1, 0, last_seq)
     ends = {row[0]: row[3] for row in versions(table)}
-    assert ends == {"a": last_seq, "b": 6, "c": None, "d": last_seq}
+    assert ends == {"a": last_seq + 1, "b": 6, "c": None, "d": last_seq + 1}
     values = {row["key"]: (row["value"], row["revision"]) for row in rows_of(DeltaTable(table))}
     assert values == {"a": (b"x", 5), "b": (b"x", 2), "c": (b"x", 3), "d": (b"x", 4)}
     before = DeltaTable(table).version()

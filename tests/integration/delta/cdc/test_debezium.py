@@ -135,6 +135,8 @@ def test_values_have_declared_types(messages: Any) -> None:
         ("ARRAY<TIMESTAMP>", ["2026-02-01T10:00:00Z", 5], None),
         ("ARRAY<TIMESTAMP>", ["2026-02-01T10:00:00Z", None], "[2026-02-01 10:00:00, null]"),
         ("ARRAY<DECIMAL(12,2)>", ["1.00", "1234"], None),
+        ("ARRAY<FLOAT>", [1.5, 1e300], None),
+        ("ARRAY<FLOAT>", [1.5, None, "Infinity"], "[1.5, null, Infinity]"),
         ("BIGINT", 1769940000123456, "1769940000123456"),
     ],
 )
@@ -166,6 +168,41 @@ def test_unavailable_values_named_and_null(messages: Any) -> None:
     assert row._unavailable == unavailable
     assert [row[name] for name in unavailable] == [None] * len(unavailable)
     assert row.x == 1
+    assert corrupt.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "numbers"),
+    [("az", [97, 122]), ("é", [-61, -87])],  # Java's bytes have a sign
+)
+def test_unavailable_arrays_of_numbers_named(
+    messages: Any, placeholder: str, numbers: list[int]
+) -> None:
+    floats = [float(number) for number in numbers]
+    arrays: dict[str, tuple[str, list[Any]]] = {
+        "s": ("SMALLINT", numbers),
+        "i": ("INT", numbers),
+        "b": ("BIGINT", numbers),
+        "f": ("FLOAT", floats),
+        "d": ("DOUBLE", floats),
+        "n": ("DECIMAL(12,2)", [str(number) for number in numbers]),
+    }
+    schema = ", ".join(["id INT", *(f"{name} ARRAY<{kind}>" for name, (kind, _) in arrays.items())])
+    sent = {name: values for name, (_, values) in arrays.items()}
+    other = {name: [values[0]] for name, values in sent.items()}
+    rows = [{"id": 1, **sent}, {"id": 2, **other}]
+    # Debezium's JSON has no spaces.
+    events = [("s", event("u", row).replace(" ", ""), row["id"]) for row in rows]
+
+    changes, corrupt = debezium_changes(
+        messages(events), schema, keys=["id"], unavailable_value=placeholder
+    )
+
+    unavailable, given = changes.collect()
+    assert unavailable._unavailable == list(arrays)
+    assert [unavailable[name] for name in arrays] == [None] * len(arrays)
+    assert given._unavailable == []
+    assert [len(given[name]) for name in arrays] == [1] * len(arrays)
     assert corrupt.count() == 0
 
 

@@ -18,6 +18,7 @@ from tests.integration.delta.merge_model import put
 from tests.support.delta import rows_of
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.store_proxy import store_proxy
+from tests.support.wait import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +139,57 @@ def test_store_that_ignores_condition_refused_before_anything_is_written(
         table.merge(put("a", 1))
         names = [meta["path"] for page in obstore.list(left) for meta in page]
     assert not [name for name in names if "probe" in name]
+
+
+@pytest.mark.parametrize("stores", [False, True], ids=["rejected", "stored"])
+@pytest.mark.parametrize("status", [409, 412, 500, 501])
+def test_commit_with_other_answer_of_store_merged_once(
+    store: ObjectStore, status: int, stores: bool
+) -> None:
+    name = f"answers-{status}-{stores}"
+    uri, options = f"s3://{BUCKET}/{name}", store.storage_options
+    with store_proxy(store.url) as proxy:
+        through_proxy = {**options, "AWS_ENDPOINT_URL": proxy.url}
+        table = InProcessTable(uri, storage_options=through_proxy)
+        table.merge(put("a", 1), put("b", 2))
+        proxy.answers, proxy.stores = [status], stores
+        table.merge(put("a", 3), put("c", 4))
+        assert proxy.answered == 1
+        table.merge(put("d", 5))
+    target = DeltaTable(uri, storage_options=options)
+    assert target.version() == 3
+    rows = {row["key"]: row["revision"] for row in rows_of(target)}
+    assert rows == {"a": 3, "b": 2, "c": 4, "d": 5}
+
+
+def test_store_without_conditional_puts_named(store: ObjectStore) -> None:
+    with store_proxy(store.url) as proxy:
+        options = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url, "max_retries": "0"}
+        proxy.answers = [501]
+        with pytest.raises(
+            TableError, match=r"could not create table.*probe.* 501 Not Implemented"
+        ):
+            InProcessTable(f"s3://{BUCKET}/unsupported", storage_options=options).merge(put("a", 1))
+        assert proxy.answered == 1
+    assert list(obstore.list(objects_of(store, "unsupported"))) == []
+
+
+def test_commit_stored_after_time_out_merged_once(store: ObjectStore) -> None:
+    uri, options = f"s3://{BUCKET}/late", store.storage_options
+    with store_proxy(store.url) as proxy:
+        impatient = {"AWS_ENDPOINT_URL": proxy.url, "timeout": "2s", "max_retries": "0"}
+        table = InProcessTable(uri, storage_options={**options, **impatient})
+        table.merge(put("a", 1))
+        proxy.delay = True
+        with pytest.raises(TableError, match="could not merge the batch"):
+            table.merge(put("a", 2), put("b", 3))
+        assert proxy.held.is_set()
+        proxy.delay = False
+        proxy.resume.set()
+        wait_until(
+            lambda: DeltaTable(uri, storage_options=options).version() == 2, "the commit is stored"
+        )
+        assert table.merge(put("a", 2), put("b", 3)) == 0
+        assert table.merge(put("c", 4)) == 1
+    rows = rows_of(DeltaTable(uri, storage_options=options))
+    assert {row["key"]: row["revision"] for row in rows} == {"a": 2, "b": 3, "c": 4}

@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from nats_stream_source.delta.missing_keys import Difference, TableRow, difference_table
 from nats_stream_source.delta.rules.changes import changes_of, require_valid
-from nats_stream_source.delta.rules.events import EventShape, deletes_of
+from nats_stream_source.delta.rules.events import EventShape, differences_of
 from nats_stream_source.delta.rules.layout import Deletes, Layout
 from nats_stream_source.delta.rules.reading import Integers, RowChanges
 from nats_stream_source.errors import ConfigurationError
@@ -215,28 +216,20 @@ def test_entry_without_order_or_operation_refused(name: str, value: Any) -> None
 
 
 @pytest.mark.parametrize("deletes", ["remove", "mark"])
-@pytest.mark.parametrize(("revision", "changed"), [(4, 0), (5, 1), (9, 1)])
-def test_delete_of_missing_key_decides_by_sequence(
-    deletes: Deletes, revision: int, changed: int
+@pytest.mark.parametrize(("read", "changed"), [(4, 0), (5, 1), (9, 0)])
+def test_delete_of_missing_key_changes_row_that_was_read(
+    deletes: Deletes, read: int, changed: int
 ) -> None:
     table = table_of(deletes, OLD, own=("note",))
-    missing = pa.table(
-        {
-            "key": ["k"],
-            "stream_created": pa.array([1], TIME),
-            "revision": [revision],
-            "created": pa.array([8], TIME),
-            "operation": ["PURGE"],
-        }
-    )
-    batch = deletes_of(missing, "fleet", table.layout, table.schema)
+    missing = difference_table([Difference(TableRow("k", 1, read), 1, 9, 8, "PURGE", 10, 8)])
+    batch = differences_of(missing, "fleet", table.layout, table.schema)
     shape = batch.shape.fitted(table.schema, None)
     (rows,) = batch.source.parts(shape)
     changes = changes_of(shape.events(rows, "fleet"), table.layout, (), table, None)
     assert len(changes) == changed
     table.apply(changes)
     if changed and deletes == "mark":
-        assert content(table) == [("k", None, 1, revision, "PURGE*")]
+        assert content(table) == [("k", None, 1, 9, "PURGE*")]
         assert [row["note"] for row in table.rows] == ["mine"]
     else:
         assert content(table) == ([] if changed else [OLD])

@@ -1,0 +1,44 @@
+"""A process whose Spark merges one entry into a table in an object store, as Delta Lake commits.
+
+``python -m tests.faults.delta.s3_writer "ENDPOINT TABLE KEY REVISION"``
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from nats_stream_source.delta import configure_delta, merge
+from nats_stream_source.delta.spark.session import delta_artifact
+from tests.integration.delta.merge_model import SCHEMA, put
+
+# pyspark's jars have the version of Hadoop that hadoop-aws must have.
+_HADOOP = {"4.2": "3.5.0"}
+
+
+def main() -> None:
+    endpoint, table, key, revision = sys.argv[1].split()
+    hadoop = _HADOOP[".".join(pyspark.__version__.split(".")[:2])]
+    packages = f"{delta_artifact()},org.apache.hadoop:hadoop-aws:{hadoop}"
+    settings = {
+        "endpoint": endpoint,
+        "endpoint.region": "us-east-1",
+        "path.style.access": "true",
+        "access.key": "test",
+        "secret.key": "test",
+        "connection.expect.continue": "false",
+    }
+    builder = configure_delta(SparkSession.builder.master("local[2]"), small_machine=True)
+    builder = builder.config("spark.jars.packages", packages).config("spark.ui.enabled", "false")
+    for name, value in settings.items():
+        builder = builder.config(f"spark.hadoop.fs.s3a.{name}", value)
+    spark = builder.getOrCreate()
+    batch = spark.createDataFrame([put(key, int(revision)).row()], SCHEMA)
+    merge(batch, table, engine="spark", upkeep=None)
+    print("merged", flush=True)
+
+
+if __name__ == "__main__":
+    main()
